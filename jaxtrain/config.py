@@ -1,0 +1,197 @@
+"""Every setting of the core, with its unit: the one page of knobs. A task adds its own sections (`model`, `loss`, more
+`data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class RunConfig(Section):
+    name: str | None = None  # folder under runs/; the config file's name if left out
+    dir: str | None = None  # the run folder itself; runs/<name> if left out
+    quiet: bool = False  # no progress bar, warnings only
+
+
+class DataConfig(Section):
+    batch_size: int = Field(64, ge=1)  # samples per optimizer step, over all devices and accumulation steps
+    eval_batch_size: int | None = Field(None, ge=1)  # samples per evaluation step; batch_size if left out
+    shuffle: bool = True
+    drop_last: bool = False  # leave out the last, uneven batch of a training epoch
+    num_workers: int = Field(0, ge=0)  # worker processes that read items; 0 reads in a thread
+    prefetch_batches: int = Field(2, ge=1)  # batches kept ready on the device
+    placement: Literal["auto", "host", "device"] = "auto"  # device: the whole dataset lives there, gathered in the step
+    device_limit_bytes: int = Field(1 << 30, ge=0)  # auto places a dataset on the device up to this size
+    timeout_s: float = Field(600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
+
+
+class ScheduleConfig(Section):
+    name: Literal["constant", "cosine", "linear", "step", "wsd", "plateau"] = "cosine"
+    warmup_steps: int | None = Field(None, ge=0)  # optimizer steps; one of the three warmup keys
+    warmup_epochs: float | None = Field(None, ge=0)
+    warmup_ratio: float | None = Field(None, ge=0, le=1)  # of all steps
+    warmup_start: float = Field(0.0, ge=0)  # learning rate of step 0, as a fraction of lr
+    min_lr: float = Field(0.0, ge=0)  # learning rate at the end, absolute
+    stable_ratio: float = Field(0.8, ge=0, le=1)  # wsd: fraction of the steps after warm-up that stay at lr
+    step_epochs: int = Field(30, ge=1)  # step: epochs between two drops
+    factor: float = Field(0.1, gt=0, le=1)  # step, plateau: lr is multiplied by it
+    patience: int = Field(10, ge=0)  # plateau: evaluations without improvement before a drop
+    threshold: float = Field(1e-4, ge=0)  # plateau: relative improvement that counts
+    metric: str = "loss"  # plateau: validation metric it watches
+    mode: Literal["min", "max"] = "min"
+
+    @model_validator(mode="after")
+    def _one_warmup(self):
+        given = [k for k in ("warmup_steps", "warmup_epochs", "warmup_ratio") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of {', '.join(given)}, not {len(given)}")
+        return self
+
+
+class GroupConfig(Section):
+    """Overrides for the parameters that the task puts into one group."""
+
+    lr: float | None = Field(None, ge=0)
+    weight_decay: float | None = Field(None, ge=0)
+
+
+class OptimConfig(Section):
+    name: Literal["adamw", "adam", "sgd", "lion", "muon", "adafactor"] = "adamw"
+    lr: float = Field(1e-3, ge=0)  # peak value, per optimizer step, after warm-up
+    weight_decay: float = Field(0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
+    decay_bias_and_norm: bool = True  # torch decays everything; False spares biases and normalisation gains
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)  # sgd
+    nesterov: bool = False  # sgd
+    clip_norm: float | None = Field(1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
+    groups: dict[str, GroupConfig] = {}  # by the names that the task's param_group gives
+    ema_decay: float | None = Field(None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+class TrainConfig(Section):
+    epochs: int | None = Field(None, ge=1)  # passes over the training data; steps wins where both are given
+    steps: int | None = Field(None, ge=1)  # optimizer steps
+    accumulate_steps: int = Field(1, ge=1)  # micro-batches per optimizer step; batch_size is their sum
+    accumulate_mean: Literal["weighted", "micro"] = "weighted"  # micro: mean of the micro-batch means, as the originals
+    steps_per_call: int = Field(1, ge=1)  # optimizer steps in one compiled call
+    remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes
+    log_every_steps: int = Field(10, ge=1)
+    nan_policy: Literal["stop", "skip", "ignore"] = "stop"
+    max_skipped_steps: int = Field(10, ge=0)  # nan_policy skip: more than this ends the run
+    spike_factor: float | None = Field(None, gt=1)  # skip a step whose gradient norm exceeds factor x its average
+
+
+class EvaluationConfig(Section):
+    every_epochs: int | None = Field(1, ge=1)
+    every_steps: int | None = Field(None, ge=1)  # wins over every_epochs
+    metric: str = "loss"  # decides "best", early stopping and best-N
+    mode: Literal["min", "max"] = "min"
+    patience: int | None = Field(None, ge=1)  # evaluations without improvement before the run stops; null: never
+    min_delta: float = Field(0.0, ge=0)  # improvement over the best ever seen that counts
+
+
+class CheckpointConfig(Section):
+    every_epochs: int | None = Field(None, ge=1)
+    every_steps: int | None = Field(None, ge=1)
+    keep_last: int = Field(2, ge=1)
+    keep_best: int = Field(1, ge=0)
+    grace_s: float = Field(30.0, gt=0)  # time to save in after a preemption signal
+    save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
+
+
+class PrecisionConfig(Section):
+    policy: Literal["fp32", "bf16", "bf16_params", "fp16"] = "fp32"  # bf16, fp16: compute there, fp32 master weights
+    matmul: Literal["default", "high", "highest"] = "default"  # default lets a GPU use TF32 for fp32 products
+
+
+class ShardConfig(Section):
+    strategy: Literal["ddp", "fsdp", "shard_grad_op", "hsdp"] = "ddp"
+    replicas: int | None = Field(None, ge=1)  # hsdp: groups that each hold one copy of the model
+    tensor: int = Field(1, ge=1)  # devices that split one layer, where the task declares rules
+    devices: int | None = Field(None, ge=1)  # use the first n of this process's devices; all if left out
+
+
+class TrackingConfig(Section):
+    tensorboard: bool = True
+    histograms_every_steps: int | None = Field(None, ge=1)
+    wandb: bool = False
+    wandb_project: str = "jaxtrain"
+    mlflow: bool = False
+    mlflow_uri: str | None = None  # sqlite:///... or http://...; the run folder's own store if left out
+
+
+FLAT_NAMES = {  # names that users of the five originals know -> where the setting lives
+    "learning_rate": "optim.lr",
+    "lr": "optim.lr",
+    "weight_decay": "optim.weight_decay",
+    "gradient_clip_val": "optim.clip_norm",
+    "max_grad_norm": "optim.clip_norm",
+    "clip_grad_norm": "optim.clip_norm",
+    "num_epochs": "train.epochs",
+    "epochs": "train.epochs",
+    "max_steps": "train.steps",
+    "batch_size": "data.batch_size",
+    "num_workers": "data.num_workers",
+    "gradient_accumulation_steps": "train.accumulate_steps",
+    "warmup_epochs": "optim.schedule.warmup_epochs",
+    "warmup_steps": "optim.schedule.warmup_steps",
+    "min_lr": "optim.schedule.min_lr",
+    "scheduler_type": "optim.schedule.name",
+    "use_mixed_precision": "precision.policy",
+    "mixed_precision": "precision.policy",
+    "early_stopping_patience": "evaluation.patience",
+    "early_stopping_delta": "evaluation.min_delta",
+    "save_every": "checkpoint.every_epochs",
+    "validate_every": "evaluation.every_epochs",
+    "checkpoint_dir": "run.dir",
+    "output_dir": "run.dir",
+}
+
+
+class TrainingConfig(Section):
+    """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
+
+    task: str | None = None  # a system's task ("digits.classify") or an importable one ("my_package.my_task")
+    seed: int = Field(0, ge=0)
+    compat: Literal["correct", "original"] = "correct"  # original: the torch original's training procedure, faults too
+    deterministic: bool = True  # XLA's deterministic operations on GPU
+    init_from: str | None = None  # start from these weights: a .pt, a .safetensors or a run folder
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    shard: ShardConfig = ShardConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_flat_names(cls, values: Any) -> Any:
+        return nest_flat_names(values) if isinstance(values, dict) else values
+
+
+def nest_flat_names(values: dict) -> dict:
+    """`{"learning_rate": 1e-4}` -> `{"optim": {"lr": 1e-4}}`; sections pass through."""
+    result = {key: value for key, value in values.items() if key not in FLAT_NAMES}
+    for key, value in values.items():
+        if key in FLAT_NAMES:
+            *sections, leaf = FLAT_NAMES[key].split(".")
+            if isinstance(value, bool):
+                value = "bf16" if value else "fp32"
+            target = result
+            for section in sections:
+                inner = target.get(section, {})
+                target[section] = dict(inner) if isinstance(inner, dict) else inner.model_dump(exclude_unset=True)
+                target = target[section]
+            target[leaf] = value
+    return result

@@ -1,0 +1,84 @@
+"""Scaled dot-product attention and torch's MultiheadAttention."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.nn import initializers
+from jaxtrain.nn.dropout import dropout
+from jaxtrain.nn.linear import Linear, linear
+
+
+def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropout_rate=0.0, rngs=None):
+    """softmax(q k^T scale + bias) v, heads apart, in float32 inside the softmax.
+
+    q: [batch, query, head, width]; k, v: [batch, key, kv_head, width], kv_head dividing head (query head i reads
+    kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a row
+    that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. causal: the last query
+    sees the last key. Gives [batch, query, head, width].
+    Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
+    """
+    batch, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    if kv_heads != heads:
+        k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * (width**-0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        visible = jnp.arange(keys)[None, :] <= jnp.arange(queries)[:, None] + (keys - queries)
+        mask = visible if mask is None else mask & visible
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), dropout_rate, rngs)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+class MultiheadAttention(nnx.Module):
+    """torch.nn.MultiheadAttention(embed_dim, num_heads, dropout, batch_first=True) with its fused in_proj.
+
+    in_proj_weight: [3 width, width], rows [query; key; value]; in_proj_bias: [3 width]; out_proj: Linear.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
+        self.in_proj_weight = nnx.Param(initializers.xavier_uniform(rngs.params(), (3 * embed_dim, embed_dim)))
+        self.in_proj_bias = nnx.Param(jnp.zeros(3 * embed_dim))
+        self.out_proj = Linear(embed_dim, embed_dim, rngs=rngs)
+        self.out_proj.bias[...] = jnp.zeros(embed_dim)
+        self.num_heads = num_heads
+        self.dropout = dropout
+
+    def __call__(self, query, key=None, value=None, *, key_padding_mask=None, causal=False, mask=None, rngs=None):
+        """query: [batch, query, width]; key, value: [batch, key, width], both `query` if left out.
+        key_padding_mask: bool [batch, key], True = ignore that key. mask: bool, broadcastable to
+        [batch, head, query, key], True = may attend."""
+        weight, bias = self.in_proj_weight[...], self.in_proj_bias[...]
+        if key is None:
+            q, k, v = jnp.split(linear(query, weight, bias), 3, axis=-1)
+        else:
+            value = key if value is None else value
+            parts = zip((query, key, value), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
+            q, k, v = (linear(x, w, b) for x, w, b in parts)
+        if key_padding_mask is not None:
+            visible = ~key_padding_mask[:, None, None, :]
+            mask = visible if mask is None else mask & visible
+        q, k, v = (x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v))
+        y = attention(q, k, v, mask=mask, causal=causal, dropout_rate=self.dropout, rngs=rngs)
+        return self.out_proj(y.reshape(*y.shape[:-2], -1))
+
+
+def rotary_table(positions, width: int, theta: float = 10000.0):
+    """cos and sin [..., width] of positions [...] for `rotate`. Source: Su et al. 2021, in Hugging Face's layout."""
+    frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x, cos, sin):
+    """Rotate the halves of x [batch, time, head, width] by the table [batch or 1, time, width]."""
+    first, second = jnp.split(x, 2, axis=-1)
+    turned = jnp.concatenate([-second, first], axis=-1)
+    return x * cos[..., None, :].astype(x.dtype) + turned * sin[..., None, :].astype(x.dtype)

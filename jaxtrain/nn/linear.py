@@ -1,0 +1,58 @@
+"""Linear and embedding layers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.nn import initializers
+
+
+class Identity(nnx.Module):
+    def __call__(self, x, rngs=None):
+        return x
+
+
+class Linear(nnx.Module):
+    """y = x W^T + b. weight: [out_features, in_features]; bias: [out_features]. Source: torch.nn.Linear."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, rngs: nnx.Rngs):
+        self.weight = nnx.Param(initializers.linear_weight(rngs.params(), (out_features, in_features)))
+        bound = 1 / math.sqrt(in_features)
+        self.bias = nnx.Param(initializers.uniform(rngs.params(), (out_features,), bound)) if bias else None
+
+    def __call__(self, x, rngs=None):
+        return linear(x, self.weight[...], None if self.bias is None else self.bias[...])
+
+
+def linear(x, weight, bias=None):
+    """x: [..., in]; weight: [out, in]; bias: [out]. Contracts the last axes, so the weight is never transposed."""
+    y = jax.lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+class Embedding(nnx.Module):
+    """Rows of weight [num_embeddings, embedding_dim]. The row `padding_idx` starts at 0 and gets no gradient.
+
+    Source: torch.nn.Embedding.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, rngs: nnx.Rngs):
+        weight = initializers.normal(rngs.params(), (num_embeddings, embedding_dim), 1.0)
+        if padding_idx is not None:
+            padding_idx %= num_embeddings
+            weight = weight.at[padding_idx].set(0)
+        self.weight = nnx.Param(weight)
+        self.padding_idx = padding_idx
+
+    def __call__(self, ids):
+        return embed(ids, self.weight[...], self.padding_idx)
+
+
+def embed(ids, weight, padding_idx: int | None = None):
+    """ids: int [...]; weight: [rows, width]. Gives [..., width]; the row `padding_idx` receives no gradient."""
+    rows = jnp.take(weight, ids, axis=0)
+    if padding_idx is None:
+        return rows
+    return jnp.where((ids == padding_idx)[..., None], jax.lax.stop_gradient(rows), rows)

@@ -1,0 +1,95 @@
+"""Normalisations with torch's epsilons. Statistics are computed in float32 whatever the input's dtype."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from torch_bridge.layouts import Buffer
+
+
+class LayerNorm(nnx.Module):
+    """Over the last axis. weight, bias: [width]. eps 1e-5 as torch (flax has 1e-6). Source: torch.nn.LayerNorm."""
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, affine: bool = True):
+        self.weight = nnx.Param(jnp.ones(width)) if affine else None
+        self.bias = nnx.Param(jnp.zeros(width)) if affine and bias else None
+        self.eps = eps
+
+    def __call__(self, x, rngs=None):
+        y = x.astype(jnp.float32)
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        return _affine(y, self.weight, self.bias).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis. Source: Zhang & Sennrich 2019; torch.nn.RMSNorm."""
+
+    def __init__(self, width: int, eps: float = 1e-6):
+        self.weight = nnx.Param(jnp.ones(width))
+        self.eps = eps
+
+    def __call__(self, x, rngs=None):
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        return _affine(y, self.weight, None).astype(x.dtype)
+
+
+class GroupNorm(nnx.Module):
+    """Over groups of channels of [batch, channel, *space]. Source: torch.nn.GroupNorm."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5):
+        self.weight = nnx.Param(jnp.ones(num_channels))
+        self.bias = nnx.Param(jnp.zeros(num_channels))
+        self.num_groups = num_groups
+        self.eps = eps
+
+    def __call__(self, x, rngs=None):
+        y = x.astype(jnp.float32).reshape(x.shape[0], self.num_groups, -1)
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        return _affine(y.reshape(x.shape), self.weight, self.bias, axis=1).astype(x.dtype)
+
+
+class BatchNorm(nnx.Module):
+    """Per channel (axis 1) over the batch and all other axes. Source: torch.nn.BatchNorm1d/2d/3d.
+
+    x: [batch, channel, *space]. Training (`rngs` given) uses the statistics of the global batch, on any number of
+    devices, and moves `running_mean`/`running_var` (unbiased) by `momentum`; evaluation uses the running ones.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1):
+        self.weight = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
+        self.running_mean = Buffer(jnp.zeros(width))
+        self.running_var = Buffer(jnp.ones(width))
+        self.num_batches_tracked = Buffer(jnp.zeros((), jnp.int32))
+        self.eps = eps
+        self.momentum = momentum
+
+    def __call__(self, x, rngs=None):
+        y = x.astype(jnp.float32)
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        if rngs is None:
+            mean, var = self.running_mean[...], self.running_var[...]
+        else:
+            axes = (0, *range(2, x.ndim))
+            mean, var = y.mean(axes), y.var(axes)
+            self._track(mean, var, y.size // y.shape[1])
+        y = (y - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + self.eps)
+        return _affine(y, self.weight, self.bias, axis=1).astype(x.dtype)
+
+    def _track(self, mean, var, count: int):
+        mean, var = jax.lax.stop_gradient((mean, var * count / max(1, count - 1)))
+        keep = 1 - self.momentum
+        self.running_mean[...] = keep * self.running_mean[...] + self.momentum * mean.astype(jnp.float32)
+        self.running_var[...] = keep * self.running_var[...] + self.momentum * var.astype(jnp.float32)
+        self.num_batches_tracked[...] += 1
+
+
+def _affine(y, weight, bias, axis: int = -1):
+    shape = [1] * y.ndim
+    shape[axis] = -1
+    if weight is not None:
+        y = y * weight[...].reshape(shape).astype(y.dtype)
+    return y if bias is None else y + bias[...].reshape(shape).astype(y.dtype)

@@ -1,0 +1,1 @@
+"""Processes, mesh and sharding, precision, random keys, compile cache, launch environment. Knows no model."""

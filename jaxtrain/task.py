@@ -1,0 +1,151 @@
+"""The contract between how to train (`train/`) and what to train (`systems/`).
+
+A task is a value. `systems/<name>/__init__.py` holds `TASKS = {"pretrain": Task(...)}`; so does any importable package
+that `task: package.module` names. A batch is a dict of arrays whose first axis is the sample; besides the task's own
+keys it always has
+
+    valid   bool [batch]    False marks padding of an uneven batch: it must not touch loss, metrics or statistics
+    index   int32 [batch]   the sample's position in the dataset: seed per-sample randomness with it
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jaxtrain.errors import UserError
+
+Batch = dict[str, Any]
+
+
+class Loss(NamedTuple):
+    """What a task's loss returns: the mean over what it counts, and how much it counted.
+
+    value: float scalar, the quantity to minimise, finite also where weight is 0.
+    weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Accumulation, uneven batches and
+    devices average `value` by it, so the result is that of one big batch.
+    parts: further float scalars to log, means over the same weight.
+    """
+
+    value: Any
+    weight: Any
+    parts: Mapping[str, Any] = {}
+
+
+class Statistics(NamedTuple):
+    """What one evaluation batch contributes: `sums` are added over batches, `rows` ([batch, ...]) concatenated."""
+
+    sums: Mapping[str, Any] = {}
+    rows: Mapping[str, Any] = {}
+
+
+class Source(Protocol):
+    """A map-style dataset: what torch calls a Dataset, or `jaxtrain.data.sources.ArraySource`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TorchTwin:
+    """How a trained model returns to PyTorch. The functions import torch; nothing else of the task does.
+
+    build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
+    call: (module, batch of torch tensors) -> the outputs that `outputs` below gives in JAX, a tensor or dict of them.
+    loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
+    """
+
+    build: Callable[[Any], Any]
+    call: Callable[[Any, Batch], Any]
+    loss: Callable[[Any, Batch, Any], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A frozen record of functions; everything that differs between two systems.
+
+    sections: config sections of the task, by name; a name the core has (data, optim, ...) must subclass it.
+    build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
+    build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
+    collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
+    loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
+    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode, for export checks and users.
+    statistics: (model, batch, config) -> Statistics; finish: (sums, rows, config) -> metrics by name (numpy floats).
+    trainable: parameter key -> False keeps it fixed, without optimizer state.
+    param_group: parameter key -> name of its group in `optim.groups`.
+    after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step.
+    shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
+    tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
+    """
+
+    build_model: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Batch, Any, Any], Loss]
+    build_data: Callable[[Any, str], Source | None] = lambda config, split: None
+    sections: Mapping[str, type] = dataclasses.field(default_factory=dict)
+    collate: Callable[[Sequence[Any]], Batch] | None = None
+    outputs: Callable[[Any, Batch], Any] | None = None
+    statistics: Callable[[Any, Batch, Any], Statistics] | None = None
+    finish: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
+    trainable: Callable[[str, Any], bool] = lambda key, config: True
+    param_group: Callable[[str, Any], str] = lambda key, config: "default"
+    after_update: Callable[[Any, Any, Any], None] | None = None
+    shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    twin: TorchTwin | None = None
+    tolerance: float = 0.05
+    tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it
+
+
+def task_names() -> list[str]:
+    """Every task of every system in `jaxtrain.systems`, as "system.task"."""
+    from jaxtrain import systems
+
+    names = []
+    for module in pkgutil.iter_modules(systems.__path__):
+        tasks = importlib.import_module(f"jaxtrain.systems.{module.name}").TASKS
+        names += [f"{module.name}.{task}" for task in tasks]
+    return names
+
+
+def find_task(name: str) -> Task:
+    """`"digits.classify"`, `"digits"` where a system has one task, or `"my_package.my_task"` from outside.
+
+    Raises UserError naming the known tasks.
+    """
+    head, _, tail = name.rpartition(".")
+    for module_name, task_name in ((f"jaxtrain.systems.{name}", ""), (f"jaxtrain.systems.{head}", tail), (name, "")):
+        tasks = _tasks_of(module_name)
+        if tasks and task_name in tasks:
+            return tasks[task_name]
+        if tasks and not task_name and len(tasks) == 1:
+            return next(iter(tasks.values()))
+    value = _attribute(head, tail)
+    if isinstance(value, Task):
+        return value
+    outside = _tasks_of(head)
+    if outside and tail in outside:
+        return outside[tail]
+    raise UserError(
+        f"task: {name!r} is unknown; known here: {', '.join(task_names())}. A task of your own is the name of an "
+        "importable module that holds TASKS = {...}, or of a Task in it (docs/adding_a_system.md)"
+    )
+
+
+def _import(module_name: str):
+    if not module_name or module_name.endswith(".") or module_name.startswith("."):
+        return None
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            return None  # no such module; anything it fails to import itself is the user's to see
+        raise
+
+
+def _tasks_of(module_name: str) -> Mapping[str, Task] | None:
+    return getattr(_import(module_name), "TASKS", None)
+
+
+def _attribute(module_name: str, attribute: str):
+    return getattr(_import(module_name), attribute, None)

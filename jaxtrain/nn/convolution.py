@@ -27,9 +27,10 @@ class _Conv(nnx.Module):
         self.groups = groups
 
     def __call__(self, x, rngs=None):
+        weight = self.weight[...]
         y = jax.lax.conv_general_dilated(
-            x,
-            self.weight[...].astype(x.dtype),
+            x.astype(weight.dtype),
+            weight,
             self.stride,
             [(p, p) for p in self.padding],
             rhs_dilation=self.dilation,
@@ -70,13 +71,13 @@ class _ConvTranspose(nnx.Module):
         self.output_padding = _tuple(output_padding, self.rank)
 
     def __call__(self, x, rngs=None):
-        weight = self.weight[...].astype(x.dtype)
+        weight = self.weight[...]
         pads = [
             (k - 1 - p, k - 1 - p + extra)
             for k, p, extra in zip(self.kernel, self.padding, self.output_padding, strict=True)
         ]
         y = jax.lax.conv_general_dilated(
-            x,
+            x.astype(weight.dtype),
             jax.numpy.flip(weight, range(2, weight.ndim)),
             (1,) * self.rank,
             pads,

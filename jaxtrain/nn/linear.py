@@ -27,8 +27,11 @@ class Linear(nnx.Module):
 
 
 def linear(x, weight, bias=None):
-    """x: [..., in]; weight: [out, in]; bias: [out]. Contracts the last axes, so the weight is never transposed."""
-    y = jax.lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
+    """x: [..., in]; weight: [out, in]; bias: [out]. Contracts the last axes, so the weight is never transposed.
+
+    Computes in the weight's dtype, which the precision policy chooses.
+    """
+    y = jax.lax.dot_general(x.astype(weight.dtype), weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else y + bias.astype(y.dtype)
 
 

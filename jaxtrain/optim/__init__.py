@@ -1,0 +1,1 @@
+"""Schedules, optimizer chain, plateau: step -> value, gradients -> updates."""

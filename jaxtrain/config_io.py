@@ -1,0 +1,161 @@
+"""YAML and command-line overrides -> a checked, frozen config, and back. The only reader of YAML.
+
+Every mistake of a config is reported at once, as one UserError.
+"""
+
+import difflib
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from jaxtrain.config import Section, TrainingConfig, nest_flat_names
+from jaxtrain.errors import UserError
+from jaxtrain.task import Task, find_task
+
+
+def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, TrainingConfig]:
+    """The task that a YAML file names and its checked config, `a.b=value` overrides applied last.
+
+    Raises UserError for a missing or unreadable file, an unknown task, and for all wrong keys and values together.
+    """
+    path = pathlib.Path(path)
+    values = read(path)
+    return check(_merge(values, overrides, path), path)
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """The mapping in a YAML file, unchecked."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except FileNotFoundError:
+        near = ", ".join(sorted(str(p) for p in pathlib.Path("configs").glob("*.yaml"))[:20]) or "none"
+        raise UserError(f"{path}: no such config file. Files under configs/: {near}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder, wanted a YAML file") from None
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: holds {type(values).__name__}, wanted sections such as `task:` and `optim:`")
+    return {str(key): value for key, value in values.items()}
+
+
+def check(values: Mapping[str, Any], source: str | pathlib.Path = "config") -> tuple[Task, TrainingConfig]:
+    """Validate plain nested values against the schema of the task they name."""
+    name = values.get("task")
+    if not isinstance(name, str):
+        raise UserError(f"{source}: `task` is missing; name a system's task, as in configs/digits.yaml")
+    task = find_task(name)
+    return task, validate(schema(task), values, source)
+
+
+def validate(kind: type[TrainingConfig], values: Mapping[str, Any], source: str | pathlib.Path = "config"):
+    """An instance of the schema, or one UserError that lists every mistake."""
+    try:
+        return kind.model_validate(dict(values))
+    except pydantic.ValidationError as error:
+        lines = [_explain(kind, one) for one in error.errors(include_url=False)]
+        count = f"{len(lines)} mistakes" if len(lines) > 1 else "a mistake"
+        raise UserError(f"{source}: {count}\n  " + "\n  ".join(lines)) from None
+
+
+def schema(task: Task) -> type[TrainingConfig]:
+    """TrainingConfig with the task's own sections in place."""
+    for name, section in task.sections.items():
+        core = TrainingConfig.model_fields.get(name)
+        if core is not None and not issubclass(section, core.annotation):
+            raise TypeError(f"section {name}: {section.__name__} must subclass {core.annotation.__name__}")
+    fields: dict[str, Any] = {
+        name: (section, pydantic.Field(default_factory=section)) for name, section in task.sections.items()
+    }
+    return pydantic.create_model("TaskConfig", __base__=TrainingConfig, **fields)
+
+
+def dump(config: TrainingConfig) -> str:
+    """The resolved config as YAML that `load` reads back."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+def save(config: TrainingConfig, path: pathlib.Path) -> None:
+    path.write_text(dump(config))
+
+
+def differences(old: Section, new: Section) -> list[str]:
+    """`optim.lr: 0.001 -> 0.0001` for every setting that differs."""
+    before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
+    return [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in sorted({*before, *after})
+        if before.get(key, "absent") != after.get(key, "absent")
+    ]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings -> one mapping with dotted keys."""
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path) -> dict[str, Any]:
+    for override in overrides:
+        if "=" not in override or override.startswith("="):
+            raise UserError(f"override {override!r}: wanted section.key=value, as in optim.lr=1e-4")
+    try:
+        given = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(
+            OmegaConf.create(nest_flat_names(values)), OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()}))
+        )
+        resolved = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot apply {' '.join(overrides) or 'its interpolations'}: {_one_line(error)}") from None
+    resolved.setdefault("run", {})
+    if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
+        resolved["run"]["name"] = path.stem
+    return resolved
+
+
+def _explain(kind: type[pydantic.BaseModel], error: Mapping[str, Any]) -> str:
+    where = [str(part) for part in error["loc"]]
+    key = ".".join(where) or "config"
+    if error["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(kind, where)}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower() + message[1:]}, got {error['input']!r}"
+
+
+def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
+    section: Any = kind
+    for part in where[:-1]:
+        section = section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else None
+    known = list(getattr(section, "model_fields", {}))
+    near = difflib.get_close_matches(where[-1], known, 1, cutoff=0.6)
+    if near:
+        return f", did you mean `{near[0]}`?"
+    everywhere = {leaf: full for full in dotted_keys(kind) for leaf in [full.rsplit(".", 1)[-1]]}
+    if where[-1] in everywhere:
+        return f", did you mean `{everywhere[where[-1]]}`?"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def dotted_keys(kind: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
+    """Every key that a schema knows, as `section.key`."""
+    keys = []
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
+            keys += dotted_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

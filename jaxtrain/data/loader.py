@@ -1,0 +1,114 @@
+"""From positions to batches on the device: read, collate, place, keep a few ready."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.data.collate import collate as default_collate
+from jaxtrain.data.index_stream import IndexStream
+from jaxtrain.data.sources import ArraySource
+from jaxtrain.errors import UserError
+
+
+class Loader:
+    """Batches of one split, each a dict of device arrays laid out by `place`.
+
+    rows: which rows of the global batch this process reads. place: host rows -> global device arrays.
+    Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
+    inside the compiled step from `columns`, which live on every device.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        stream: IndexStream,
+        place: Callable[[dict], dict],
+        rows: np.ndarray,
+        collate: Callable | None = None,
+        on_device: bool = False,
+        prefetch_batches: int = 2,
+        fetch: Callable[[list[int]], list] | None = None,
+    ):
+        self.source = source
+        self.stream = stream
+        self.place = place
+        self.rows = rows
+        self.collate = collate or default_collate
+        self.on_device = on_device
+        self.prefetch_batches = prefetch_batches
+        self.fetch = fetch or (lambda indices: [read_item(source, index) for index in indices])
+        self.stall_s = 0.0  # time the consumer waited for data
+
+    def host_batch(self, step: int) -> dict[str, Any]:
+        """This process's rows of the batch for `step`, in numpy."""
+        indices, valid = self.stream.batch(step)
+        indices, valid = indices[self.rows], valid[self.rows]
+        batch = {"index": indices.astype(np.int32), "valid": valid}
+        if self.on_device:
+            return batch
+        if isinstance(self.source, ArraySource) and self.collate is default_collate:
+            return batch | self.source[indices]
+        items = self.fetch([int(index) for index in indices])
+        try:
+            return batch | self.collate(items)
+        except UserError as error:
+            raise UserError(f"{error} (samples {_shorten(indices)})") from None
+
+    def batches(self, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
+        """Device batches for the steps start .. stop-1, read ahead by a thread. An error there is raised here."""
+        ready: queue.Queue = queue.Queue(self.prefetch_batches)
+        closed = threading.Event()
+
+        def put(item) -> bool:
+            while not closed.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        def produce():
+            try:
+                for step in range(start, stop):
+                    if not put(self.place(self.host_batch(step))):
+                        return
+            except BaseException as error:  # carried over to the consumer, whatever it is
+                put(error)
+
+        thread = threading.Thread(target=produce, name="jaxtrain-loader", daemon=True)
+        thread.start()
+        try:
+            for _ in range(start, stop):
+                before = time.perf_counter()
+                item = ready.get()
+                self.stall_s += time.perf_counter() - before
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            closed.set()
+            thread.join()
+
+
+def read_item(source: Any, index: int) -> Any:
+    """source[index]; whatever it raises is reported with the index."""
+    try:
+        return source[index]
+    except Exception as error:
+        raise UserError(f"the dataset raised at sample {index}: {type(error).__name__}: {error}") from error
+
+
+def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """The rows `batch["index"]` of every column, beside what the batch already holds. Traced."""
+    return {name: column[batch["index"]] for name, column in columns.items()} | batch
+
+
+def _shorten(indices: np.ndarray) -> str:
+    shown = ", ".join(map(str, indices[:4]))
+    return shown + (", ..." if len(indices) > 4 else "")

@@ -1,0 +1,45 @@
+"""What can be trained on: torch Datasets, sequences, arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data.collate import narrow
+from jaxtrain.errors import UserError
+
+
+class ArraySource:
+    """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step."""
+
+    def __init__(self, columns: Mapping[str, Any]):
+        self.columns = {name: narrow(np.asarray(column)) for name, column in columns.items()}
+        sizes = {name: len(column) for name, column in self.columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise UserError(f"the columns differ in length: {sizes}; every sample needs each of them")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index) -> dict[str, np.ndarray]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
+
+def as_source(dataset: Any, name: str = "dataset"):
+    """A map-style source from what a user passes: a torch Dataset, a mapping of arrays, any sequence of items."""
+    if any(base.__module__.partition(".")[0] == "torch" for base in type(dataset).__mro__):
+        from torch_bridge.datasets import as_source as from_torch
+
+        return from_torch(dataset)
+    if isinstance(dataset, Mapping):
+        return ArraySource(dataset)
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(
+            f"{name} is {type(dataset).__name__}, wanted a torch Dataset, a mapping of arrays, or anything with "
+            "__len__ and __getitem__"
+        )
+    return dataset

@@ -1,0 +1,95 @@
+"""Gradients -> new parameters, with torch's rules, over a flat dict of parameters.
+
+The direction comes from optax (`scale_by_adam`, `trace`, ...). Clipping, weight decay and learning rate are written
+here because torch's differ: epsilon 1e-6 in the clip, decay 1e-2 by default, L2 inside adam and sgd. Learning rates
+and decays are arrays, by parameter group, so that a search over them shares one compiled step.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtrain.config import OptimConfig
+from jaxtrain.errors import UserError
+
+Params = dict[str, jax.Array]
+DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to the gradient, as torch's adam and sgd
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies."""
+
+    direction: optax.GradientTransformation
+    groups: Mapping[str, str]
+    decays: Mapping[str, bool]
+    decoupled: bool
+    clip_norm: float | None
+
+    def init(self, params: Params):
+        return self.direction.init(params)
+
+    def update(self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params):
+        """New parameters, optimizer state and the gradients' global norm before clipping.
+
+        lr, weight_decay: float scalars by group name. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
+        """
+        norm = optax.tree.norm(grads)
+        if self.clip_norm is not None:
+            grads = clip(grads, norm, self.clip_norm)
+        if not self.decoupled:
+            grads = {key: grad + self._decay(key, weight_decay, grad) * params[key] for key, grad in grads.items()}
+        updates, opt_state = self.direction.update(grads, opt_state, params)
+        params = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
+        return params, opt_state, norm
+
+    def _decay(self, key: str, weight_decay: Params, like):
+        return (weight_decay[self.groups[key]] if self.decays[key] else jnp.zeros(())).astype(like.dtype)
+
+    def _step(self, key: str, param, update, lr: Params, weight_decay: Params):
+        rate = lr[self.groups[key]]
+        new = param.astype(jnp.float32)
+        if self.decoupled and self.decays[key]:
+            new = new * (1 - rate * weight_decay[self.groups[key]])
+        return (new - rate * update.astype(jnp.float32)).astype(param.dtype)
+
+
+def clip(grads: Params, norm, max_norm: float) -> Params:
+    """Scale by min(1, max_norm / (norm + 1e-6)), torch's rule."""
+    factor = jnp.minimum(1.0, max_norm / (norm + 1e-6))
+    return {key: grad * factor.astype(grad.dtype) for key, grad in grads.items()}
+
+
+def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group: Callable[[str], str]) -> Optimizer:
+    """The optimizer of a config for these parameters (shapes suffice).
+
+    Raises UserError for a group in `optim.groups` that the task does not have.
+    """
+    groups = {key: group(key) for key in params}
+    unknown = sorted(set(config.groups) - set(groups.values()))
+    if unknown:
+        known = ", ".join(sorted(set(groups.values())))
+        raise UserError(f"optim.groups: {', '.join(unknown)} unknown; this task has the groups {known}")
+    decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
+    directions = {
+        "adamw": lambda: optax.scale_by_adam(config.beta1, config.beta2, config.eps),
+        "adam": lambda: optax.scale_by_adam(config.beta1, config.beta2, config.eps),
+        "sgd": lambda: optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity(),
+        "lion": lambda: optax.scale_by_lion(config.beta1, config.beta2),
+        "muon": lambda: optax.contrib.scale_by_muon(),
+        "adafactor": lambda: optax.scale_by_factored_rms(),
+    }
+    return Optimizer(directions[config.name](), groups, decays, config.name in DECOUPLED, config.clip_norm)
+
+
+def rates(config: OptimConfig, groups: set[str]) -> dict[str, dict[str, float]]:
+    """Peak learning rate and weight decay by group."""
+
+    def pick(name: str, key: str) -> float:
+        value = getattr(config.groups.get(name), key, None)
+        return getattr(config, key) if value is None else value
+
+    return {key: {name: pick(name, key) for name in sorted(groups)} for key in ("lr", "weight_decay")}

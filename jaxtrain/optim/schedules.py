@@ -1,0 +1,83 @@
+"""Learning-rate schedules as pure functions: 0-based optimizer step -> factor on the peak learning rate.
+
+They are evaluated on the host in float64 and handed to the compiled step as a table, so that they equal torch's to the
+last bit of float32 and a change of learning rate compiles nothing anew.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxtrain.config import ScheduleConfig
+from jaxtrain.errors import UserError
+
+Schedule = Callable[[int], float]
+
+
+def constant() -> Schedule:
+    return lambda step: 1.0
+
+
+def cosine(total_steps: int, floor: float = 0.0) -> Schedule:
+    """1 at step 0, `floor` at total_steps and after. Source: Loshchilov & Hutter 2017; torch CosineAnnealingLR."""
+    return lambda step: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, total_steps))))
+
+
+def linear(total_steps: int, floor: float = 0.0) -> Schedule:
+    return lambda step: floor + (1 - floor) * max(0.0, 1 - step / max(1, total_steps))
+
+
+def step_drops(every_steps: int, factor: float) -> Schedule:
+    """Source: torch StepLR."""
+    return lambda step: factor ** (step // every_steps)
+
+
+def wsd(total_steps: int, stable_steps: int, floor: float = 0.0) -> Schedule:
+    """Warm-up (added by `with_warmup`), stable, decay: 1 for stable_steps, then a cosine to `floor`."""
+    decay = cosine(max(1, total_steps - stable_steps), floor)
+    return lambda step: 1.0 if step < stable_steps else decay(step - stable_steps)
+
+
+def with_warmup(schedule: Schedule, warmup_steps: int, start: float = 0.0) -> Schedule:
+    """A straight line from `start` at step 0 to 1 at warmup_steps, from where `schedule` counts its own step 0."""
+
+    def value(step: int) -> float:
+        if step < warmup_steps:
+            return start + (1 - start) * step / warmup_steps
+        return schedule(step - warmup_steps)
+
+    return value
+
+
+def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: int) -> Schedule:
+    """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations."""
+    warmup = warmup_steps(config, total_steps, steps_per_epoch)
+    if warmup > total_steps:
+        raise UserError(f"optim.schedule: warm-up takes {warmup} steps, the run has {total_steps}")
+    rest = total_steps - warmup
+    floor = config.min_lr / lr if lr else 0.0
+    if floor > 1:
+        raise UserError(f"optim.schedule.min_lr: {config.min_lr} is above optim.lr {lr}")
+    body = {
+        "constant": lambda: constant(),
+        "plateau": lambda: constant(),
+        "cosine": lambda: cosine(rest, floor),
+        "linear": lambda: linear(rest, floor),
+        "step": lambda: step_drops(config.step_epochs * steps_per_epoch, config.factor),
+        "wsd": lambda: wsd(rest, int(rest * config.stable_ratio), floor),
+    }[config.name]()
+    return with_warmup(body, warmup, config.warmup_start)
+
+
+def warmup_steps(config: ScheduleConfig, total_steps: int, steps_per_epoch: int) -> int:
+    if config.warmup_epochs is not None:
+        return round(config.warmup_epochs * steps_per_epoch)
+    if config.warmup_ratio is not None:
+        return int(config.warmup_ratio * total_steps)
+    return config.warmup_steps or 0
+
+
+def table(schedule: Schedule, steps: int) -> np.ndarray:
+    """float32 [steps]: the factor of every step of a run."""
+    return np.array([schedule(step) for step in range(steps)], np.float32)

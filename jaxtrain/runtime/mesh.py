@@ -1,0 +1,96 @@
+"""One mesh, and where every array of a run lives on it."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxtrain.errors import UserError
+
+BATCH_AXES = ("replica", "fsdp")  # a batch is split over both; parameters over fsdp (and tensor) only
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The mesh (replica, fsdp, tensor) and the rules that place arrays on it."""
+
+    mesh: Mesh
+    strategy: str
+    rules: Mapping[str, tuple]
+
+    @property
+    def batch_devices(self) -> int:
+        """Into how many pieces a batch is split."""
+        return self.mesh.shape["replica"] * self.mesh.shape["fsdp"]
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    def batch(self, leading: int = 0) -> NamedSharding:
+        """Rows over the batch axes; `leading` axes (steps per call, accumulation) before them stay whole."""
+        return NamedSharding(self.mesh, P(*(None,) * leading, BATCH_AXES))
+
+    def parameter(self, key: str, shape: tuple[int, ...]) -> NamedSharding:
+        """Where a parameter is kept between steps."""
+        return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp"))
+
+    def moment(self, key: str, shape: tuple[int, ...]) -> NamedSharding:
+        """Where the optimizer's arrays of a parameter's shape are kept; gradients are reduced to the same place."""
+        return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp", "shard_grad_op"))
+
+    def _place(self, key: str, shape: tuple[int, ...], split: bool) -> NamedSharding:
+        spec: list[Any] = [None] * len(shape)
+        for pattern, axes in self.rules.items():
+            if self.mesh.shape["tensor"] > 1 and re.fullmatch(pattern, key):
+                spec = list(axes)
+        shards = self.mesh.shape["fsdp"]
+        if split and shards > 1:
+            free = [a for a, size in enumerate(shape) if spec[a] is None and size % shards == 0]
+            if free:
+                spec[max(free, key=lambda a: shape[a])] = "fsdp"
+        return NamedSharding(self.mesh, P(*spec))
+
+
+def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: list | None = None) -> Layout:
+    """The layout for a `shard` section over all devices of all processes (or the given ones).
+
+    Raises UserError where the devices cannot be divided as asked.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if config.devices is not None:
+        if config.devices > len(devices):
+            raise UserError(f"shard.devices: {config.devices}, but this machine has {len(devices)}")
+        devices = devices[: config.devices]
+    if len(devices) % config.tensor:
+        raise UserError(f"shard.tensor: {config.tensor} does not divide {len(devices)} devices")
+    data = len(devices) // config.tensor
+    replicas = {"ddp": data, "hsdp": config.replicas or jax.process_count()}.get(config.strategy, 1)
+    if data % replicas:
+        raise UserError(f"shard.replicas: {replicas} does not divide {data} devices")
+    grid = np.array(devices).reshape(replicas, data // replicas, config.tensor)
+    mesh = Mesh(grid, (*BATCH_AXES, "tensor"), axis_types=(AxisType.Auto,) * 3)
+    return Layout(mesh, config.strategy, rules or {})
+
+
+def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.batch_size") -> None:
+    """Raises UserError where a batch cannot be divided over accumulation steps and devices, with the nearest that can."""
+    unit = accumulate * layout.batch_devices
+    if size % unit:
+        below, above = size // unit * unit, -(-size // unit) * unit
+        near = f"nearest are {below} and {above}" if below else f"nearest is {above}"
+        parts = f"{layout.batch_devices} devices" + (f" x {accumulate} accumulation steps" if accumulate > 1 else "")
+        raise UserError(f"{key}: {size} is not a multiple of {parts}; {near}")
+
+
+def local_rows(size: int, layout: Layout) -> np.ndarray:
+    """Which rows of a global batch of `size` this process reads, in order."""
+    rows: set[int] = set()
+    for (index, *_,) in layout.batch().addressable_devices_indices_map((size,)).values():
+        rows.update(range(*index.indices(size)))
+    return np.array(sorted(rows))

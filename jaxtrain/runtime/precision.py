@@ -1,0 +1,41 @@
+"""Which dtype holds the weights, which one computes.
+
+A layer of `jaxtrain.nn` computes in its weight's dtype and normalisations in float32, so a policy only casts the
+weights of two and more axes for the forward pass; gains and biases stay in float32, as under torch autocast.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """params: dtype of the weights between steps. compute: dtype of the forward and backward pass."""
+
+    params: jnp.dtype
+    compute: jnp.dtype
+    scaled: bool  # the loss is multiplied by a dynamic scale, so that float16 gradients do not vanish
+
+    def for_compute(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            key: value.astype(self.compute)
+            if value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
+            else value
+            for key, value in params.items()
+        }
+
+    def for_storage(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            key: value.astype(self.params) if jnp.issubdtype(value.dtype, jnp.floating) else value
+            for key, value in params.items()
+        }
+
+
+POLICIES = {
+    "fp32": Precision(jnp.dtype("float32"), jnp.dtype("float32"), False),
+    "bf16": Precision(jnp.dtype("float32"), jnp.dtype("bfloat16"), False),
+    "bf16_params": Precision(jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), False),
+    "fp16": Precision(jnp.dtype("float32"), jnp.dtype("float16"), True),
+}

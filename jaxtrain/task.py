@@ -53,7 +53,7 @@ class TorchTwin:
     """How a trained model returns to PyTorch. The functions import torch; nothing else of the task does.
 
     build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
-    call: (module, batch of torch tensors) -> the outputs that `outputs` below gives in JAX, a tensor or dict of them.
+    call: (module, batch of torch tensors) -> what the task's `outputs` gives in JAX, a tensor or a dict of them.
     loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
     """
 
@@ -71,8 +71,10 @@ class Task:
     build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
     collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
-    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode, for export checks and users.
-    statistics: (model, batch, config) -> Statistics; finish: (sums, rows, config) -> metrics by name (numpy floats).
+    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode: what the twin's `call` gives too.
+    statistics: (outputs, batch, config) -> Statistics, in jax.numpy; the same function scores the torch twin's outputs.
+    finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
+        are there without it.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step.

@@ -50,22 +50,24 @@ class MultiheadAttention(nnx.Module):
         self.num_heads = num_heads
         self.dropout = dropout
 
-    def __call__(self, query, key=None, value=None, *, key_padding_mask=None, causal=False, mask=None, rngs=None):
+    def __call__(
+        self, query, key=None, value=None, *, key_padding_mask=None, causal=False, mask=None, bias=None, rngs=None
+    ):
         """query: [batch, query, width]; key, value: [batch, key, width], both `query` if left out.
         key_padding_mask: bool [batch, key], True = ignore that key. mask: bool, broadcastable to
-        [batch, head, query, key], True = may attend."""
-        weight, bias = self.in_proj_weight[...], self.in_proj_bias[...]
+        [batch, head, query, key], True = may attend. bias: added to the scores, same shape."""
+        in_weight, in_bias = self.in_proj_weight[...], self.in_proj_bias[...]
         if key is None:
-            q, k, v = jnp.split(linear(query, weight, bias), 3, axis=-1)
+            q, k, v = jnp.split(linear(query, in_weight, in_bias), 3, axis=-1)
         else:
             value = key if value is None else value
-            parts = zip((query, key, value), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
+            parts = zip((query, key, value), jnp.split(in_weight, 3), jnp.split(in_bias, 3), strict=True)
             q, k, v = (linear(x, w, b) for x, w, b in parts)
         if key_padding_mask is not None:
             visible = ~key_padding_mask[:, None, None, :]
             mask = visible if mask is None else mask & visible
         q, k, v = (x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v))
-        y = attention(q, k, v, mask=mask, causal=causal, dropout_rate=self.dropout, rngs=rngs)
+        y = attention(q, k, v, mask=mask, bias=bias, causal=causal, dropout_rate=self.dropout, rngs=rngs)
         return self.out_proj(y.reshape(*y.shape[:-2], -1))
 
 

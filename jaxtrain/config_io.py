@@ -28,6 +28,11 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task,
     return check(_merge(values, overrides, path), path)
 
 
+def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
+    """The checked config of a YAML file: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
+    return load(path, overrides)[1]
+
+
 def read(path: pathlib.Path) -> dict[str, Any]:
     """The mapping in a YAML file, unchecked."""
     try:
@@ -112,11 +117,14 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
     try:
         given = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
         merged = OmegaConf.merge(
-            OmegaConf.create(nest_flat_names(values)), OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()}))
+            OmegaConf.create(nest_flat_names(values)),
+            OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()})),
         )
         resolved = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: cannot apply {' '.join(overrides) or 'its interpolations'}: {_one_line(error)}") from None
+        raise UserError(
+            f"{path}: cannot apply {' '.join(overrides) or 'its interpolations'}: {_one_line(error)}"
+        ) from None
     resolved.setdefault("run", {})
     if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
         resolved["run"]["name"] = path.stem

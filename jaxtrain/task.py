@@ -71,8 +71,8 @@ class Task:
     build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
     collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
-    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode: what the twin's `call` gives too.
-    statistics: (outputs, batch, config) -> Statistics, in jax.numpy; the same function scores the torch twin's outputs.
+    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode; the twin's `call` does too.
+    statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
         are there without it.
     trainable: parameter key -> False keeps it fixed, without optimizer state.

@@ -40,8 +40,8 @@ def stack(values: Sequence[Any], name: str) -> Any:
             )
     if not (np.issubdtype(arrays[0].dtype, np.number) or arrays[0].dtype in (np.bool_, _BFLOAT16)):
         raise UserError(
-            f"the dataset returns {type(first).__name__} for `{name}`, wanted numbers, arrays or tensors; convert it in "
-            "the Dataset, or give the task a collate function"
+            f"the dataset returns {type(first).__name__} for `{name}`, wanted numbers, arrays or tensors; "
+            "convert it in the Dataset, or give the task a collate function"
         )
     return narrow(np.stack(arrays))
 

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +18,8 @@ from jaxtrain.errors import UserError
 class Loader:
     """Batches of one split, each a dict of device arrays laid out by `place`.
 
-    rows: which rows of the global batch this process reads. place: host rows -> global device arrays.
+    rows: which rows of the global batch this process reads. place: the host rows of one or more
+    consecutive batches -> global device arrays.
     Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
     inside the compiled step from `columns`, which live on every device.
     """
@@ -27,7 +28,7 @@ class Loader:
         self,
         source: Any,
         stream: IndexStream,
-        place: Callable[[dict], dict],
+        place: Callable[[list[dict]], dict],
         rows: np.ndarray,
         collate: Callable | None = None,
         on_device: bool = False,
@@ -59,8 +60,12 @@ class Loader:
         except UserError as error:
             raise UserError(f"{error} (samples {_shorten(indices)})") from None
 
-    def batches(self, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
-        """Device batches for the steps start .. stop-1, read ahead by a thread. An error there is raised here."""
+    def batches(self, calls: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
+        """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
+
+        A call of several steps gets their batches stacked along a new first axis. An error there is raised here.
+        """
+        calls = list(calls)
         ready: queue.Queue = queue.Queue(self.prefetch_batches)
         closed = threading.Event()
 
@@ -75,8 +80,9 @@ class Loader:
 
         def produce():
             try:
-                for step in range(start, stop):
-                    if not put(self.place(self.host_batch(step))):
+                for first, count in calls:
+                    batches = [self.host_batch(first + i) for i in range(count)]
+                    if not put(self.place(batches)):
                         return
             except BaseException as error:  # carried over to the consumer, whatever it is
                 put(error)
@@ -84,13 +90,13 @@ class Loader:
         thread = threading.Thread(target=produce, name="jaxtrain-loader", daemon=True)
         thread.start()
         try:
-            for _ in range(start, stop):
+            for first, count in calls:
                 before = time.perf_counter()
                 item = ready.get()
                 self.stall_s += time.perf_counter() - before
                 if isinstance(item, BaseException):
                     raise item
-                yield item
+                yield first, count, item
         finally:
             closed.set()
             thread.join()

@@ -79,7 +79,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
 
 
 def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.batch_size") -> None:
-    """Raises UserError where a batch cannot be divided over accumulation steps and devices, with the nearest that can."""
+    """Raises UserError, with the nearest sizes that fit, where a batch cannot be divided over micro-batches and devices."""
     unit = accumulate * layout.batch_devices
     if size % unit:
         below, above = size // unit * unit, -(-size // unit) * unit
@@ -91,6 +91,9 @@ def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.bat
 def local_rows(size: int, layout: Layout) -> np.ndarray:
     """Which rows of a global batch of `size` this process reads, in order."""
     rows: set[int] = set()
-    for (index, *_,) in layout.batch().addressable_devices_indices_map((size,)).values():
+    for (
+        index,
+        *_,
+    ) in layout.batch().addressable_devices_indices_map((size,)).values():
         rows.update(range(*index.indices(size)))
     return np.array(sorted(rows))

@@ -20,9 +20,7 @@ class Precision:
 
     def for_compute(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {
-            key: value.astype(self.compute)
-            if value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
-            else value
+            key: value.astype(self.compute) if value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating) else value
             for key, value in params.items()
         }
 

@@ -1,0 +1,1 @@
+"""How to train: state, step, trainer, evaluation, checkpoint, tracking, early stopping. Imports no system."""

@@ -1,0 +1,45 @@
+"""Metrics of a checkpoint: `python -m jaxtrain.evaluate --run runs/digits`."""
+
+import argparse
+import json
+import pathlib
+import sys
+
+from jaxtrain import commands
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "evaluate",
+        "Evaluate a checkpoint on a whole split.",
+        "python -m jaxtrain.evaluate --run runs/digits --checkpoint last",
+    )
+    commands.add_run(p)
+    commands.add_checkpoint(p)
+    p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
+    p.add_argument("--output", metavar="F.json", help="write the metrics here too")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the run's config.yaml")
+    return commands.main(run, p.parse_intermixed_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    commands.quiet_jax()
+    from jaxtrain import config_io
+    from jaxtrain.train import runs
+    from jaxtrain.train.trainer import Trainer
+
+    folder = pathlib.Path(arguments.run)
+    _, _, checkpoints = runs.open_run(folder)
+    step = runs.pick(checkpoints, arguments.checkpoint)
+    task, config = config_io.load(folder / "config.yaml", arguments.overrides)
+    trainer = Trainer(config=config, task=task)
+    trainer.state = checkpoints.restore(step, trainer.state)
+    metrics = trainer.evaluate(arguments.split)
+    result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}
+    print(json.dumps(result, indent=1))
+    if arguments.output:
+        pathlib.Path(arguments.output).write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

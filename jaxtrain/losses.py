@@ -1,0 +1,23 @@
+"""Loss functions that two or more systems use. All compute in float32."""
+
+import jax.numpy as jnp
+from jax.nn import log_softmax
+
+
+def cross_entropy(logits, labels, valid):
+    """Mean negative log-likelihood in nats over the valid rows, and their number.
+
+    logits: float [..., classes]; labels: int [...]; valid: bool [...]. No valid row gives (0, 0).
+    Source: torch.nn.functional.cross_entropy.
+    """
+    labels = jnp.where(valid, labels, 0)
+    picked = jnp.take_along_axis(log_softmax(logits.astype(jnp.float32)), labels[..., None], axis=-1)[..., 0]
+    return weighted_mean(-picked, valid)
+
+
+def weighted_mean(values, weight):
+    """sum(values * weight) / sum(weight) and sum(weight); (0, 0) where nothing counts. values, weight: [...]."""
+    weight = jnp.asarray(weight, jnp.float32)
+    total = weight.sum()
+    masked = jnp.where(weight > 0, values.astype(jnp.float32), 0.0)
+    return (masked * weight).sum() / jnp.maximum(total, jnp.finfo(jnp.float32).tiny), total

@@ -1,0 +1,61 @@
+"""Train: `python -m jaxtrain.run --config configs/digits.yaml [section.key=value ...]`."""
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+
+from jaxtrain import commands
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "run", "Train what a YAML file describes.", "python -m jaxtrain.run --config configs/digits.yaml optim.lr=1e-3"
+    )
+    p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
+    p.add_argument("--resume", default="auto", help="auto (go on in the run folder), never, or another run's folder")
+    p.add_argument("--dry-run", action="store_true", help="build everything, run no step, print the plan")
+    p.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
+    return commands.main(run, p.parse_intermixed_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from jaxtrain import config_io
+
+    task, config = config_io.load(arguments.config, arguments.overrides)
+    if arguments.print_config:
+        print(config_io.dump(config), end="")
+        return 0
+    commands.quiet_jax()
+    from jaxtrain.train.trainer import Trainer
+
+    trainer = Trainer(config=config, task=task)
+    if arguments.dry_run:
+        print(trainer.describe())
+        return 0
+    trainer.train(resume=arguments.resume)
+    return finish(trainer)
+
+
+def finish(trainer) -> int:
+    """Write exports/best.pt (best.safetensors without torch) and let the torch twin confirm it."""
+    import jax
+
+    if jax.process_index() != 0:
+        return 0
+    from jaxtrain import export
+
+    has_torch = importlib.util.find_spec("torch") is not None
+    name = "best.pt" if has_torch else "best.safetensors"
+    path = export.export_weights(trainer.folder, trainer.folder / "exports" / name)
+    print(f"exported {path}")
+    if has_torch and trainer.task.twin is not None and trainer.source("validation") is not None:
+        from torch_bridge.verify import compare_with_twin
+
+        print(compare_with_twin(trainer.folder, pathlib.Path(path), trainer.source("validation")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

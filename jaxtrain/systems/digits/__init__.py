@@ -1,0 +1,39 @@
+"""Handwritten digits with a small vision transformer: the smallest complete system, and the quick start."""
+
+from jaxtrain.systems.digits.config import Data, Model
+from jaxtrain.systems.digits.data import build_data, collate
+from jaxtrain.systems.digits.losses import finish, loss, outputs, statistics
+from jaxtrain.systems.digits.model import build_model
+from jaxtrain.task import Task, TorchTwin
+
+
+def _build_twin(config):
+    from jaxtrain.systems.digits.torch_twin import build
+
+    return build(config)
+
+
+def _call_twin(module, batch):
+    return module(batch["image"])
+
+
+def _twin_loss(module, batch, config):
+    from jaxtrain.systems.digits.torch_twin import loss
+
+    return loss(module, batch)
+
+
+TASKS = {
+    "classify": Task(
+        sections={"model": Model, "data": Data},
+        build_model=build_model,
+        build_data=build_data,
+        collate=collate,
+        loss=loss,
+        outputs=outputs,
+        statistics=statistics,
+        finish=finish,
+        twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
+        tiny_config="digits_tiny",
+    )
+}

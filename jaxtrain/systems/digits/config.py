@@ -1,0 +1,22 @@
+"""Settings of the digits task."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jaxtrain.config import DataConfig, Section
+
+
+class Model(Section):
+    patch_size: int = Field(2, ge=1)  # pixels; images are 8 x 8
+    embed_dim: int = Field(64, ge=1)
+    depth: int = Field(4, ge=1)
+    num_heads: int = Field(4, ge=1)
+    mlp_ratio: float = Field(2.0, gt=0)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    shift: int = Field(1, ge=0)  # pixels; training images move by up to this many in both directions
+
+
+class Data(DataConfig):
+    source: Literal["torch", "numpy", "auto"] = "auto"  # auto: a torch Dataset where torch is installed
+    validation_ratio: float = Field(0.2, gt=0, lt=1)

@@ -1,0 +1,49 @@
+"""scikit-learn's 1,797 handwritten digits, 8 x 8 pixels, as a torch Dataset or as arrays."""
+
+import functools
+import importlib.util
+
+import numpy as np
+
+from jaxtrain.data.collate import stack
+from jaxtrain.data.sources import ArraySource
+
+
+@functools.cache
+def _arrays() -> tuple[np.ndarray, np.ndarray]:
+    """image float32 [sample, 1, 8, 8] in [0, 1]; label int32 [sample]."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return (digits.images[:, None] / 16).astype(np.float32), digits.target.astype(np.int32)
+
+
+def split_indices(size: int, validation_ratio: float, split: str) -> np.ndarray:
+    """The same samples for every seed, so that runs can be compared."""
+    order = np.random.Generator(np.random.Philox(0)).permutation(size)
+    validation = round(size * validation_ratio)
+    return {"train": order[validation:], "validation": order[:validation]}.get(split, np.array([], int))
+
+
+def build_data(config, split: str):
+    """The training or validation digits; None for other splits."""
+    images, labels = _arrays()
+    indices = split_indices(len(labels), config.data.validation_ratio, split)
+    if not len(indices):
+        return None
+    images, labels = images[indices], labels[indices]
+    use_torch = config.data.source == "torch" or (
+        config.data.source == "auto" and importlib.util.find_spec("torch") is not None
+    )
+    if use_torch:
+        from jaxtrain.systems.digits.torch_data import Digits
+
+        return Digits(images, labels)
+    return ArraySource({"image": images, "label": labels})
+
+
+def collate(items) -> dict[str, np.ndarray]:
+    """Items of either source -> image [batch, 1, 8, 8], label [batch]."""
+    if isinstance(items[0], dict):
+        return {name: stack([item[name] for item in items], name) for name in ("image", "label")}
+    return {name: stack([item[i] for item in items], name) for i, name in enumerate(("image", "label"))}

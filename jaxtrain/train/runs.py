@@ -1,0 +1,64 @@
+"""Opening a finished or running run's folder again."""
+
+import pathlib
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxtrain import config_io
+from jaxtrain.errors import UserError
+from jaxtrain.task import Task
+from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.state import Skeleton
+
+
+def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
+    """Task, config and checkpoints of a run folder. Raises UserError where it is none."""
+    folder = pathlib.Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"{folder}: no run folder, config.yaml is missing; wanted what jaxtrain.run wrote, as in runs/digits"
+        )
+    task, config = config_io.load(folder / "config.yaml")
+    evaluation, keep = config.evaluation, config.checkpoint
+    checkpoints = Checkpoints(
+        folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode
+    )
+    return task, config, checkpoints
+
+
+def pick(checkpoints: Checkpoints, which: str) -> int:
+    """The step that "best", "last" or a number means."""
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{checkpoints.folder}: holds no checkpoint yet")
+    if which == "last":
+        return steps[-1]
+    if which == "best":
+        best = checkpoints.best()
+        if best is None:
+            raise UserError(
+                f"{checkpoints.folder}: no checkpoint was evaluated for {checkpoints.metric}, so there is no best one; "
+                f"take --checkpoint last or one of {steps}"
+            )
+        return best
+    if which.isdigit() and int(which) in steps:
+        return int(which)
+    raise UserError(f"--checkpoint {which}: wanted best, last or one of {', '.join(map(str, steps))}")
+
+
+def load_model(folder: str | pathlib.Path, which: str = "best") -> tuple[Task, Any, nnx.Module, int]:
+    """The model of a run with the weights of a checkpoint (the averaged ones where there are), on one device."""
+    task, config, checkpoints = open_run(folder)
+    step = pick(checkpoints, which)
+    abstract = nnx.eval_shape(lambda: task.build_model(config, nnx.Rngs(config.seed)))
+    skeleton = Skeleton.of(abstract, lambda key: task.trainable(key, config))
+    params, frozen, buffers = skeleton.split(abstract)
+    parts = {"params": params, "frozen": frozen, "buffers": buffers}
+    if config.optim.ema_decay is not None:
+        parts["params"], parts["ema"] = params, params
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    loaded = checkpoints.restore_parts(step, parts, device)
+    weights = loaded.get("ema") or loaded["params"]
+    return task, config, skeleton.merge(weights, loaded.get("frozen", {}), loaded.get("buffers", {})), step

@@ -1,0 +1,73 @@
+"""The state of a run, and the model without its arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from torch_bridge.layouts import key_of
+
+Arrays = dict[str, jax.Array]  # by the variable's path joined with dots, which is its torch key
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that changes from step to step, and nothing else.
+
+    step: int32, batches seen; it fixes the data position and the random keys. updates: int32, optimizer updates made;
+    a skipped step does not count. params: trained. frozen: parameters that are not. buffers: all other variables
+    (running statistics, carried state). ema: averaged params, or empty. scale: dynamic loss scale, or empty.
+    """
+
+    step: jax.Array
+    updates: jax.Array
+    rng: jax.Array
+    params: Arrays
+    frozen: Arrays
+    buffers: Arrays
+    opt_state: Any
+    ema: Arrays
+    scale: Arrays
+
+    def replace(self, **changes) -> "TrainState":
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton:
+    """A model's structure: with its arrays it is the model again. `split` and `merge` are cheap and traceable."""
+
+    graphdef: Any
+    treedef: Any
+    keys: tuple[str, ...]
+    kinds: tuple[str, ...]  # "params", "frozen" or "buffers", by key
+
+    @classmethod
+    def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "Skeleton":
+        graphdef, state = nnx.split(model)
+        keys, kinds = [], []
+        for path, variable in nnx.to_flat_state(state):
+            keys.append(key_of(path))
+            is_param = isinstance(variable, nnx.Param)
+            kinds.append(("params" if trainable(keys[-1]) else "frozen") if is_param else "buffers")
+        return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds))
+
+    def split(self, model: nnx.Module) -> tuple[Arrays, Arrays, Arrays]:
+        """The model's params, frozen parameters and buffers."""
+        parts: dict[str, Arrays] = {"params": {}, "frozen": {}, "buffers": {}}
+        for key, kind, leaf in zip(self.keys, self.kinds, jax.tree.leaves(nnx.state(model)), strict=True):
+            parts[kind][key] = leaf
+        return parts["params"], parts["frozen"], parts["buffers"]
+
+    def merge(self, params: Arrays, frozen: Arrays, buffers: Arrays) -> nnx.Module:
+        arrays = params | frozen | buffers
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, [arrays[key] for key in self.keys]))
+
+
+def initial_scale(scaled: bool) -> Arrays:
+    """Loss scale of float16: the value and the updates since it last changed. Source: torch GradScaler's defaults."""
+    return {"value": jnp.float32(2.0**16), "good_steps": jnp.int32(0)} if scaled else {}

@@ -1,0 +1,392 @@
+"""Assembly of a run: mesh, data, model, optimizer, sharded state, restore. The loop itself is in `loop.py`."""
+
+import json
+import pathlib
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain import config_io
+from jaxtrain.config import TrainingConfig
+from jaxtrain.data.index_stream import IndexStream
+from jaxtrain.data.loader import Loader
+from jaxtrain.data.sources import ArraySource, as_source
+from jaxtrain.errors import UserError
+from jaxtrain.optim import optimizer as optimizers
+from jaxtrain.optim import schedules
+from jaxtrain.runtime import compile_cache
+from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
+from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.task import Loss, Task, find_task
+from jaxtrain.train import evaluation
+from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.compiled import Compiled
+from jaxtrain.train.loop import Loop
+from jaxtrain.train.state import Skeleton, TrainState, initial_scale
+from jaxtrain.train.step import make_train_step, repeat
+from jaxtrain.train.tracking import Tracker
+from torch_bridge import state_dict as bridge
+
+
+class Trainer:
+    """Trains a flax model on torch Datasets (or arrays).
+
+    model: an nnx.Module of your own, or None to let the task build it, sharded from the start.
+    train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
+    config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> scalar
+    or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples.
+    Raises UserError for everything that the user can mend.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module | None = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        config: TrainingConfig | None = None,
+        *,
+        task: Task | str | None = None,
+        loss: Callable | None = None,
+    ):
+        config = TrainingConfig() if config is None else config
+        self.task = _resolve_task(task, loss, config)
+        self.config = _with_defaults(self.task, config)
+        self.folder = pathlib.Path(self.config.run.dir or pathlib.Path("runs") / (self.config.run.name or "run"))
+        compile_cache.enable()
+        self.compile_count = compile_cache.watch()
+        jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
+
+        self.precision = POLICIES[self.config.precision.policy]
+        self.layout = make_layout(self.config.shard, self.task.shard_rules)
+        self._make_data(train_dataset, val_dataset)
+        self._make_model(model)
+        self.user_model = model
+
+    # --- assembly -----------------------------------------------------------------------------------------------
+
+    def _make_data(self, train_dataset: Any, val_dataset: Any) -> None:
+        config, data = self.config, self.config.data
+        given = {"train": train_dataset, "validation": val_dataset}
+        self._sources = {name: None if value is None else as_source(value, name) for name, value in given.items()}
+        accumulate = config.train.accumulate_steps
+        check_batch(data.batch_size, accumulate, self.layout)
+        source = self.source("train")
+        if source is None:
+            raise UserError("there is no training data: the task has no `train` split and no dataset was given")
+        stream = IndexStream(len(source), data.batch_size, config.seed, data.shuffle, data.drop_last)
+        self.steps_per_epoch = stream.steps_per_epoch
+        self.total_steps = config.train.steps or (config.train.epochs or 1) * self.steps_per_epoch
+        self.train_loader = self._loader(source, stream, accumulate)
+
+    def source(self, split: str) -> Any:
+        """The dataset of a split: the one given, else the task's; None where there is none."""
+        if self._sources.get(split) is None:
+            built = self.task.build_data(self.config, split)
+            self._sources[split] = None if built is None else as_source(built, split)
+        return self._sources[split]
+
+    def _loader(self, source: Any, stream: IndexStream, accumulate: int) -> Loader:
+        micro = stream.batch_size // accumulate
+        rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
+        on_device = self._on_device(source)
+        return Loader(
+            source,
+            stream,
+            lambda batches: self._place(batches, accumulate),
+            rows,
+            self.task.collate,
+            on_device,
+            self.config.data.prefetch_batches,
+        )
+
+    def _on_device(self, source: Any) -> bool:
+        placement = self.config.data.placement
+        columnar = isinstance(source, ArraySource)
+        if placement == "device" and not columnar:
+            raise UserError("data.placement: device needs a dataset of arrays (ArraySource or a mapping of arrays)")
+        fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
+        return placement == "device" or (placement == "auto" and fits and self.task.collate is None)
+
+    def _place(self, batches: list[dict], accumulate: int) -> dict[str, jax.Array]:
+        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]."""
+        sharding = self.layout.batch(leading=1 if len(batches) == 1 else 2)
+
+        def place(*rows: np.ndarray) -> jax.Array:
+            parts = [row.reshape(accumulate, -1, *row.shape[1:]) for row in rows]
+            local = parts[0] if len(parts) == 1 else np.stack(parts)
+            axis = local.ndim - rows[0].ndim
+            scale = jax.process_count() if self.layout.batch_devices > 1 else 1
+            shape = tuple(n * scale if a == axis else n for a, n in enumerate(local.shape))
+            return jax.make_array_from_process_local_data(sharding, local, shape)
+
+        return jax.tree.map(place, *batches)
+
+    def _make_model(self, model: nnx.Module | None) -> None:
+        task, config = self.task, self.config
+        build = lambda: task.build_model(config, nnx.Rngs(config.seed))
+        abstract = nnx.eval_shape(build) if model is None else model
+        self.skeleton = Skeleton.of(abstract, lambda key: task.trainable(key, config))
+        shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
+        self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
+        self.schedule = schedules.build(config.optim.schedule, config.optim.lr, self.total_steps, self.steps_per_epoch)
+
+        def create(arrays) -> TrainState:
+            params, frozen, buffers = self._split(build, None) if arrays is None else arrays
+            params = self.precision.for_storage(params)
+            return TrainState(
+                step=jnp.int32(0),
+                updates=jnp.int32(0),
+                rng=jax.random.key(config.seed),
+                params=params,
+                frozen=frozen,
+                buffers=buffers,
+                opt_state=self.optimizer.init(params),
+                ema=params if config.optim.ema_decay is not None else {},
+                scale=initial_scale(self.precision.scaled),
+            )
+
+        arrays = None if model is None else self.skeleton.split(model)
+        self.shardings = state_shardings(jax.eval_shape(create, arrays), self.layout)
+        self.state = jax.jit(create, out_shardings=self.shardings)(arrays)
+
+    def _split(self, build, model):
+        return self.skeleton.split(build() if model is None else model)
+
+    # --- what a run does ----------------------------------------------------------------------------------------
+
+    def train(self, resume: str = "auto") -> dict[str, Any]:
+        """Train to the end of the config, resuming what the run folder holds.
+
+        Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
+        originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or another run's folder.
+        """
+        started = time.time()
+        tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
+        try:
+            loop = self._prepare(tracker, resume)
+            history = loop.run()
+            self._write_summary(loop, time.time() - started)
+        finally:
+            tracker.close()
+        self._write_back()
+        return history
+
+    def _prepare(self, tracker: Tracker, resume: str) -> Loop:
+        config = self.config
+        if jax.process_index() == 0:
+            config_io.save(config, self.folder / "config.yaml")
+            (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
+        evaluate = config.evaluation
+        checkpoints = Checkpoints(
+            self.folder / "checkpoints",
+            config.checkpoint.keep_last,
+            config.checkpoint.keep_best,
+            evaluate.metric,
+            evaluate.mode,
+        )
+        loop = Loop(self, tracker, checkpoints)
+        origin = checkpoints
+        if resume not in ("auto", "never"):
+            origin = _foreign(checkpoints, pathlib.Path(resume))
+        step = origin.latest()
+        if resume == "never" and step is not None:
+            raise UserError(
+                f"{self.folder}: holds checkpoints up to step {step} and --resume never would start over them; choose "
+                "another run.dir, or move the folder away"
+            )
+        if step is not None:
+            self.state = origin.restore(step, self.state)
+            loop.restore(origin.meta(step))
+            tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
+        tracker.rewind(step or 0)
+        return loop
+
+    def train_step(self, steps: int = 1) -> Compiled:
+        """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
+        step = make_train_step(self.task, self.config, self.skeleton, self.optimizer, self.precision)
+        jitted = jax.jit(repeat(step, steps), donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
+        return Compiled(jitted, "the training step", batch=1)
+
+    def hyper(self, lr_scale: float = 1.0) -> dict:
+        """What the step takes as numbers, not as code: a change compiles nothing anew."""
+        rates = optimizers.rates(self.config.optim, set(self.optimizer.groups.values()) or {"default"})
+        table = schedules.table(self.schedule, self.total_steps)
+        put = lambda value: jax.device_put(np.asarray(value, np.float32), self.layout.replicated)
+        return jax.tree.map(put, {"factor": table, "lr_scale": lr_scale, **rates})
+
+    def columns(self, loader: Loader) -> dict[str, jax.Array]:
+        """The dataset on the devices, where it lives there."""
+        if not loader.on_device:
+            return {}
+        place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)
+        return jax.tree.map(place, loader.source.columns)
+
+    def evaluate(self, split: str = "validation") -> dict[str, float]:
+        """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        if split not in self._evaluators:
+            self._evaluators[split] = self._make_evaluator(split)
+        return self._evaluators[split]()
+
+    @property
+    def _evaluators(self) -> dict[str, Callable[[], dict[str, float]]]:
+        return self.__dict__.setdefault("_evaluator_cache", {})
+
+    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
+        source = self.source(split)
+        if source is None:
+            raise UserError(f"there is no `{split}` data to evaluate on")
+        size = self.config.data.eval_batch_size or self.config.data.batch_size
+        unit = self.layout.batch_devices
+        stream = IndexStream(len(source), -(-size // unit) * unit, shuffle=False)
+        loader = self._loader(source, stream, 1)
+        columns = self.columns(loader)
+        step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
+        first_micro = lambda *arguments: step(
+            *arguments[:3], jax.tree.map(lambda leaf: leaf[0], arguments[3]), arguments[4]
+        )
+        compiled = Compiled(jax.jit(first_micro, out_shardings=self.layout.replicated), "the evaluation step", batch=3)
+
+        def run() -> dict[str, float]:
+            params = self.state.ema or self.state.params
+            calls = [(step, 1) for step in range(stream.steps_per_epoch)]
+            results = (
+                compiled(params, self.state.frozen, self.state.buffers, batch, columns)
+                for _, _, batch in loader.batches(calls)
+            )
+            return evaluation.finish(self.task, self.config, *evaluation.collect(results))
+
+        return run
+
+    def describe(self) -> str:
+        """What the run would do, in a few lines."""
+        trained = sum(value.size for value in self.state.params.values())
+        fixed = sum(value.size for value in self.state.frozen.values())
+        splits = {name: self.source(name) for name in ("train", "validation", "test")}
+        sizes = ", ".join(f"{name} {len(source):,}" for name, source in splits.items() if source is not None)
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.layout.mesh.shape.items())
+        return (
+            f"task {self.config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
+            f"samples: {sizes}\n"
+            f"steps: {self.total_steps:,} of {self.config.data.batch_size} samples, "
+            f"{self.steps_per_epoch:,} per epoch\n"
+            f"mesh: {mesh} ({self.layout.strategy}), precision {self.config.precision.policy}\n"
+            f"run folder: {self.folder}"
+        )
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def model(self) -> nnx.Module:
+        """The model with the current weights (the averaged ones where there are)."""
+        return self.skeleton.merge(self.state.ema or self.state.params, self.state.frozen, self.state.buffers)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them."""
+        return bridge.state_dict(self.model())
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take weights from a torch state dict (tensors or arrays). Raises StateDictMismatch where they do not fit."""
+        model = self.skeleton.merge(self.state.params, self.state.frozen, self.state.buffers)
+        bridge.load_state_dict(model, {key: np.asarray(value) for key, value in state.items()}, strict)
+        params, frozen, buffers = self.skeleton.split(model)
+        self.state = self.state.replace(
+            params=params, frozen=frozen, buffers=buffers, ema=params if self.state.ema else {}
+        )
+
+    def _write_back(self) -> None:
+        if self.user_model is not None:
+            nnx.update(self.user_model, nnx.state(self.model()))
+
+    def _write_summary(self, loop: Loop, seconds: float) -> None:
+        if jax.process_index() != 0:
+            return
+        summary = {
+            "task": self.config.task,
+            "best": loop.best_metrics,
+            "final": loop.last_metrics,
+            "steps": int(self.state.step),
+            "epochs": round(int(self.state.step) / self.steps_per_epoch, 3),
+            "seconds": round(seconds, 3),
+            "throughput": {"samples_per_s": round(loop.samples_per_s, 1)},
+            "parameters": sum(p.size for p in self.state.params.values()),
+            "compile": str(self.compile_count),
+            **environment(),
+        }
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
+
+
+def state_shardings(state: TrainState, layout) -> TrainState:
+    """Where every array of a state is kept; `state` may be abstract."""
+    shapes = {key: value.shape for key, value in state.params.items()}
+
+    def moment(path, leaf):
+        key = next((p.key for p in reversed(path) if getattr(p, "key", None) in shapes), None)
+        return layout.moment(key, leaf.shape) if key and leaf.shape == shapes[key] else layout.replicated
+
+    kept = lambda arrays: {key: layout.parameter(key, value.shape) for key, value in arrays.items()}
+    everywhere = lambda tree: jax.tree.map(lambda _: layout.replicated, tree)
+    return TrainState(
+        step=layout.replicated,
+        updates=layout.replicated,
+        rng=layout.replicated,
+        params=kept(state.params),
+        frozen=kept(state.frozen),
+        buffers=everywhere(state.buffers),
+        opt_state=jax.tree_util.tree_map_with_path(moment, state.opt_state),
+        ema=kept(state.ema),
+        scale=everywhere(state.scale),
+    )
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on: device, versions, git revision."""
+    import importlib.metadata as metadata
+
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processes": jax.process_count(),
+        "versions": {name: metadata.version(name) for name in names},
+        "git": git.stdout.strip() or None,
+    }
+
+
+_MATMUL = {"default": None, "high": "tensorfloat32", "highest": "float32"}
+
+
+def _resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
+    if isinstance(task, Task):
+        return task
+    name = task or config.task
+    if loss is not None:
+
+        def call(model, batch, _, rngs):
+            value = loss(model, batch, rngs)
+            return value if isinstance(value, Loss) else Loss(value, batch["valid"].sum())
+
+        return Task(build_model=lambda config, rngs: None, loss=call)
+    if name is None:
+        raise UserError("no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> scalar")
+    return find_task(name)
+
+
+def _with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
+    """The config as the task's own schema has it, so that `config.model` exists for a plain TrainingConfig too."""
+    if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
+        return config
+    return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))
+
+
+def _foreign(checkpoints: Checkpoints, folder: pathlib.Path) -> Checkpoints:
+    other = Checkpoints(
+        folder / "checkpoints", checkpoints.keep_last, checkpoints.keep_best, checkpoints.metric, checkpoints.mode
+    )
+    if other.latest() is None:
+        raise UserError(f"--resume {folder}: no checkpoint under {other.folder}")
+    return other

@@ -79,7 +79,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
 
 
 def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.batch_size") -> None:
-    """Raises UserError, with the nearest sizes that fit, where a batch cannot be divided over micro-batches and devices."""
+    """Raises UserError, with the nearest sizes that fit, where a batch cannot be divided over the devices."""
     unit = accumulate * layout.batch_devices
     if size % unit:
         below, above = size // unit * unit, -(-size // unit) * unit

@@ -1,0 +1,3 @@
+"""SplatNLP's set completion model and the sparse autoencoder on its activations."""
+
+TASKS = {}

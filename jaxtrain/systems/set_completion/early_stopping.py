@@ -1,0 +1,45 @@
+"""Early stopping on a validation loss, by the README's rule and by that of the original's code."""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass
+class EarlyStopping:
+    """Stops after `patience` losses without improvement.
+
+    patience: validations. min_delta: improvement over best_loss that counts. tie_is_improvement: the original's code
+    resets the counter on an equal loss and takes a NaN for a new best; its README, and the default here, do not.
+    A run of the trainer follows `evaluation.patience` and `evaluation.min_delta` instead.
+    """
+
+    patience: int = 7
+    min_delta: float = 0.0
+    best_loss: float = float("inf")
+    counter: int = 0
+    tie_is_improvement: bool = False
+    early_stop: bool = False
+    _seen: bool = dataclasses.field(default=False, repr=False)
+
+    def check(self, val_loss: float) -> bool:
+        """Take in one loss; True where training should stop now."""
+        if self._improves(val_loss):
+            self.best_loss, self.counter = val_loss, 0
+        else:
+            self.counter += 1
+            self.early_stop = self.early_stop or self.counter >= self.patience
+        self._seen = True
+        return self.early_stop if self.tie_is_improvement else self.counter >= self.patience
+
+    def __call__(self, val_loss: float) -> bool:
+        return self.check(val_loss)
+
+    @property
+    def best_score(self) -> float:
+        return -self.best_loss
+
+    def _improves(self, loss: float) -> bool:
+        if self.tie_is_improvement:
+            # Written as the original compares scores, so that a NaN passes as an improvement.
+            return not self._seen or not (-loss < -self.best_loss + self.min_delta)
+        return not math.isnan(loss) and loss < self.best_loss - self.min_delta

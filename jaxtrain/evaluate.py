@@ -36,6 +36,9 @@ def run(arguments: argparse.Namespace) -> None:
     trainer.state = checkpoints.restore(step, trainer.state)
     metrics = trainer.evaluate(arguments.split)
     result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}
+    if task.report is not None:
+        source = trainer.source(arguments.split)
+        result["files"] = [str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")]
     print(json.dumps(result, indent=1))
     if arguments.output:
         pathlib.Path(arguments.output).write_text(json.dumps(result, indent=1))

@@ -77,7 +77,12 @@ class Task:
         are there without it.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
-    after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step.
+    after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
+        counts the updates made. It may return {parameter key: bool array of its shape}: where True, the optimizer
+        forgets its moments (resampled features start afresh).
+    initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
+        files; called once, on the host.
+    report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
     tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
     """
@@ -92,7 +97,9 @@ class Task:
     finish: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
     trainable: Callable[[str, Any], bool] = lambda key, config: True
     param_group: Callable[[str, Any], str] = lambda key, config: "default"
-    after_update: Callable[[Any, Any, Any], None] | None = None
+    after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None
+    initial_weights: Callable[[Any], Mapping[str, Any] | None] | None = None
+    report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
     tolerance: float = 0.05

@@ -52,7 +52,7 @@ class Loader:
         batch = {"index": indices.astype(np.int32), "valid": valid}
         if self.on_device:
             return batch
-        if isinstance(self.source, ArraySource) and self.collate is default_collate:
+        if isinstance(self.source, ArraySource) and (self.source.batched or self.collate is default_collate):
             return batch | self.source[indices]
         items = self.fetch([int(index) for index in indices])
         try:

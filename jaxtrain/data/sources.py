@@ -10,9 +10,13 @@ from jaxtrain.errors import UserError
 
 
 class ArraySource:
-    """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step."""
+    """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step.
 
-    def __init__(self, columns: Mapping[str, Any]):
+    batched: rows are stacked as they are, past the task's collate: its columns are what the loss takes.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], batched: bool = False):
+        self.batched = batched
         self.columns = {name: narrow(np.asarray(column)) for name, column in columns.items()}
         sizes = {name: len(column) for name, column in self.columns.items()}
         if len(set(sizes.values())) > 1:

@@ -1,6 +1,6 @@
 """The training step: merge -> loss -> grads -> optimizer -> apply -> after_update. Pure, jitted once, state donated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -46,14 +46,17 @@ def make_train_step(task: Task, config: Any, skeleton: Skeleton, optimizer: Opti
         done = state.replace(params=params, opt_state=opt_state, buffers=buffers, updates=state.updates + 1)
         if task.after_update is not None:
             model = skeleton.merge(done.params, done.frozen, done.buffers)
-            task.after_update(model, done.updates, config)
+            stale = task.after_update(model, done.updates, config) or {}
             new_params, new_frozen, new_buffers = skeleton.split(model)
             done = done.replace(params=new_params, frozen=new_frozen, buffers=new_buffers)
+            done = done.replace(opt_state=_forget(done.opt_state, stale))
         if state.ema:
             decay = config.optim.ema_decay
             ema = {key: decay * mean + (1 - decay) * done.params[key] for key, mean in state.ema.items()}
             done = done.replace(ema=ema)
 
+        counted = loss.weight > 0  # a batch of weight 0 moves no parameter, but what the loss carries on is kept
+        done = jax.tree.map(lambda new, old: jnp.where(counted, new, old), done, state.replace(buffers=buffers))
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.value)
         if precision.scaled or config.train.nan_policy != "ignore":
             done = jax.tree.map(lambda new, old: jnp.where(finite, new, old), done, state)
@@ -110,6 +113,16 @@ def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):
         return grads, Loss(values.pop("loss"), weight, values), buffers
 
     return whole if micro_batches == 1 else in_parts
+
+
+def _forget(opt_state: Any, stale: Mapping[str, jax.Array]) -> Any:
+    """The optimizer's state with the moments of the marked elements zeroed; counters stay."""
+
+    def clear(path, leaf):
+        mask = next((stale[p.key] for p in reversed(path) if getattr(p, "key", None) in stale), None)
+        return leaf if mask is None or mask.shape != leaf.shape else jnp.where(mask, 0, leaf).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(clear, opt_state) if stale else opt_state
 
 
 def _next_scale(scale: Arrays, finite) -> Arrays:

@@ -111,7 +111,8 @@ class Trainer:
         if placement == "device" and not columnar:
             raise UserError("data.placement: device needs a dataset of arrays (ArraySource or a mapping of arrays)")
         fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
-        return placement == "device" or (placement == "auto" and fits and self.task.collate is None)
+        ready = columnar and (source.batched or self.task.collate is None)
+        return placement == "device" or (placement == "auto" and fits and ready)
 
     def _place(self, batches: list[dict], accumulate: int) -> dict[str, jax.Array]:
         """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]."""
@@ -154,6 +155,9 @@ class Trainer:
         arrays = None if model is None else self.skeleton.split(model)
         self.shardings = state_shardings(jax.eval_shape(create, arrays), self.layout)
         self.state = jax.jit(create, out_shardings=self.shardings)(arrays)
+        weights = task.initial_weights(config) if model is None and task.initial_weights is not None else None
+        if weights is not None:
+            self.load_state_dict(weights, strict=False)
 
     def _split(self, build, model):
         return self.skeleton.split(build() if model is None else model)

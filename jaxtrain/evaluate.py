@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
     result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}
     if task.report is not None:
         source = trainer.source(arguments.split)
-        result["files"] = [str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")]
+        result["files"] = [
+            str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")
+        ]
     print(json.dumps(result, indent=1))
     if arguments.output:
         pathlib.Path(arguments.output).write_text(json.dumps(result, indent=1))

@@ -1,0 +1,207 @@
+"""`from_torch`: a torch.nn.Module as a flax module with the same parameter names, that computes the same numbers."""
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+from flax import nnx
+from torch.utils import _pytree as pytree
+
+from torch_bridge.datasets import to_numpy
+from torch_bridge.layouts import Buffer, Carry, key_of
+from torch_bridge.lowering import export as recording
+from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.table import Call
+from torch_bridge.state_dict import state_dict
+
+log = logging.getLogger(__name__)
+
+
+def from_torch(module: torch.nn.Module, example_inputs: Any) -> "TorchModule":
+    """The module as JAX: same outputs, same gradients, parameters and buffers under torch's names and in its layouts.
+
+    example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
+    arguments; numpy arrays serve too. Their sizes may differ later, see `TorchModule.__call__`.
+    The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
+    """
+    record = Record(module)
+    args, kwargs = as_arguments(example_inputs)
+    for training in (False, True):
+        record.graph(args, kwargs, training)
+    return TorchModule(record, module)
+
+
+def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    """One tensor, a tuple or a dict -> positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+class Record:
+    """A torch module and its graphs, one per mode and, where sizes are not free, per shape.
+
+    Static data of a TorchModule: compared by identity. `strip` is a prefix of the module's names that the flax
+    module's names lack.
+    """
+
+    def __init__(self, module: torch.nn.Module, strip: str = ""):
+        self.module = module
+        self.strip = strip
+        self.signature = inspect.signature(module.forward)
+        self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
+
+    def graph(self, args: tuple, kwargs: Mapping[str, Any], training: bool) -> tuple[Graph, list[Any]]:
+        """The graph that holds for these arguments, and their leaves. Records it when there is none yet."""
+        args, kwargs = self._bind(args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        refusal = None
+        for graph, known in self._graphs[training]:
+            refusal = "its inputs are arranged otherwise" if known != spec else graph.sizes.refusal(leaves)
+            if refusal is None:
+                return graph, leaves
+        if refusal is not None:
+            log.info("%s is recorded once more: %s", type(self.module).__name__, refusal)
+        graph = self._record(leaves, spec, training)
+        self._graphs[training].append((graph, spec))
+        return graph, leaves
+
+    def changed(self) -> set[str]:
+        """Names of the buffers that some graph writes."""
+        return {name for graphs in self._graphs.values() for graph, _ in graphs for name in graph.changed}
+
+    def _bind(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments in the order of the forward's signature, so that f(x=1) and f(1) share a graph."""
+        bound = self.signature.bind(*args, **kwargs)
+        return bound.args, bound.kwargs
+
+    def _record(self, leaves, spec, training: bool) -> Graph:
+        examples = pytree.tree_unflatten([_example(leaf) for leaf in leaves], spec)
+        modes = {name: inner.training for name, inner in self.module.named_modules()}
+        try:
+            if training and not self.module.training:
+                self.module.train()
+            elif not training:
+                self.module.eval()
+            return graph_of(recording.export(self.module, *examples))
+        finally:
+            for name, inner in self.module.named_modules():
+                inner.training = modes[name]
+
+    def run(
+        self, model: "TorchModule", args: tuple, kwargs: Mapping[str, Any], rngs: Callable | None, valid: Any = None
+    ) -> Any:
+        """Run the graph for these arguments with the model's variables; buffers that it changes are written."""
+        graph, leaves = self.graph(args, kwargs, training=rngs is not None)
+        names = {name: name.removeprefix(self.strip) for name in graph.state}
+        variables = model.variables()
+        state = {name: variables[short].get_value() for name, short in names.items()}
+        outputs, changed = graph.run(state, leaves, Call(rngs, valid))
+        for name, value in changed.items():
+            variable = variables.get(name.removeprefix(self.strip))
+            if variable is not None:
+                variable.set_value(jnp.asarray(value, variable.dtype))
+        return outputs
+
+
+def _example(leaf: Any) -> Any:
+    """A tensor to record with: values do not matter, shapes and dtypes do. Zeros would hide no branch, which torch
+    refuses anyway; integers stay valid indices."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        kind = "int64" if jnp.issubdtype(leaf.dtype, jnp.signedinteger) else str(leaf.dtype)
+        return torch.zeros(tuple(leaf.shape), dtype=getattr(torch, "bool" if kind == "bool_" else kind))
+    return leaf
+
+
+class _Level(nnx.Module):
+    """One submodule's parameters, buffers and submodules under their torch names."""
+
+
+class TorchModule(nnx.Module):
+    """A torch module that runs in JAX; made by `from_torch`.
+
+    Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared.
+    """
+
+    def __init__(self, record: Record, module: torch.nn.Module):
+        self._record = record
+        made: dict[int, nnx.Variable] = {}
+        _fill(self, module, made, record.changed())
+
+    def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
+        """What torch's module gives, as arrays in dicts, tuples and lists.
+
+        Arguments as the torch module takes them. `rngs=None`: evaluation mode. `rngs`: training mode, every dropout
+        takes `rngs()`, and buffers such as running statistics are updated. valid: bool [batch], rows to count in batch
+        statistics; all if left out. Call it under jax.jit: one compilation per shape. A shape that the record does not
+        hold for is recorded anew.
+        """
+        return self._record.run(self, args, kwargs, rngs, valid)
+
+    def variables(self) -> dict[str, nnx.Variable]:
+        """Every parameter and buffer by its torch name."""
+        found: dict[str, nnx.Variable] = {}
+        _collect(self, (), found)
+        return found
+
+
+def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> None:
+    for name, value in vars(level).items():
+        if isinstance(value, nnx.Variable):
+            found[key_of((*path, name))] = value
+        elif isinstance(value, _Level):
+            _collect(value, (*path, name), found)
+
+
+def _fill(level: nnx.Module, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], path=()) -> None:
+    def share(tensor, kind):
+        if id(tensor) not in made:
+            made[id(tensor)] = kind(jnp.asarray(to_numpy(tensor)))
+        return made[id(tensor)]
+
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            setattr(level, name, share(parameter, nnx.Param))
+    for name, buffer in module._buffers.items():
+        if buffer is None:
+            continue
+        if name not in module._non_persistent_buffers_set:
+            setattr(level, name, share(buffer, Buffer))
+        elif key_of((*path, name)) in changed:
+            setattr(level, name, share(buffer, Carry))
+    for name, child in module._modules.items():
+        if child is not None and (any(True for _ in child.parameters()) or any(True for _ in child.buffers())):
+            inner = _Level()
+            _fill(inner, child, made, changed, (*path, name))
+            setattr(level, name, inner)
+
+
+def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
+    """Copy the model's parameters and buffers into the torch module, in place, keeping its dtypes and devices.
+
+    Raises RuntimeError, as torch does, where names or shapes differ. Gives the module.
+    """
+    state = {key: _tensor(array) for key, array in state_dict(model).items()}
+    module.load_state_dict(state, strict=True)
+    return module
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def trainable_keys(module: torch.nn.Module) -> dict[str, bool]:
+    """requires_grad of every parameter, by name."""
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters(remove_duplicate=False)}
+
+

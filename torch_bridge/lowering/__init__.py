@@ -1,0 +1,9 @@
+"""torch modules as JAX: `export` records a module, `interpreter` runs the record, the other files lower operators.
+
+`register(name, function)` adds or replaces a lowering; the table is in docs/operators.md.
+"""
+
+from torch_bridge.lowering.errors import Obstacle, UnsupportedModel
+from torch_bridge.lowering.table import TABLE, Call, register
+
+__all__ = ["TABLE", "Call", "Obstacle", "UnsupportedModel", "register"]

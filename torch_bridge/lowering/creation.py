@@ -1,0 +1,117 @@
+"""Operators that make tensors from numbers."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from torch_bridge.lowering.dtypes import cast, is_float, jax_dtype, within
+from torch_bridge.lowering.table import lowering
+
+FLOAT = jnp.float32
+
+
+def _filled(shape, value, dtype):
+    if hasattr(value, "dtype"):
+        return jnp.broadcast_to(cast(value, dtype or value.dtype), tuple(shape))
+    if dtype is None:
+        dtype = jnp.bool_ if isinstance(value, bool) else jnp.int32 if isinstance(value, int) else FLOAT
+    return jnp.full(tuple(shape), within(value, jnp.dtype(dtype)), dtype)
+
+
+@lowering("full.default")
+def full(call, size, fill_value, *, dtype=None, **placement):
+    return _filled(size, fill_value, dtype and jax_dtype(dtype))
+
+
+@lowering("zeros.default", "empty.memory_format", "empty_permuted.default", "empty_strided.default")
+def zeros(call, size, *layout, dtype=None, **placement):
+    """Memory that torch leaves undefined is zero."""
+    return jnp.zeros(tuple(size), FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("ones.default")
+def ones(call, size, *, dtype=None, **placement):
+    return jnp.ones(tuple(size), FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("full_like.default")
+def full_like(call, x, fill_value, *, dtype=None, **placement):
+    return _filled(x.shape, fill_value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("zeros_like.default", "empty_like.default")
+def zeros_like(call, x, *, dtype=None, **placement):
+    return jnp.zeros(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("ones_like.default")
+def ones_like(call, x, *, dtype=None, **placement):
+    return jnp.ones(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("new_full.default")
+def new_full(call, x, size, fill_value, *, dtype=None, **placement):
+    return _filled(size, fill_value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("new_zeros.default", "new_empty.default", "new_empty_strided.default")
+def new_zeros(call, x, size, *layout, dtype=None, **placement):
+    return jnp.zeros(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("new_ones.default")
+def new_ones(call, x, size, *, dtype=None, **placement):
+    return jnp.ones(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowering("fill.Scalar", "fill.Tensor")
+def fill(call, x, value):
+    return _filled(x.shape, value, x.dtype)
+
+
+@lowering("scalar_tensor.default")
+def scalar_tensor(call, value, *, dtype=None, **placement):
+    return _filled((), value, FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("arange.default")
+def arange(call, end, *, dtype=None, **placement):
+    return arange_step(call, 0, end, 1, dtype=dtype)
+
+
+@lowering("arange.start_step", "arange.start")
+def arange_step(call, start, end, step=1, *, dtype=None, **placement):
+    if dtype is None:
+        dtype = jnp.int32 if all(isinstance(number, int) for number in (start, end, step)) else FLOAT
+    return jnp.asarray(np.arange(start, end, step), jax_dtype(dtype))
+
+
+@lowering("linspace.default")
+def linspace(call, start, end, steps, *, dtype=None, **placement):
+    return jnp.linspace(start, end, steps, dtype=FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("eye.default", "eye.m")
+def eye(call, rows, columns=None, *, dtype=None, **placement):
+    return jnp.eye(rows, columns, dtype=FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("tril_indices.default")
+def tril_indices(call, rows, columns, offset=0, *, dtype=None, **placement):
+    return jnp.stack([jnp.asarray(index) for index in np.tril_indices(rows, offset, columns)]).astype(
+        jnp.int32 if dtype is None else jax_dtype(dtype)
+    )
+
+
+@lowering("triu_indices.default")
+def triu_indices(call, rows, columns, offset=0, *, dtype=None, **placement):
+    return jnp.stack([jnp.asarray(index) for index in np.triu_indices(rows, offset, columns)]).astype(
+        jnp.int32 if dtype is None else jax_dtype(dtype)
+    )
+
+
+@lowering("hann_window.default", "hann_window.periodic")
+def hann_window(call, length, periodic=True, *, dtype=None, **placement):
+    window = np.hanning(length + 1)[:-1] if periodic and length > 1 else np.hanning(length)
+    window = jnp.asarray(window, FLOAT if dtype is None else jax_dtype(dtype))
+    assert is_float(window)
+    return window

@@ -1,0 +1,83 @@
+"""One error for all that keeps a torch module from becoming JAX."""
+
+import dataclasses
+import re
+import traceback
+from collections.abc import Iterable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """what: the operator or the reason. where: "file:line  source". module: path of the submodule, "" for the root."""
+
+    what: str
+    where: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f"\n      at {self.where}"
+        return text + (f"\n      in {self.module}" if self.module else "")
+
+
+class UnsupportedModel(ValueError):
+    """A torch module that cannot be expressed in JAX as it is. `obstacles` lists every reason found."""
+
+    def __init__(self, name: str, obstacles: Sequence[Obstacle], advice: str):
+        self.obstacles = tuple(obstacles)
+        count = f"{len(obstacles)} reason" + "s" * (len(obstacles) != 1)
+        lines = "\n".join(f"  {number}. {obstacle}" for number, obstacle in enumerate(obstacles, 1))
+        super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}")
+
+
+ADVICE_OPERATORS = (
+    "Give JAX the missing operators, torch_bridge.lowering.register(NAME, lambda call, *args: ...), or rewrite these "
+    "lines with operators of docs/operators.md."
+)
+ADVICE_DATA = (
+    "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "
+    "torch.cond (docs/from_torch.md, What cannot be converted)."
+)
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
+_MACHINERY = ("/torch/", "<eval_with_key>", "torch_bridge/lowering", "/contextlib.py", "<string>")
+
+
+def source_line(stack_trace: str | None) -> str:
+    """`file:line  code` of the innermost frame outside torch itself, or of the innermost one."""
+    frames = list(_FRAME.finditer(stack_trace or ""))
+    own = [frame for frame in frames if not any(part in frame["file"] for part in _MACHINERY)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f"{frame['file']}:{frame['line']}  {(frame['code'] or '').strip()}".rstrip()
+
+
+def exception_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that led to an exception."""
+    return source_line("".join(traceback.format_tb(error.__traceback__)))
+
+
+def module_path(node) -> str:
+    """`encoder.layers.0 (MyLayer)` of a graph's node."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    kind = kind if isinstance(kind, str) else kind.__name__
+    path = re.sub(r"^L\['self'\]\.?", "", path)
+    return f"{path} ({kind.rsplit('.', 1)[-1]})" if path else kind.rsplit(".", 1)[-1]
+
+
+def merge(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
+    """The same obstacle at the same line once, with the number of submodules that meet it."""
+    groups: dict[tuple, list[Obstacle]] = {}
+    for obstacle in obstacles:
+        groups.setdefault((obstacle.what, obstacle.where), []).append(obstacle)
+    merged = []
+    for (what, where), members in groups.items():
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        merged.append(Obstacle(what, where, members[0].module + more if members[0].module else ""))
+    return merged

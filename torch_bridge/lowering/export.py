@@ -1,0 +1,198 @@
+"""torch module + example inputs -> a functional graph of operators that the table holds.
+
+`torch.export` records the module with symbolic sizes; decomposition takes apart what has no lowering and leaves whole
+what has one; mutated buffers become outputs.
+"""
+
+import contextlib
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_bridge.lowering.errors import (
+    ADVICE_DATA,
+    ADVICE_OPERATORS,
+    Obstacle,
+    UnsupportedModel,
+    exception_line,
+    merge,
+    module_path,
+    source_line,
+)
+from torch_bridge.lowering.operators import TABLE
+
+log = logging.getLogger(__name__)
+
+# Lowered for graphs that hold them already, but views, copies or kernels of torch's own: taken apart where torch can.
+_TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"}
+
+HIGHER_ORDER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+def export(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> torch.export.ExportedProgram:
+    """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
+
+    Raises UnsupportedModel that lists every operator and line that stands in the way.
+    """
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    with _quiet(), _plain_kernels():
+        try:
+            program = torch.export.export(
+                module,
+                tuple(args),
+                dict(kwargs),
+                dynamic_shapes=pytree.tree_map(_any_size, dict(bound)) or None,
+                strict=False,
+            )
+            _cut_gradients(program.graph_module)
+            program = program.run_decompositions(decompositions())
+        except Exception as error:  # anything the module's own code may raise while it is recorded
+            raise UnsupportedModel(_name(module), _obstacles_of(module, args, kwargs, error), ADVICE_DATA) from error
+    obstacles = list(_obstacles(program))
+    if obstacles:
+        data = any("depends on" in obstacle.what for obstacle in obstacles)
+        missing = any("no lowering" in obstacle.what for obstacle in obstacles)
+        advice = "\n".join([ADVICE_OPERATORS] * missing + [ADVICE_DATA] * data)
+        raise UnsupportedModel(_name(module), merge(obstacles), advice)
+    return program
+
+
+def _name(module) -> str:
+    return type(getattr(module, "wrapped_module", module)).__name__
+
+
+def _any_size(leaf):
+    return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def _quiet():
+    """torch.export warns about its own internals; what a user can mend arrives as UnsupportedModel."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._export", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _plain_kernels():
+    """TransformerEncoder's inference kernel is one opaque operator; its layers say the same in many known ones."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def decompositions() -> dict[Any, Callable]:
+    """torch's own rules for taking operators apart, without those for operators that the table lowers whole."""
+    keep = TABLE.keys() - _TAKEN_APART
+    return {
+        operator: rule for operator, rule in torch.export.default_decompositions().items() if str(operator) not in keep
+    }
+
+
+def _cut_gradients(graph_module: torch.fx.GraphModule) -> None:
+    """What is computed under torch.no_grad() carries no gradient; decomposition would forget that."""
+    for inner in graph_module.modules():
+        if not isinstance(inner, torch.fx.GraphModule):
+            continue
+        for node in list(inner.graph.nodes):
+            if node.op == "call_function" and str(node.target) == "wrap_with_set_grad_enabled" and not node.args[0]:
+                for result in list(node.users):
+                    if isinstance(result.meta.get("val"), torch.Tensor):
+                        _detach(inner.graph, result)
+        inner.recompile()
+
+
+def _detach(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    if not node.meta["val"].is_floating_point():
+        return
+    users = list(node.users)
+    with graph.inserting_after(node):
+        cut = graph.call_function(torch.ops.aten.detach.default, (node,))
+    cut.meta = dict(node.meta)
+    for user in users:
+        user.replace_input_with(node, cut)
+
+
+def _obstacles(program: torch.export.ExportedProgram):
+    """Operators without a lowering, and values whose shape depends on the data."""
+    for graph_module in program.graph_module.modules():
+        if not isinstance(graph_module, torch.fx.GraphModule):
+            continue
+        for node in graph_module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            name = str(node.target)
+            if isinstance(node.target, torch._ops.OpOverload):
+                if name not in TABLE:
+                    yield Obstacle(f"{name} has no lowering", source_line(node.stack_trace), module_path(node))
+                elif _data_dependent(node.meta.get("val")):
+                    yield Obstacle(
+                        f"the shape of {name}'s result depends on the values of a tensor",
+                        source_line(node.stack_trace),
+                        module_path(node),
+                    )
+            elif isinstance(node.target, torch._ops.HigherOrderOperator) and name not in HIGHER_ORDER:
+                yield Obstacle(f"{name} has no lowering", source_line(node.stack_trace), module_path(node))
+
+
+def _data_dependent(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_data_dependent, value))
+    sizes = [size for size in getattr(value, "shape", ()) if isinstance(size, torch.SymInt)]
+    return any(
+        torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(size) for size in sizes
+    )
+
+
+def _obstacles_of(module, args, kwargs, error: Exception) -> list[Obstacle]:
+    """Every reason that torch's draft export finds, or at least the one that stopped the export."""
+    first = Obstacle(_reason(error), exception_line(error))
+    try:
+        draft = torch.export.draft_export(module, tuple(args), dict(kwargs), strict=False)
+        report = getattr(draft, "_report", None)
+        failures = list(getattr(report, "failures", ()))
+        found = [Obstacle(_failure(failure), _failure_line(failure)) for failure in failures]
+        _cut_gradients(draft.graph_module)
+        found += _obstacles(draft.run_decompositions(decompositions()))
+    except Exception:  # noqa: BLE001  the draft is a second opinion; the first error is reported in any case
+        return [first]
+    return merge([obstacle for obstacle in found if obstacle.what]) or [first]
+
+
+def _reason(error: Exception) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"it cannot be recorded: {type(error).__name__}: {text[:300]}"
+
+
+def _failure(failure) -> str:
+    kind = str(failure.failure_type)
+    expression = failure.data.get("expr", failure.data.get("op", ""))
+    if "data_dependent" in kind.lower():
+        return f"a branch or shape depends on the values of a tensor ({expression})"
+    return f"{kind}: {expression}" if "kernel" in kind.lower() else ""
+
+
+def _failure_line(failure) -> str:
+    stack = failure.data.get("user_stack") or failure.data.get("stack") or []
+    frames = [
+        f'File "{frame.get("filename")}", line {frame.get("line")}, in {frame.get("name")}\n    {frame.get("loc", "")}'
+        for frame in stack
+        if isinstance(frame, dict)
+    ]
+    return source_line("\n".join(frames))

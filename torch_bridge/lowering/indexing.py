@@ -1,0 +1,190 @@
+"""Operators that read or write at computed positions, and order elements."""
+
+import jax
+import jax.numpy as jnp
+
+from torch_bridge.lowering.dtypes import cast, result_type
+from torch_bridge.lowering.table import lowering
+
+
+@lowering("embedding.default")
+def embedding(call, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    """The row `padding_idx` gets no gradient."""
+    rows = jnp.take(weight, indices, axis=0, mode="clip")
+    if padding_idx < 0:
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], jax.lax.stop_gradient(rows), rows)
+
+
+@lowering("index_select.default")
+def index_select(call, x, dim, index):
+    return jnp.take(x, index, axis=dim, mode="clip") if x.ndim else x
+
+
+@lowering("gather.default")
+def gather(call, x, dim, index, *, sparse_grad=False):
+    """`index` may be smaller than x along the other axes."""
+    if not x.ndim:
+        return jnp.broadcast_to(x, index.shape)
+    dim %= x.ndim
+    x = x[tuple(slice(None) if axis == dim else slice(size) for axis, size in enumerate(index.shape))]
+    return jnp.take_along_axis(x, index, axis=dim, mode="clip")
+
+
+def _boolean_masks(x, indices) -> list:
+    """Masks cover as many axes as they have; what is left are integer indices and None per axis."""
+    return [index for index in indices if index is not None and index.dtype == jnp.bool_]
+
+
+def _positions(x, indices) -> tuple:
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+@lowering("index.Tensor", "_unsafe_index.Tensor")
+def index(call, x, indices):
+    """A boolean mask has a result whose shape depends on the data: only values known while tracing can serve."""
+    return x[_positions(x, indices)]
+
+
+@lowering("index_put.default", "_unsafe_index_put.default")
+def index_put(call, x, indices, values, accumulate=False):
+    masks = _boolean_masks(x, indices)
+    values = cast(values, x.dtype)
+    if len(masks) == 1 and values.ndim == 0 and sum(index is not None for index in indices) == 1:
+        lead = 0  # x[:, mask] = number
+        while indices[lead] is None:
+            lead += 1
+        mask = masks[0].reshape((1,) * lead + masks[0].shape + (1,) * (x.ndim - lead - masks[0].ndim))
+        return jnp.where(mask, x + values if accumulate else values, x)
+    target = x.at[_positions(x, indices)]
+    return target.add(values) if accumulate else target.set(values)
+
+
+@lowering("index_add.default")
+def index_add(call, x, dim, index, source, *, alpha=1):
+    where = (slice(None),) * (dim % x.ndim) + (index,)
+    return x.at[where].add(cast(source, x.dtype) * cast(alpha, x.dtype))
+
+
+@lowering("index_copy.default")
+def index_copy(call, x, dim, index, source):
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(source, x.dtype))
+
+
+@lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(call, x, dim, index, value):
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(value, x.dtype))
+
+
+def _grid(shape, dim: int, index) -> tuple:
+    """Full coordinates of every element of `index`, its own value along `dim`."""
+    grid = list(jnp.indices(index.shape, sparse=True))
+    grid[dim % len(shape)] = index
+    return tuple(grid)
+
+
+@lowering("scatter.src", "scatter.value")
+def scatter(call, x, dim, index, source):
+    source = cast(source, x.dtype)
+    if not x.ndim:
+        return jnp.broadcast_to(source, x.shape)
+    if source.ndim:
+        source = source[tuple(map(slice, index.shape))]
+    return x.at[_grid(x.shape, dim, index)].set(source)
+
+
+@lowering("scatter_add.default")
+def scatter_add(call, x, dim, index, source):
+    return x.at[_grid(x.shape, dim, index)].add(source[tuple(map(slice, index.shape))])
+
+
+@lowering("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
+def scatter_reduce(call, x, dim, index, source, reduce, *, include_self=True):
+    source = cast(source, x.dtype)
+    source = source[tuple(map(slice, index.shape))] if source.ndim else jnp.broadcast_to(source, index.shape)
+    where = _grid(x.shape, dim, index)
+    touched = jnp.zeros(x.shape, bool).at[where].set(True)
+    neutral = {"sum": 0, "add": 0, "mean": 0, "prod": 1, "multiply": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
+    start = x if include_self else jnp.where(touched, cast(neutral, x.dtype), x)
+    if reduce in ("sum", "add"):
+        return start.at[where].add(source)
+    if reduce in ("prod", "multiply"):
+        return start.at[where].mul(source)
+    if reduce == "amax":
+        return start.at[where].max(source)
+    if reduce == "amin":
+        return start.at[where].min(source)
+    count = jnp.zeros(x.shape, jnp.int32).at[where].add(1) + int(include_self)
+    total = start.at[where].add(source)
+    count = jnp.maximum(count, 1)
+    mean = total / count if jnp.issubdtype(x.dtype, jnp.inexact) else total // count
+    return jnp.where(touched, mean.astype(x.dtype), x)
+
+
+@lowering("masked_scatter.default")
+def masked_scatter(call, x, mask, source):
+    """The n-th True of the mask takes the n-th element of the source."""
+    mask = jnp.broadcast_to(mask, x.shape)
+    order = jnp.cumsum(mask.reshape(-1)) - 1
+    taken = jnp.take(source.reshape(-1), order, mode="clip").reshape(x.shape)
+    return jnp.where(mask, taken, x)
+
+
+@lowering("take.default")
+def take(call, x, index):
+    return x.reshape(-1)[index]
+
+
+@lowering("one_hot.default")
+def one_hot(call, index, num_classes=-1):
+    return jax.nn.one_hot(index, num_classes, dtype=jnp.int32)
+
+
+@lowering("sort.default", "sort.stable")
+def sort(call, x, dim=-1, descending=False, *, stable=None):
+    if stable is not None and not isinstance(dim, int):
+        raise TypeError("sort.stable takes its dimension by keyword")
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    order = jnp.argsort(x, axis=dim, stable=True, descending=descending)
+    return jnp.take_along_axis(x, order, axis=dim), order.astype(jnp.int32)
+
+
+@lowering("argsort.default", "argsort.stable")
+def argsort(call, x, dim=-1, descending=False, *, stable=False):
+    return jnp.argsort(x, axis=dim, stable=True, descending=descending).astype(jnp.int32)
+
+
+@lowering("topk.default")
+def topk(call, x, k, dim=-1, largest=True, sorted=True):
+    moved = jnp.moveaxis(x, dim, -1)
+    if largest:
+        values, order = jax.lax.top_k(moved, k)
+    else:
+        order = jnp.argsort(moved, axis=-1, stable=True)[..., :k]
+        values = jnp.take_along_axis(moved, order, axis=-1)
+    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(order.astype(jnp.int32), -1, dim)
+
+
+@lowering("kthvalue.default")
+def kthvalue(call, x, k, dim=-1, keepdim=False):
+    order = jnp.take(jnp.argsort(x, axis=dim, stable=True), jnp.asarray([k - 1]), axis=dim)
+    values = jnp.take_along_axis(x, order, axis=dim)
+    return (values, order) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(order, dim))
+
+
+@lowering("searchsorted.Tensor")
+def searchsorted(call, sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+    side = "right" if right or side == "right" else "left"
+    values = cast(values, result_type(sorted_sequence, values))
+    if sorted_sequence.ndim == 1:
+        return jnp.searchsorted(sorted_sequence, values, side=side).astype(jnp.int32)
+    search = lambda rows, wanted: jnp.searchsorted(rows, wanted, side=side)  # noqa: E731
+    for _ in range(sorted_sequence.ndim - 1):
+        search = jax.vmap(search)
+    return search(sorted_sequence, values).astype(jnp.int32)
+
+
+@lowering("bucketize.Tensor")
+def bucketize(call, x, boundaries, *, out_int32=False, right=False):
+    return jnp.searchsorted(boundaries, x, side="right" if right else "left").astype(jnp.int32)

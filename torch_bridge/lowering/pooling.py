@@ -1,0 +1,196 @@
+"""Pooling over windows, fixed and adaptive."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_bridge.lowering.dtypes import wide
+from torch_bridge.lowering.table import lowering
+
+
+def _fit(values, rank: int, default=None) -> list[int]:
+    values = [values] if isinstance(values, int) else list(values)
+    if not values:
+        return list(default)
+    return values * rank if len(values) == 1 else values
+
+
+def _output_size(size, kernel, stride, padding, dilation, ceil_mode) -> int:
+    """torch lets the last window start inside the input or its left padding, never in the right padding."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (-(-span // stride) if ceil_mode else span // stride) + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
+
+
+def _lowest(dtype):
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode):
+    """Output sizes, and (before, after) per axis so that windows exactly cover; `after` may crop."""
+    sizes, pads = [], []
+    for size, k, s, p, d in zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True):
+        count = _output_size(size, k, s, p, d, ceil_mode)
+        sizes.append(count)
+        pads.append((p, (count - 1) * s + d * (k - 1) + 1 - size - p, 0))
+    return sizes, [(0, 0, 0)] * (x.ndim - rank) + pads
+
+
+def _max_pool(rank: int):
+    def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+        kernel = _fit(kernel_size, rank)
+        stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
+        _, pads = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
+        lowest = np.asarray(_lowest(x.dtype), x.dtype)
+        lead = (1,) * (x.ndim - rank)
+        return jax.lax.reduce_window(
+            jax.lax.pad(x, lowest, pads),
+            lowest,
+            jax.lax.max,
+            (*lead, *kernel),
+            (*lead, *stride),
+            "VALID",
+            window_dilation=(*lead, *dilation),
+        )
+
+    return lower
+
+
+for _rank in (1, 2, 3):
+    lowering(f"max_pool{_rank}d.default")(_max_pool(_rank))
+
+
+def _max_pool_with_indices(rank: int):
+    def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+        """The maxima, and their positions in the flattened space of x."""
+        kernel = _fit(kernel_size, rank)
+        stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
+        sizes, _ = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
+        positions = [
+            np.arange(count)[:, None] * s - p + np.arange(k) * d
+            for count, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True)
+        ]
+        return _pick_maximum(x, positions)
+
+    return lower
+
+
+for _rank in (2, 3):
+    lowering(f"max_pool{_rank}d_with_indices.default")(_max_pool_with_indices(_rank))
+
+
+def _pick_maximum(x, positions):
+    """positions: per axis [window, entry], outside the input where it does not count."""
+    rank = len(positions)
+    space = x.shape[-rank:]
+    flat = np.zeros((), int)
+    inside = np.ones((), bool)
+    for axis, (index, size) in enumerate(zip(positions, space, strict=True)):
+        shape = [1] * (2 * rank)
+        shape[axis], shape[rank + axis] = index.shape
+        flat = flat * size + np.clip(index, 0, size - 1).reshape(shape)
+        inside = inside & ((index >= 0) & (index < size)).reshape(shape)
+    windows = tuple(len(index) for index in positions)
+    flat = np.broadcast_to(flat, inside.shape).reshape(*windows, -1)
+    inside = inside.reshape(*windows, -1)
+    values = x.reshape(*x.shape[:-rank], -1)[..., flat]
+    values = jnp.where(inside, values, _lowest(x.dtype))
+    best = jnp.argmax(values, axis=-1, keepdims=True)
+    where = jnp.take_along_axis(jnp.broadcast_to(flat, values.shape), best, axis=-1)[..., 0]
+    return jnp.take_along_axis(values, best, axis=-1)[..., 0], where.astype(jnp.int32)
+
+
+@lowering("max_unpool2d.default")
+def max_unpool2d(call, x, indices, output_size):
+    flat = jnp.zeros((math.prod(x.shape[:-2]), math.prod(output_size)), x.dtype)
+    rows = np.arange(flat.shape[0])[:, None]
+    flat = flat.at[rows, indices.reshape(flat.shape[0], -1)].set(x.reshape(flat.shape[0], -1))
+    return flat.reshape(*x.shape[:-2], *output_size)
+
+
+def _avg_pool(rank: int):
+    def lower(
+        call,
+        x,
+        kernel_size,
+        stride=(),
+        padding=0,
+        ceil_mode=False,
+        count_include_pad=True,
+        divisor_override=None,
+    ):
+        kernel = _fit(kernel_size, rank)
+        stride, padding = _fit(stride, rank, kernel), _fit(padding, rank)
+        sizes, pads = _window_pads(x, rank, kernel, stride, padding, [1] * rank, ceil_mode)
+        lead = (1,) * (x.ndim - rank)
+        y = wide(x)
+        total = jax.lax.reduce_window(
+            jax.lax.pad(y, np.zeros((), y.dtype), pads),
+            np.zeros((), y.dtype),
+            jax.lax.add,
+            (*lead, *kernel),
+            (*lead, *stride),
+            "VALID",
+        )
+        if divisor_override:
+            return (total / divisor_override).astype(x.dtype)
+        divisor = np.ones((), np.float32)
+        for count, size, k, s, p in zip(sizes, x.shape[-rank:], kernel, stride, padding, strict=True):
+            start = np.arange(count) * s - p
+            end = np.minimum(start + k, size + p)
+            if not count_include_pad:
+                start, end = np.maximum(start, 0), np.minimum(end, size)
+            divisor = divisor[..., None] * (end - start)
+        return (total / divisor.astype(np.float32)).astype(x.dtype)
+
+    return lower
+
+
+for _rank in (1, 2, 3):
+    lowering(f"avg_pool{_rank}d.default")(_avg_pool(_rank))
+
+
+def _adaptive_edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(count) * size // count, -(-(np.arange(count) + 1) * size // count)
+
+
+def _adaptive_avg_pool(rank: int):
+    def lower(call, x, output_size):
+        """Each axis is averaged by its own matrix."""
+        y = wide(x)
+        for axis, count in enumerate(_fit(output_size, rank)):
+            axis = x.ndim - rank + axis
+            size = x.shape[axis]
+            if count == 1:
+                y = jnp.mean(y, axis, keepdims=True)
+            elif count != size:
+                start, end = _adaptive_edges(size, count)
+                entry = np.arange(size)
+                inside = (entry >= start[:, None]) & (entry < end[:, None])
+                matrix = (inside / (end - start)[:, None]).astype(np.float32)
+                y = jnp.moveaxis(jnp.tensordot(y, matrix.astype(y.dtype), ((axis,), (1,))), -1, axis)
+        return y.astype(x.dtype)
+
+    return lower
+
+
+for _rank in (1, 2, 3):
+    lowering(f"adaptive_avg_pool{_rank}d.default", f"_adaptive_avg_pool{_rank}d.default")(_adaptive_avg_pool(_rank))
+
+
+def _adaptive_max_pool(rank: int):
+    def lower(call, x, output_size):
+        positions = []
+        for size, count in zip(x.shape[-rank:], _fit(output_size, rank), strict=True):
+            start, end = _adaptive_edges(size, count)
+            index = start[:, None] + np.arange((end - start).max())
+            positions.append(np.where(index < end[:, None], index, -1))
+        return _pick_maximum(x, positions)
+
+    return lower
+
+
+for _rank in (1, 2, 3):
+    lowering(f"adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))

@@ -1,0 +1,184 @@
+"""Matrix products, convolutions, decompositions of matrices, Fourier transforms."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from torch_bridge.lowering.dtypes import cast, match_products, promote
+from torch_bridge.lowering.table import lowering
+
+
+@lowering("linear.default")
+def linear(call, x, weight, bias=None):
+    """weight: [out, in], as torch keeps it."""
+    x, weight, bias = match_products(x, weight, bias)
+    y = jnp.matmul(x, weight.T)
+    return y if bias is None else y + bias
+
+
+@lowering("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default", "vdot.default")
+def matmul(call, x, y):
+    return jnp.matmul(*promote(*match_products(x, y)))
+
+
+@lowering("addmm.default", "addmv.default")
+def addmm(call, bias, x, y, *, beta=1, alpha=1):
+    return _scaled_sum(bias, matmul(call, x, y), beta, alpha)
+
+
+@lowering("baddbmm.default")
+def baddbmm(call, bias, x, y, *, beta=1, alpha=1):
+    return _scaled_sum(bias, matmul(call, x, y), beta, alpha)
+
+
+@lowering("addbmm.default")
+def addbmm(call, bias, x, y, *, beta=1, alpha=1):
+    return _scaled_sum(bias, jnp.sum(matmul(call, x, y), axis=0), beta, alpha)
+
+
+@lowering("addr.default")
+def addr(call, bias, x, y, *, beta=1, alpha=1):
+    return _scaled_sum(bias, jnp.outer(x, y), beta, alpha)
+
+
+def _scaled_sum(bias, product, beta, alpha):
+    product = product if alpha == 1 else product * cast(alpha, product.dtype)
+    if beta == 0:
+        return product  # torch ignores the bias then, NaN or not
+    bias = cast(bias, product.dtype)
+    return product + (bias if beta == 1 else bias * cast(beta, bias.dtype))
+
+
+@lowering("outer.default")
+def outer(call, x, y):
+    return jnp.outer(*promote(x, y))
+
+
+@lowering("einsum.default")
+def einsum(call, equation, operands, *, path=None):
+    return jnp.einsum(equation.replace(" ", ""), *match_products(*operands))
+
+
+@lowering("bilinear.default")
+def bilinear(call, x, y, weight, bias=None):
+    x, y, weight = match_products(x, y, weight)
+    z = jnp.einsum("...i,oij,...j->...o", x, weight, y)
+    return z if bias is None else z + bias
+
+
+@lowering("convolution.default")
+def convolution(call, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """x: [batch, channel, *space] or without batch; weight: [out, in / groups, *kernel], [in, out / groups, *kernel]
+    where transposed."""
+    x, weight, bias = match_products(x, weight, bias)
+    rank = weight.ndim - 2
+    stride, padding, dilation, output_padding = (_fit(v, rank) for v in (stride, padding, dilation, output_padding))
+    batched = x if x.ndim == rank + 2 else x[None]
+    run = _transposed if transposed else _convolution
+    y = run(batched, weight, stride, padding, dilation, output_padding, groups)
+    if bias is not None:
+        y = y + bias.reshape((-1,) + (1,) * rank)
+    return y if x.ndim == rank + 2 else y[0]
+
+
+def _fit(values, rank: int) -> list[int]:
+    values = [values] if isinstance(values, int) else list(values)
+    return values * rank if len(values) == 1 else values
+
+
+def _convolution(x, weight, stride, padding, dilation, _, groups):
+    return jax.lax.conv_general_dilated(
+        x, weight, stride, [(p, p) for p in padding], rhs_dilation=dilation, feature_group_count=groups
+    )
+
+
+def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
+    """As a convolution of the input with gaps, by the flipped kernel."""
+    inputs, outputs, *kernel = weight.shape
+    weight = weight.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
+    weight = jnp.flip(weight.reshape(groups * outputs, inputs // groups, *kernel), tuple(range(2, 2 + len(kernel))))
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    pads = [(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)]
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        [1] * len(kernel),
+        pads,
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+    )
+
+
+@lowering("linalg_inv_ex.default", "linalg_inv.default")
+def inverse(call, x, *, check_errors=False):
+    return jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], jnp.int32)
+
+
+@lowering("linalg_cholesky_ex.default")
+def cholesky(call, x, *, upper=False, check_errors=False):
+    lower = jnp.linalg.cholesky(x)
+    return jnp.swapaxes(lower, -1, -2) if upper else lower, jnp.zeros(x.shape[:-2], jnp.int32)
+
+
+@lowering("linalg_solve_triangular.default")
+def solve_triangular(call, a, b, *, upper, left=True, unitriangular=False):
+    if not left:
+        a, b = jnp.swapaxes(a, -1, -2), jnp.swapaxes(b, -1, -2)
+        upper = not upper
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = jnp.broadcast_to(a, batch + a.shape[-2:]), jnp.broadcast_to(b, batch + b.shape[-2:])
+    x = jax.scipy.linalg.solve_triangular(a, b, lower=not upper, unit_diagonal=unitriangular)
+    return x if left else jnp.swapaxes(x, -1, -2)
+
+
+@lowering("_linalg_det.default")
+def det(call, x):
+    """The factors beside the determinant serve torch's own backward pass only."""
+    return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)
+
+
+@lowering("_linalg_slogdet.default")
+def slogdet(call, x):
+    sign, logarithm = jnp.linalg.slogdet(x)
+    return sign, logarithm, x, jnp.zeros(x.shape[:-1], jnp.int32)
+
+
+@lowering("_linalg_solve_ex.default")
+def solve(call, a, b, *, left=True, check_errors=False):
+    if not left:
+        a, b = jnp.swapaxes(a, -1, -2), jnp.swapaxes(b, -1, -2)
+    vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
+    x = jnp.linalg.solve(a, b[..., None])[..., 0] if vector else jnp.linalg.solve(a, b)
+    x = x if left else jnp.swapaxes(x, -1, -2)
+    return x, a, jnp.zeros(a.shape[:-1], jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
+
+
+def _fourier_scale(shape, dims, normalization: int) -> float:
+    """torch's codes: 0 none, 1 by the root of the length, 2 by the length."""
+    length = math.prod(shape[dim] for dim in dims)
+    return (1.0, 1 / math.sqrt(length), 1 / length)[normalization]
+
+
+@lowering("_fft_c2c.default")
+def fft_c2c(call, x, dim, normalization, forward):
+    if not dim:
+        return x
+    scale = _fourier_scale(x.shape, dim, normalization)
+    if forward:
+        return jnp.fft.fftn(x, axes=dim) * scale
+    return jnp.fft.ifftn(x, axes=dim, norm="forward") * scale
+
+
+@lowering("_fft_r2c.default")
+def fft_r2c(call, x, dim, normalization, onesided):
+    scale = _fourier_scale(x.shape, dim, normalization)
+    return (jnp.fft.rfftn(x, axes=dim) if onesided else jnp.fft.fftn(x, axes=dim)) * scale
+
+
+@lowering("_fft_c2r.default")
+def fft_c2r(call, x, dim, normalization, last_dim_size):
+    sizes = [x.shape[d] for d in dim[:-1]] + [last_dim_size]
+    scale = (1.0, 1 / math.sqrt(math.prod(sizes)), 1 / math.prod(sizes))[normalization]
+    return jnp.fft.irfftn(x, s=sizes, axes=dim, norm="forward") * scale

@@ -1,0 +1,270 @@
+"""Operators that sum up, pick extremes, or accumulate along axes."""
+
+import jax
+import jax.numpy as jnp
+
+from torch_bridge.lowering.dtypes import category, is_float, jax_dtype, wide
+from torch_bridge.lowering.table import lowering
+
+
+def _axes(x, dim) -> tuple[int, ...]:
+    """None and [] mean all axes."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(x.ndim))
+    dims = [dim] if isinstance(dim, int) else dim
+    return tuple(d % x.ndim for d in dims) if x.ndim else ()
+
+
+@lowering("sum.default", "sum.dim_IntList")
+def sum_(call, x, dim=None, keepdim=False, *, dtype=None):
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
+    elif category(x.dtype) < 2:
+        x = x.astype(jnp.int32)
+    return jnp.sum(wide(x), _axes(x, dim), keepdims=keepdim).astype(x.dtype)
+
+
+@lowering("mean.default", "mean.dim")
+def mean(call, x, dim=None, keepdim=False, *, dtype=None):
+    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    return jnp.mean(wide(x), _axes(x, dim), keepdims=keepdim).astype(x.dtype)
+
+
+@lowering("nansum.default")
+def nansum(call, x, dim=None, keepdim=False, *, dtype=None):
+    return sum_(call, jnp.where(x != x, 0, x).astype(x.dtype), dim, keepdim, dtype=dtype)
+
+
+@lowering("prod.default")
+def prod(call, x, *, dtype=None):
+    return prod_dim(call, x, None, False, dtype=dtype)
+
+
+@lowering("prod.dim_int")
+def prod_dim(call, x, dim=None, keepdim=False, *, dtype=None):
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
+    elif category(x.dtype) < 2:
+        x = x.astype(jnp.int32)
+    return jnp.prod(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("amax.default")
+def amax(call, x, dim=(), keepdim=False):
+    return jnp.max(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("amin.default")
+def amin(call, x, dim=(), keepdim=False):
+    return jnp.min(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("max.default")
+def max_all(call, x):
+    return jnp.max(x)
+
+
+@lowering("min.default")
+def min_all(call, x):
+    return jnp.min(x)
+
+
+def _pick(x, dim: int, keepdim: bool, find):
+    """The values at the found positions, so that the gradient goes to one of several equal ones."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    where = find(x, axis=dim, keepdims=True).astype(jnp.int32)
+    values = jnp.take_along_axis(x, where, axis=dim)
+    return (values, where) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(where, dim))
+
+
+@lowering("max.dim")
+def max_dim(call, x, dim, keepdim=False):
+    return _pick(x, dim, keepdim, jnp.argmax)
+
+
+@lowering("min.dim")
+def min_dim(call, x, dim, keepdim=False):
+    return _pick(x, dim, keepdim, jnp.argmin)
+
+
+@lowering("argmax.default")
+def argmax(call, x, dim=None, keepdim=False):
+    return jnp.argmax(x, dim, keepdims=keepdim).astype(jnp.int32)
+
+
+@lowering("argmin.default")
+def argmin(call, x, dim=None, keepdim=False):
+    return jnp.argmin(x, dim, keepdims=keepdim).astype(jnp.int32)
+
+
+@lowering("median.default")
+def median(call, x):
+    """The lower of the two middle ones."""
+    return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
+
+
+@lowering("median.dim")
+def median_dim(call, x, dim, keepdim=False):
+    middle = (x.shape[dim] - 1) // 2
+    return _pick(x, dim, keepdim, lambda x, axis, keepdims: jnp.take(jnp.argsort(x, axis), jnp.array([middle]), axis))
+
+
+@lowering("any.default", "any.dim", "any.dims")
+def any_(call, x, dim=None, keepdim=False):
+    return jnp.any(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("all.default", "all.dim", "all.dims")
+def all_(call, x, dim=None, keepdim=False):
+    return jnp.all(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("count_nonzero.default", "count_nonzero.dim_IntList")
+def count_nonzero(call, x, dim=None):
+    return jnp.count_nonzero(x, _axes(x, dim)).astype(jnp.int32)
+
+
+def _correction(correction, unbiased) -> float:
+    return float(unbiased) if correction is None else correction
+
+
+@lowering("var.correction", "var.default", "var.dim")
+def var(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    return _variance(x, dim, _correction(correction, unbiased), keepdim).astype(x.dtype)
+
+
+def _variance(x, dim, correction, keepdim):
+    axes = _axes(x, dim)
+    x = wide(x)
+    centred = x - jnp.mean(x, axes, keepdims=True)
+    count = 1
+    for axis in axes:
+        count *= x.shape[axis]
+    return jnp.sum(jnp.square(centred), axes, keepdims=keepdim) / max(count - correction, 0)
+
+
+@lowering("std.correction", "std.default", "std.dim")
+def std(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    return jnp.sqrt(_variance(x, dim, _correction(correction, unbiased), keepdim)).astype(x.dtype)
+
+
+@lowering("var_mean.correction", "var_mean.default", "var_mean.dim")
+def var_mean(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    return var(call, x, dim, unbiased, keepdim, correction=correction), mean(call, x, dim, keepdim)
+
+
+@lowering("std_mean.correction")
+def std_mean(call, x, dim=None, *, correction=None, keepdim=False):
+    return std(call, x, dim, True, keepdim, correction=correction), mean(call, x, dim, keepdim)
+
+
+@lowering("logsumexp.default")
+def logsumexp(call, x, dim, keepdim=False):
+    return jax.nn.logsumexp(x, _axes(x, dim), keepdims=keepdim)
+
+
+@lowering("softmax.int", "_softmax.default", "_safe_softmax.default")
+def softmax(call, x, dim, half_to_float_or_dtype=None, dtype=None):
+    x, dtype = _softmax_input(x, half_to_float_or_dtype, dtype)
+    return jax.nn.softmax(wide(x), axis=dim).astype(dtype) if x.ndim else jnp.ones((), dtype)
+
+
+@lowering("log_softmax.int", "_log_softmax.default")
+def log_softmax(call, x, dim, half_to_float_or_dtype=None, dtype=None):
+    x, dtype = _softmax_input(x, half_to_float_or_dtype, dtype)
+    return jax.nn.log_softmax(wide(x), axis=dim).astype(dtype) if x.ndim else jnp.zeros((), dtype)
+
+
+def _softmax_input(x, option, dtype):
+    """torch's public operator takes a dtype there, its kernel a bool."""
+    dtype = option if dtype is None and not isinstance(option, bool) else dtype
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
+    return x, jnp.float32 if option is True else x.dtype
+
+
+@lowering("cumsum.default")
+def cumsum(call, x, dim, *, dtype=None):
+    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(jnp.int32) if category(x.dtype) < 2 else x
+    return jnp.cumsum(x, dim) if x.ndim else x
+
+
+@lowering("cumprod.default")
+def cumprod(call, x, dim, *, dtype=None):
+    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(jnp.int32) if category(x.dtype) < 2 else x
+    return jnp.cumprod(x, dim) if x.ndim else x
+
+
+@lowering("logcumsumexp.default")
+def logcumsumexp(call, x, dim):
+    return jax.lax.cumlogsumexp(x, dim % x.ndim)
+
+
+def _cumulative_extreme(better):
+    def lower(call, x, dim):
+        """Of equal elements the later one counts, as in torch."""
+        axis = dim % x.ndim
+        index = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+
+        def join(first, second):
+            take = better(second[0], first[0])
+            return jnp.where(take, second[0], first[0]), jnp.where(take, second[1], first[1])
+
+        _, where = jax.lax.associative_scan(join, (jax.lax.stop_gradient(x), index), axis=axis)
+        return jnp.take_along_axis(x, where, axis=axis), where
+
+    return lower
+
+
+lowering("cummax.default")(_cumulative_extreme(jnp.greater_equal))
+lowering("cummin.default")(_cumulative_extreme(jnp.less_equal))
+
+
+@lowering("linalg_vector_norm.default")
+def vector_norm(call, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """The gradient at a zero vector is zero, as in torch (JAX's own norm gives NaN)."""
+    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    axes, size, y = _axes(x, dim), jnp.abs(x), wide(jnp.abs(x))
+    if ord in (float("inf"), float("-inf")):
+        return (jnp.max if ord > 0 else jnp.min)(size, axes, keepdims=keepdim)
+    if ord == 0:
+        return jnp.sum(y != 0, axes, keepdims=keepdim).astype(size.dtype)
+    if ord == 1:
+        return jnp.sum(y, axes, keepdims=keepdim).astype(size.dtype)
+    total = jnp.sum(jnp.square(y) if ord == 2 else y**ord, axes, keepdims=keepdim)
+    safe = jnp.where(total > 0, total, 1)
+    root = jnp.sqrt(safe) if ord == 2 else safe ** (1 / ord)
+    return jnp.where(total > 0, root, 0).astype(size.dtype)
+
+
+@lowering("norm.Scalar", "norm.ScalarOpt_dim")
+def norm(call, x, p=2, dim=None, keepdim=False):
+    return vector_norm(call, x, 2 if p is None else p, dim, keepdim)
+
+
+@lowering("dist.default")
+def dist(call, x, y, p=2):
+    return vector_norm(call, x - y, p)
+
+
+@lowering("_cdist_forward.default", "cdist.default")
+def cdist(call, x, y, p=2, compute_mode=None):
+    """Distances between rows: x [..., n, width], y [..., m, width] -> [..., n, m]."""
+    return vector_norm(call, x[..., :, None, :] - y[..., None, :, :], p, -1)
+
+
+@lowering("nonzero_static.default")
+def nonzero_static(call, x, *, size, fill_value=-1):
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1).astype(jnp.int32)
+
+
+@lowering("equal.default")
+def equal(call, x, y):
+    return jnp.array_equal(x, y)
+
+
+@lowering("isclose.default")
+def isclose(call, x, y, rtol=1e-5, atol=1e-8, equal_nan=False):
+
+    return jnp.isclose(x, y, rtol, atol, equal_nan)

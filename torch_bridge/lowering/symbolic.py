@@ -1,0 +1,44 @@
+"""Sizes, checks and picks: the operators of a graph that compute no tensors."""
+
+from torch_bridge.lowering.table import lowering
+
+
+@lowering("sym_size.int")
+def sym_size(call, x, dim):
+    return x.shape[dim]
+
+
+@lowering("sym_numel.default")
+def sym_numel(call, x):
+    return x.size
+
+
+@lowering("sym_stride.int")
+def sym_stride(call, x, dim):
+    """Of a contiguous tensor."""
+    step = 1
+    for size in x.shape[dim % x.ndim + 1 :]:
+        step *= size
+    return step
+
+
+@lowering("sym_storage_offset.default")
+def sym_storage_offset(call, x):
+    return 0
+
+
+@lowering("_local_scalar_dense.default", "item.default")
+def item(call, x):
+    """A number read out of a tensor stays a 0-d array; a shape cannot depend on it."""
+    return x.reshape(())
+
+
+@lowering(
+    "_assert_async.msg",
+    "_assert_scalar.default",
+    "_assert_tensor_metadata.default",
+    "sym_constrain_range.default",
+    "sym_constrain_range_for_size.default",
+)
+def no_check(call, *args, **options):
+    """Checks that the export has proven, or that only eager torch can make."""

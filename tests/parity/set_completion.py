@@ -15,7 +15,7 @@ from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
 from jaxtrain.systems.set_completion.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import SetCompletionModel, masked_mean
-from jaxtrain.systems.set_completion.sae import SparseAutoencoder, compute_loss, sae_loss, token_influence
+from jaxtrain.systems.set_completion.sae import SparseAutoencoder, sae_loss, token_influence
 from jaxtrain.train.state import Skeleton
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -93,9 +93,7 @@ class Training:
     def __init__(self, model, *, lr, weight_decay, clip_norm, beta1=0.9, beta2=0.999, eps=1e-8, untrained=()):
         self.skeleton = Skeleton.of(model, lambda key: key not in untrained)
         self.params, self.frozen, self.buffers = self.skeleton.split(model)
-        config = OptimConfig(
-            lr=lr, weight_decay=weight_decay, clip_norm=clip_norm, beta1=beta1, beta2=beta2, eps=eps
-        )
+        config = OptimConfig(lr=lr, weight_decay=weight_decay, clip_norm=clip_norm, beta1=beta1, beta2=beta2, eps=eps)
         self.optimizer = optimizers.build(config, self.params, lambda key: "default")
         self.opt_state = self.optimizer.init(self.params)
         self.lr, self.weight_decay = lr, weight_decay
@@ -157,7 +155,9 @@ def replay_model(case, tensors):
     model = build_model(case["config"], group(tensors, "param/"))
     if "in/ability_tokens" in tensors:
         return replay_edge_cases(case, tensors, model)
-    steps = [group(tensors, f"in/s{i}.") for i in range(len({k.split(".")[0] for k in tensors if k.startswith("in/s")}))]
+    steps = [
+        group(tensors, f"in/s{i}.") for i in range(len({k.split(".")[0] for k in tensors if k.startswith("in/s")}))
+    ]
     outputs = model_outputs(model, steps[0])
 
     def loss_fn(model, batch):
@@ -298,7 +298,7 @@ def replay_sae_step(case, tensors):
     )
     start = training.model()
     reconstruction, h = start(batches[0])
-    total, parts = compute_loss(start, batches[0], reconstruction, h, *coefficients)
+    total, parts = sae_loss(start, batches[0], *coefficients)
     outputs = {
         "out/h_pre": start.encode(batches[0])[0],
         "out/h_post": h,

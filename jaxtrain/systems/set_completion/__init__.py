@@ -1,3 +1,50 @@
-"""SplatNLP's set completion model and the sparse autoencoder on its activations."""
+"""SplatNLP: a set transformer that completes builds, and a sparse autoencoder that looks inside it."""
 
-TASKS = {}
+import importlib
+
+from jaxtrain.systems.set_completion import features, losses, metrics
+from jaxtrain.systems.set_completion.config import ModelConfig, SaeConfig, SetDataConfig
+from jaxtrain.systems.set_completion.data import build_data, collate_sets
+from jaxtrain.systems.set_completion.model import SetCompletionModel
+from jaxtrain.task import Task, TorchTwin
+
+
+def _twin(name: str):
+    """A function of torch_twin.py, which imports torch, on its first call."""
+
+    def call(*arguments):
+        module = importlib.import_module("jaxtrain.systems.set_completion.torch_twin")
+        return getattr(module, name)(*arguments)
+
+    return call
+
+
+TASKS = {
+    "complete": Task(
+        sections={"model": ModelConfig, "data": SetDataConfig},
+        build_model=lambda config, rngs: SetCompletionModel(**config.model.arguments(), rngs=rngs),
+        build_data=build_data,
+        collate=collate_sets,
+        loss=losses.loss,
+        outputs=losses.outputs,
+        statistics=metrics.statistics,
+        finish=metrics.finish,
+        twin=TorchTwin(build=_twin("build"), call=_twin("call"), loss=_twin("loss")),
+        tiny_config="splat_tiny",
+    ),
+    "sae": Task(
+        sections={"model": ModelConfig, "data": SetDataConfig, "sae": SaeConfig},
+        build_model=features.build_model,
+        build_data=build_data,
+        collate=collate_sets,
+        loss=features.loss,
+        outputs=features.outputs,
+        statistics=features.statistics,
+        finish=features.finish,
+        trainable=features.trainable,
+        after_update=features.after_update,
+        initial_weights=features.initial_weights,
+        twin=TorchTwin(build=_twin("build_features"), call=_twin("call_features"), loss=_twin("loss_features")),
+        tiny_config="splat_sae_tiny",
+    ),
+}

@@ -153,7 +153,14 @@ class SetTransformerLayer(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.set_transformer = SetTransformer(
-            embed_dim, num_inducing_points, embed_dim, num_heads, num_inducing_points, use_layer_norm, dropout, rngs=rngs
+            embed_dim,
+            num_inducing_points,
+            embed_dim,
+            num_heads,
+            num_inducing_points,
+            use_layer_norm,
+            dropout,
+            rngs=rngs,
         )
         self.cross_attention = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout, rngs=rngs)
         self.feedforward = feedforward(embed_dim, rngs)

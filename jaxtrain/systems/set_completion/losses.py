@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-PADDING = -1  # in id columns of a batch: no token here
+from jaxtrain.losses import weighted_mean
+from jaxtrain.systems.set_completion.masking import PADDING, hide
+from jaxtrain.task import Loss
 
 
 def completion_loss(logits, targets):
@@ -23,13 +25,6 @@ def multi_hot(ids, size: int, padding: int = PADDING):
     return hits.any(-2).astype(jnp.float32)
 
 
-def weighted_mean(values, weights):
-    """Mean of values [row] over weights [row] >= 0, and the sum of the weights; 0 where that is 0."""
-    weight = weights.sum()
-    total = jnp.where(weights > 0, values * weights, 0.0).sum()
-    return total / jnp.maximum(weight, 1e-12), weight
-
-
 def readable(ids):
     """Which rows hold a token at all, bool [batch], and the padding mask with one place opened in those that do not.
 
@@ -41,15 +36,64 @@ def readable(ids):
     return present, jnp.where(present[:, None], hidden, hidden & ~first)
 
 
-def run_model(model, ids, weapon, pad_token_id: int, rngs=None):
-    """Logits [batch, token] of ids [batch, position] (PADDING = no token), and which rows mean something.
+def visible_ids(batch, config, rngs):
+    """What the model may see, int [batch, position], PADDING elsewhere.
 
-    pad_token_id: the vocabulary's own padding id, which stands in the empty places.
+    `inputs` of the batch where it has them (validation, the original's datasets); else the sets in `targets` are masked
+    here, anew at every step in training. Ids of <PAD> count as padding.
     """
-    present, hidden = readable(ids)
-    tokens = jnp.where(ids < 0, pad_token_id, ids).astype(jnp.int32)
-    return model(tokens, weapon, hidden, rngs), present
+    data = config.data
+    if "inputs" in batch:
+        visible = batch["inputs"]
+    else:
+        key = jax.random.key(config.seed) if rngs is None else rngs()
+        visible = hide(batch["targets"], batch["index"], key, data.skew_factor, data.instances, null_id(config))
+    return without_pad(visible, config.model.padding)
 
 
-def sigmoid_probabilities(logits):
-    return jax.nn.sigmoid(logits.astype(jnp.float32))
+def null_id(config) -> int | None:
+    """The token that stands for "nothing seen", where the data use it."""
+    if not config.data.include_null:
+        return None
+    return config.model.vocab_size - 2 if config.data.null_token_id is None else config.data.null_token_id
+
+
+def without_pad(ids, pad_token_id: int):
+    return jnp.where(ids == pad_token_id, PADDING, ids)
+
+
+def run_model(model, visible, weapon, rngs=None, guard: bool = True):
+    """Pooled vectors [batch, hidden_dim] and logits [batch, token] of visible ids, and which rows mean something.
+
+    guard: rows without a token are computed on a made-up one instead of giving NaN.
+    """
+    present, hidden = readable(visible) if guard else (jnp.ones(len(visible), bool), visible < 0)
+    tokens = jnp.where(visible < 0, model.ability_embedding.padding_idx or 0, visible).astype(jnp.int32)
+    pooled = model.pooled(tokens, weapon.astype(jnp.int32), hidden, rngs)
+    return pooled, model.output_layer(pooled), present
+
+
+def loss(model, batch, config, rngs) -> Loss:
+    """Binary cross-entropy in nats per token of the vocabulary, over all tokens of the full set, visible ones too.
+
+    Rows that show nothing (a set of one token without <NULL>) count nowhere; under compat: original they are NaN.
+    """
+    visible = visible_ids(batch, config, rngs)
+    guard = config.compat != "original"
+    _, logits, present = run_model(model, visible, batch["weapon"], rngs, guard)
+    targets = multi_hot(without_pad(batch["targets"], config.model.padding), logits.shape[1])
+    value, weight = weighted_mean(completion_loss(logits.astype(jnp.float32), targets), batch["valid"] & present)
+    return Loss(value, weight)
+
+
+def outputs(model, batch):
+    """logits [batch, token] and pooled [batch, hidden_dim] of the sets as they stand in the batch."""
+    visible = shown(batch, model.ability_embedding.padding_idx)
+    pooled, logits, _ = run_model(model, visible, batch["weapon"])
+    return {"logits": logits, "pooled": pooled}
+
+
+def shown(batch, pad_token_id: int | None):
+    """The ids that a batch shows without masking anything."""
+    ids = batch["inputs"] if "inputs" in batch else batch["targets"]
+    return ids if pad_token_id is None else without_pad(ids, pad_token_id)

@@ -27,7 +27,13 @@ class SparseAutoencoder(nnx.Module):
     """
 
     def __init__(
-        self, input_dim: int, expansion_factor: float = 8, train_decoder: bool = False, top_k: int = 0, *, rngs: nnx.Rngs
+        self,
+        input_dim: int,
+        expansion_factor: float = 8,
+        train_decoder: bool = False,
+        top_k: int = 0,
+        *,
+        rngs: nnx.Rngs,
     ):
         hidden_dim = int(input_dim * expansion_factor)
         self.decoder_bias = nnx.Param(jnp.zeros(input_dim))
@@ -91,20 +97,23 @@ def normalize_columns(weight):
     return weight / jnp.maximum(jnp.where(square > 0, norm, 0.0), NORM_EPS)
 
 
-def sae_loss(sae: SparseAutoencoder, x, l1_coefficient, usage_coefficient, target_usage: float):
+def sae_loss(
+    sae: SparseAutoencoder, x, l1_coefficient, usage_coefficient, target_usage: float, usage_gradient: bool = False
+):
     """Total loss and its parts of one batch x [row, input_dim]; moves `usage_ema` first, as the original does.
 
     mse: mean over all elements. l1: sum over axis 1, then mean (over the SEQUENCE axis for 3-D x: the original's
-    rule). kl_usage: mean over features of KL(target_usage || usage_ema), without gradient, in nats.
+    rule). kl_usage: mean over features of KL(target_usage || usage_ema), in nats; without gradient unless
+    usage_gradient, where the batch's own usage stands in for the average as tanh(h), which has a slope.
     """
     reconstruction, h = sae(x)
-    return compute_loss(sae, x, reconstruction, h, l1_coefficient, usage_coefficient, target_usage)
-
-
-def compute_loss(sae, x, reconstruction, h, l1_coefficient, usage_coefficient, target_usage: float):
     mse = jnp.square(reconstruction - x).mean()
     l1 = jnp.abs(h).sum(1).mean()
-    kl = usage_divergence(sae.track_usage(h), target_usage)
+    usage = sae.track_usage(h)
+    if usage_gradient:
+        smooth = jnp.tanh(h).reshape(-1, h.shape[-1]).mean(0)
+        usage = usage + smooth - jax.lax.stop_gradient(smooth)
+    kl = usage_divergence(usage, target_usage)
     total = mse + l1_coefficient * l1 + usage_coefficient * kl
     return total, {"mse": mse, "l1": l1, "kl_usage": kl}
 

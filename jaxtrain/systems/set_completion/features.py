@@ -1,0 +1,218 @@
+"""The task `sae`: a sparse autoencoder learns on activations that stream from a frozen model through a ring buffer.
+
+Every step runs the frozen model on one batch of sets, writes the pooled vectors into the buffer, draws sae.batch_size
+of the buffer's rows, and updates the autoencoder on them; all inside the compiled step.
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.errors import UserError
+from jaxtrain.losses import weighted_mean
+from jaxtrain.metrics import ratio
+from jaxtrain.systems.set_completion import sae_schedules
+from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
+from jaxtrain.systems.set_completion.losses import run_model, shown, visible_ids
+from jaxtrain.systems.set_completion.model import SetCompletionModel
+from jaxtrain.systems.set_completion.resampling import resample
+from jaxtrain.systems.set_completion.sae import SparseAutoencoder, sae_loss, usage_divergence
+from jaxtrain.systems.set_completion.steering import reconstruction_impact
+from jaxtrain.task import Loss, Statistics
+from torch_bridge import files
+from torch_bridge.layouts import named_variables
+from torch_bridge.state_dict import compare, convert_ddp_state, explain
+
+
+class FeatureModel(nnx.Module):
+    """primary: the frozen model. sae: what is trained. buffer: recent activations; updates: int32, those made."""
+
+    def __init__(self, config, *, rngs: nnx.Rngs):
+        settings, width = config.sae, config.model.hidden_dim
+        self.primary = SetCompletionModel(**config.model.arguments(), rngs=rngs)
+        self.sae = SparseAutoencoder(
+            width, settings.expansion_factor, decoder_is_trained(config), settings.top_k, rngs=rngs
+        )
+        self.buffer = RingBuffer(settings.buffer_size, width, exact_fill_bug=config.compat == "original")
+        self.updates = nn.Carry(jnp.zeros((), jnp.int32))
+
+
+def decoder_is_trained(config) -> bool:
+    return config.sae.train_decoder and config.compat != "original"
+
+
+def build_model(config, rngs: nnx.Rngs) -> FeatureModel:
+    return FeatureModel(config, rngs=rngs)
+
+
+def trainable(key: str, config) -> bool:
+    """The autoencoder but `decoder.bias`, which nothing reads; its decoder only where that is trained."""
+    fixed = {"sae.decoder.bias"} | (set() if decoder_is_trained(config) else {"sae.decoder.weight"})
+    return key.startswith("sae.") and key not in fixed
+
+
+def loss(model: FeatureModel, batch, config, rngs) -> Loss:
+    """Reconstruction error + l1_coefficient * L1 + usage_coefficient * usage divergence; see sae.py.
+
+    Training: of rows of the buffer; weight 0, so no update, until it holds sae.steps_before_train of them.
+    Evaluation: of the batch's own activations, with the coefficients that the schedules end at.
+    """
+    settings = config.sae
+    visible = visible_ids(batch, config, rngs)
+    pooled, _, present = run_model(model.primary, visible, batch["weapon"])
+    pooled, counted = jax.lax.stop_gradient(pooled).astype(jnp.float32), batch["valid"] & present
+    if rngs is None:
+        return evaluation_loss(model.sae, pooled, counted, settings)
+
+    model.buffer.add(pooled, counted & jnp.isfinite(pooled).all(1))
+    ready = model.buffer.count() >= settings.steps_before_train
+    rows = model.buffer.sample(rngs(), settings.batch_size)
+    usage_before, step = model.sae.usage_ema[...], model.updates[...]
+    l1 = sae_schedules.l1_coefficient(step, settings.l1_coefficient, settings.l1_warmup_steps, settings.l1_start)
+    usage = sae_schedules.usage_coefficient(
+        step,
+        settings.usage_coefficient,
+        settings.usage_warmup_steps,
+        settings.usage_period_steps,
+        settings.usage_floor,
+    )
+    total, parts = sae_loss(model.sae, rows, l1, usage, settings.target_usage, settings.usage_gradient)
+    model.sae.usage_ema[...] = jnp.where(ready, model.sae.usage_ema[...], usage_before)
+    model.updates[...] = step + ready
+    weight = ready.astype(jnp.float32) * settings.batch_size
+    return Loss(
+        jnp.where(ready, total, 0.0), weight, {name: jnp.where(ready, part, 0.0) for name, part in parts.items()}
+    )
+
+
+def evaluation_loss(sae: SparseAutoencoder, x, counted, settings) -> Loss:
+    reconstruction, h = sae(x)
+    mse, weight = weighted_mean(jnp.square(reconstruction - x).mean(1), counted)
+    l1, _ = weighted_mean(jnp.abs(h).sum(1), counted)
+    kl = usage_divergence(sae.usage_ema[...], settings.target_usage)
+    total = mse + settings.l1_coefficient * l1 + settings.usage_coefficient * kl
+    return Loss(total, weight, {"mse": mse, "l1": l1, "kl_usage": kl})
+
+
+def after_update(model: FeatureModel, step, config):
+    """Unit columns again; after the updates in sae.resample_steps, dead features start afresh and so do their moments."""
+    settings, sae = config.sae, model.sae
+    sae.normalize_decoder()
+    if not settings.resample_steps:
+        return None
+    graph, state = nnx.split(sae)
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
+
+    def revive(state):
+        sae = nnx.merge(graph, state)
+        dead = resample(
+            sae,
+            model.buffer.rows[...],
+            model.buffer.count(),
+            key,
+            threshold=settings.dead_threshold,
+            weight=settings.resample_weight,
+            bias=settings.resample_bias,
+            target_usage=settings.target_usage,
+        )
+        return nnx.state(sae), dead
+
+    due = (step == jnp.asarray(settings.resample_steps)).any()
+    state, dead = jax.lax.cond(due, revive, lambda state: (state, jnp.zeros(sae.hidden_dim, bool)), state)
+    nnx.update(sae, state)
+    stale = {
+        "sae.encoder.weight": jnp.broadcast_to(dead[:, None], sae.encoder.weight.shape),
+        "sae.encoder.bias": dead,
+    }
+    if decoder_is_trained(config):
+        stale["sae.decoder.weight"] = jnp.broadcast_to(dead[None, :], sae.decoder.weight.shape)
+    return stale
+
+
+def outputs(model: FeatureModel, batch) -> dict:
+    """pooled, reconstruction [batch, width]; features [batch, hidden_dim]; logits from either [batch, token]."""
+    visible = shown(batch, model.primary.ability_embedding.padding_idx)
+    pooled, logits, _ = run_model(model.primary, visible, batch["weapon"])
+    reconstruction, h = model.sae(pooled)
+    return {
+        "pooled": pooled,
+        "reconstruction": reconstruction,
+        "features": h,
+        "logits": logits,
+        "reconstructed_logits": model.primary.output_layer(reconstruction),
+    }
+
+
+def statistics(given, batch, config) -> Statistics:
+    x, h = given["pooled"].astype(jnp.float32), given["features"].astype(jnp.float32)
+    counted = batch["valid"] & (shown(batch, config.model.padding) >= 0).any(1)
+    keep = lambda values: jnp.where(counted[:, None], values, 0.0).sum(0)
+    targets = shown({"inputs": batch["targets"]}, config.model.padding)
+    impact = reconstruction_impact(given["logits"], given["reconstructed_logits"], targets[:, 0], counted)
+    return Statistics(
+        sums={
+            "error": keep(jnp.square(given["reconstruction"] - x)),
+            "x": keep(x),
+            "x_squared": keep(jnp.square(x)),
+            "magnitude": keep(jnp.abs(h)),
+            "active": keep((jnp.abs(h) > config.sae.dead_threshold).astype(jnp.float32)),
+            **impact,
+        }
+    )
+
+
+def finish(sums, rows, config) -> dict[str, float]:
+    """mse, l1 (mean row norm), l0 (features per set), l0_sparsity (share of all), explained_variance (of the
+    activation, around its mean), dead_ratio (features that no set of the split turns on), feature_magnitude,
+    miracle_distance, and what the reconstruction does to the logits. compat: original adds the cross-entropy and top-1
+    accuracy against the first id of the set."""
+    count, features = float(sums["rows"]), len(sums["active"])
+    variance = float((sums["x_squared"] - sums["x"] ** 2 / max(count, 1.0)).sum())
+    mse = ratio(sums["error"].sum(), count * len(sums["error"]))
+    l0_sparsity = ratio(sums["active"].sum(), count * features)
+    dead_ratio = float((sums["active"] == 0).mean())
+    original = config.compat == "original"
+    metrics = {
+        "mse": mse,
+        "l1": ratio(sums["magnitude"].sum(), count),
+        "l0": ratio(sums["active"].sum(), count),
+        "l0_sparsity": l0_sparsity,
+        "explained_variance": 1 - float(sums["error"].sum()) / variance if variance else 0.0,
+        "dead_ratio": dead_ratio,
+        "feature_magnitude": ratio(sums["magnitude"].sum(), count * features),
+        "miracle_distance": sae_schedules.miracle_distance(
+            mse, l0_sparsity, 100 * ((1 - l0_sparsity) if original else dead_ratio)
+        ),
+    }
+    metrics |= {name: ratio(sums[name], count) for name in sums if name.startswith("logit_")}
+    if not original:
+        return metrics
+    by_label = ("original_ce_loss", "reconstructed_ce_loss", "original_top1_accuracy", "reconstructed_top1_accuracy")
+    labels = float(sums["labels"])
+    return metrics | {name: ratio(sums[name], labels) for name in (*by_label, "top1_prediction_match_rate")}
+
+
+def initial_weights(config) -> dict | None:
+    """The frozen model's weights from sae.primary, under the keys of this task's model.
+
+    Raises UserError where the file is absent or is of another model.
+    """
+    if config.sae.primary is None:
+        return None
+    path = pathlib.Path(config.sae.primary)
+    if path.is_dir():
+        exports = [path / "exports" / name for name in ("best.safetensors", "best.pt")]
+        path = next((p for p in exports if p.is_file()), exports[-1])
+    state = convert_ddp_state(files.load(path))
+    wanted = {
+        key.removeprefix("primary."): (value.shape, value.dtype)
+        for key, value in named_variables(nnx.eval_shape(lambda: build_model(config, nnx.Rngs(0))))
+        if key.startswith("primary.")
+    }
+    missing, unexpected, wrong = compare(wanted, state)
+    if missing or unexpected or wrong:
+        raise UserError("sae.primary: " + explain(missing, unexpected, wrong, str(path)))
+    return {f"primary.{key}": value for key, value in state.items()}

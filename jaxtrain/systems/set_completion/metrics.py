@@ -1,0 +1,99 @@
+"""How well sets are completed: of all tokens, of whole sets, and of the tokens that were hidden."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.metrics import ratio
+from jaxtrain.systems.set_completion.losses import multi_hot, shown
+from jaxtrain.systems.set_completion.readers import Corpus
+from jaxtrain.task import Statistics
+
+
+def statistics(given, batch, config) -> Statistics:
+    """Sums behind `finish`, of the outputs' logits [batch, token]; a token is predicted at a logit of at least 0."""
+    logits, size = given["logits"], given["logits"].shape[1]
+    target = multi_hot(shown({"inputs": batch["targets"]}, config.model.padding), size) > 0
+    visible_ids = shown(batch, config.model.padding)
+    visible = multi_hot(visible_ids, size) > 0
+    counted = (batch["valid"] & (visible_ids >= 0).any(1))[:, None]
+    return Statistics(sums=counts(logits, target, visible, counted))
+
+
+def counts(logits, target, visible, counted) -> dict:
+    """Additive counts. logits: float [batch, token]; target, visible: bool, same; counted: bool [batch, 1]."""
+    predicted = (logits >= 0) & counted
+    target = target & counted
+    hit, missed = predicted & target, target & ~predicted
+    union = (predicted | target).sum(1)
+    hidden = target & ~visible
+    number = hidden.sum(1)
+    score = jnp.where(visible, -jnp.inf, logits)
+    ranked = -jnp.sort(-score, axis=1)  # the n best of the tokens not shown, n = how many are hidden
+    worst = jnp.take_along_axis(ranked, jnp.maximum(number - 1, 0)[:, None], axis=1)
+    found = (hidden & (score >= worst)).sum(1)
+    return {
+        "hit": hit.sum().astype(jnp.float32),
+        "predicted": predicted.sum().astype(jnp.float32),
+        "target": target.sum().astype(jnp.float32),
+        "wrong": ((predicted != target) & counted).sum().astype(jnp.float32),
+        "cells": (counted.sum() * logits.shape[1]).astype(jnp.float32),
+        "exact": (((predicted == target).all(1)) & counted[:, 0]).sum().astype(jnp.float32),
+        "jaccard": jnp.where(counted[:, 0], hit.sum(1) / jnp.maximum(union, 1), 0.0).sum(),
+        "found": found.sum().astype(jnp.float32),
+        "hidden": number.sum().astype(jnp.float32),
+        "sets": counted.sum().astype(jnp.float32),
+    }
+
+
+def finish(sums, rows, config) -> dict[str, float]:
+    """Over all tokens (micro): precision, recall, f1, hamming (share of wrong cells). Over sets: exact_match, jaccard.
+
+    completion: of the n hidden tokens, the share among the model's n best guesses that are not shown (R-precision).
+    A division by zero gives 0, as scikit-learn's zero_division=0.
+    """
+    return {
+        "precision": ratio(sums["hit"], sums["predicted"]),
+        "recall": ratio(sums["hit"], sums["target"]),
+        "f1": ratio(2 * sums["hit"], sums["predicted"] + sums["target"]),
+        "hamming": ratio(sums["wrong"], sums["cells"]),
+        "exact_match": ratio(sums["exact"], sums["sets"]),
+        "jaccard": ratio(sums["jaccard"], sums["sets"]),
+        "completion": ratio(sums["found"], sums["hidden"]),
+    }
+
+
+def frequency_logits(train: Corpus, vocab_size: int, weapons: int) -> np.ndarray:
+    """The baseline that ignores what is shown: log odds of every token by weapon, [weapon, token], +1 smoothed."""
+    counts = np.zeros((weapons, vocab_size))
+    rows, columns = np.nonzero(train.tokens >= 0)
+    np.add.at(counts, (train.weapons[rows, 0], train.tokens[rows, columns]), 1)
+    share = (counts + 1) / (np.bincount(train.weapons[:, 0], minlength=weapons)[:, None] + 2)
+    return np.log(share / (1 - share)).astype(np.float32)
+
+
+def baseline(train: Corpus, columns: dict, config) -> dict[str, float]:
+    """The metrics that the frequency baseline reaches on the columns of a split."""
+    logits = frequency_logits(train, config.model.vocab_size, config.model.weapon_vocab_size)
+    batch = {**columns, "valid": np.ones(len(columns["weapon"]), bool)}
+    given = {"logits": jnp.asarray(logits[columns["weapon"][:, 0]])}
+    sums = {name: np.asarray(value) for name, value in statistics(given, batch, config).sums.items()}
+    return finish(sums, {}, config)
+
+
+Probability = Callable[[list[int], list[str], list[str]], np.ndarray]
+
+
+def rule_probability(probabilities: Callable, vocabulary: dict[str, int]) -> Probability:
+    """For `synthetic.rule_recovery`: the probability of a token given a weapon and one shown token.
+
+    probabilities: (ids [rule, 1], weapons [rule, 1]) -> [rule, token].
+    """
+
+    def ask(weapons, seen, tokens):
+        ids = np.array([[vocabulary[token]] for token in seen], np.int32)
+        p = np.asarray(probabilities(ids, np.array(weapons, np.int32)[:, None]))
+        return p[np.arange(len(tokens)), [vocabulary[token] for token in tokens]]
+
+    return ask

@@ -68,6 +68,7 @@ class Task:
 
     sections: config sections of the task, by name; a name the core has (data, optim, ...) must subclass it.
     build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
+        Here, in `loss` and in `after_update`, config.train.steps holds the run's number of optimizer steps.
     build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
     collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
@@ -82,8 +83,12 @@ class Task:
         forgets its moments (resampled features start afresh).
     initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
         files; called once, on the host.
+    schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
+        procedures of `compat: original`.
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
+    couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
+        accumulation over micro-batches is not the big batch.
     tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
     """
 
@@ -99,9 +104,11 @@ class Task:
     param_group: Callable[[str, Any], str] = lambda key, config: "default"
     after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None
     initial_weights: Callable[[Any], Mapping[str, Any] | None] | None = None
+    schedule: Callable[[Any, Callable[[int], float], int], Callable[[int], float]] | None = None
     report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
+    couples_samples: bool = False
     tolerance: float = 0.05
     tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it
 
@@ -112,7 +119,7 @@ def task_names() -> list[str]:
 
     names = []
     for module in pkgutil.iter_modules(systems.__path__):
-        tasks = importlib.import_module(f"jaxtrain.systems.{module.name}").TASKS
+        tasks = _tasks_of(f"jaxtrain.systems.{module.name}") or {}
         names += [f"{module.name}.{task}" for task in tasks]
     return names
 

@@ -84,6 +84,12 @@ class Trainer:
         self.total_steps = config.train.steps or (config.train.epochs or 1) * self.steps_per_epoch
         self.train_loader = self._loader(source, stream, accumulate)
 
+    @property
+    def resolved(self) -> TrainingConfig:
+        """The config with train.steps filled in: schedules of a task need the length of the run."""
+        train = self.config.train.model_copy(update={"steps": self.total_steps})
+        return self.config.model_copy(update={"train": train})
+
     def source(self, split: str) -> Any:
         """The dataset of a split: the one given, else the task's; None where there is none."""
         if self._sources.get(split) is None:
@@ -130,12 +136,14 @@ class Trainer:
 
     def _make_model(self, model: nnx.Module | None) -> None:
         task, config = self.task, self.config
-        build = lambda: task.build_model(config, nnx.Rngs(config.seed))
+        build = lambda: task.build_model(self.resolved, nnx.Rngs(config.seed))
         abstract = nnx.eval_shape(build) if model is None else model
         self.skeleton = Skeleton.of(abstract, lambda key: task.trainable(key, config))
         shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
         self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
         self.schedule = schedules.build(config.optim.schedule, config.optim.lr, self.total_steps, self.steps_per_epoch)
+        if task.schedule is not None:
+            self.schedule = task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
 
         def create(arrays) -> TrainState:
             params, frozen, buffers = self._split(build, None) if arrays is None else arrays
@@ -213,7 +221,7 @@ class Trainer:
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
-        step = make_train_step(self.task, self.config, self.skeleton, self.optimizer, self.precision)
+        step = make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision)
         jitted = jax.jit(repeat(step, steps), donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
         return Compiled(jitted, "the training step", batch=1)
 

@@ -4,6 +4,7 @@ Every mistake of a config is reported at once, as one UserError.
 """
 
 import difflib
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,14 +70,17 @@ def validate(kind: type[TrainingConfig], values: Mapping[str, Any], source: str 
 
 
 def schema(task: Task) -> type[TrainingConfig]:
-    """TrainingConfig with the task's own sections in place."""
-    for name, section in task.sections.items():
+    """TrainingConfig with the task's own sections in place; one class per set of sections."""
+    return _schema(tuple(task.sections.items()))
+
+
+@functools.cache
+def _schema(sections: tuple[tuple[str, type[Section]], ...]) -> type[TrainingConfig]:
+    for name, section in sections:
         core = TrainingConfig.model_fields.get(name)
         if core is not None and not issubclass(section, core.annotation):
             raise TypeError(f"section {name}: {section.__name__} must subclass {core.annotation.__name__}")
-    fields: dict[str, Any] = {
-        name: (section, pydantic.Field(default_factory=section)) for name, section in task.sections.items()
-    }
+    fields: dict[str, Any] = {name: (section, pydantic.Field(default_factory=section)) for name, section in sections}
     return pydantic.create_model("TaskConfig", __base__=TrainingConfig, **fields)
 
 

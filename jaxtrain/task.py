@@ -115,10 +115,8 @@ class Task:
 
 def task_names() -> list[str]:
     """Every task of every system in `jaxtrain.systems`, as "system.task"."""
-    from jaxtrain import systems
-
     names = []
-    for module in pkgutil.iter_modules(systems.__path__):
+    for module in pkgutil.iter_modules(importlib.import_module("jaxtrain.systems").__path__):
         tasks = _tasks_of(f"jaxtrain.systems.{module.name}") or {}
         names += [f"{module.name}.{task}" for task in tasks]
     return names

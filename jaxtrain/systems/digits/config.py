@@ -13,8 +13,7 @@ class Model(Section):
     depth: int = Field(4, ge=1)
     num_heads: int = Field(4, ge=1)
     mlp_ratio: float = Field(2.0, gt=0)
-    dropout: float = Field(0.1, ge=0, lt=1)
-    shift: int = Field(1, ge=0)  # pixels; training images move by up to this many in both directions
+    dropout: float = Field(0.3, ge=0, lt=1)
 
 
 class Data(DataConfig):

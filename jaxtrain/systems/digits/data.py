@@ -11,11 +11,11 @@ from jaxtrain.data.sources import ArraySource
 
 @functools.cache
 def _arrays() -> tuple[np.ndarray, np.ndarray]:
-    """image float32 [sample, 1, 8, 8] in [0, 1]; label int32 [sample]."""
+    """image float32 [sample, 1, 8, 8], about standard normal; label int32 [sample]."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return (digits.images[:, None] / 16).astype(np.float32), digits.target.astype(np.int32)
+    return ((digits.images[:, None] - 4.9) / 6.0).astype(np.float32), digits.target.astype(np.int32)
 
 
 def split_indices(size: int, validation_ratio: float, split: str) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""A small vision transformer. Source: Dosovitskiy et al. 2021, pre-norm, mean-pooled."""
+"""A small vision transformer: pre-norm, mean-pooled, with one convolution before the patches.
+
+Sources: Dosovitskiy et al. 2021; Xiao et al. 2021, "Early convolutions help transformers see better".
+"""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -26,7 +29,8 @@ class DigitsViT(nnx.Module):
 
     def __init__(self, config, *, rngs: nnx.Rngs):
         width, patches = config.embed_dim, (8 // config.patch_size) ** 2
-        self.patch_embed = nn.Conv2d(1, width, config.patch_size, stride=config.patch_size, rngs=rngs)
+        self.stem = nn.Conv2d(1, width // 2, 3, padding=1, rngs=rngs)
+        self.patch_embed = nn.Conv2d(width // 2, width, config.patch_size, stride=config.patch_size, rngs=rngs)
         self.pos_embed = nnx.Param(initializers.truncated_normal(rngs.params(), (1, patches, width), 0.02))
         self.blocks = nnx.List(
             [Block(width, config.num_heads, config.mlp_ratio, config.dropout, rngs=rngs) for _ in range(config.depth)]
@@ -35,7 +39,7 @@ class DigitsViT(nnx.Module):
         self.head = nn.Linear(width, 10, rngs=rngs)
 
     def __call__(self, image, rngs=None):
-        x = self.patch_embed(image)
+        x = self.patch_embed(nn.gelu(self.stem(image)))
         x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2) + self.pos_embed[...]
         for block in self.blocks:
             x = block(x, rngs)

@@ -27,7 +27,8 @@ class DigitsViT(nn.Module):
     def __init__(self, config):
         super().__init__()
         width, patches = config.embed_dim, (8 // config.patch_size) ** 2
-        self.patch_embed = nn.Conv2d(1, width, config.patch_size, stride=config.patch_size)
+        self.stem = nn.Conv2d(1, width // 2, 3, padding=1)
+        self.patch_embed = nn.Conv2d(width // 2, width, config.patch_size, stride=config.patch_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, patches, width))
         self.blocks = nn.ModuleList(
             Block(width, config.num_heads, config.mlp_ratio, config.dropout) for _ in range(config.depth)
@@ -36,7 +37,7 @@ class DigitsViT(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, image):
-        x = self.patch_embed(image).flatten(2).transpose(1, 2) + self.pos_embed
+        x = self.patch_embed(functional.gelu(self.stem(image))).flatten(2).transpose(1, 2) + self.pos_embed
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x).mean(1))

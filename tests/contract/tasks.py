@@ -1,0 +1,48 @@
+"""What the contract tests share: every discovered task at its tiny size."""
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+
+from jaxtrain import config_io
+from jaxtrain.task import find_task, task_names
+from jaxtrain.train.trainer import Trainer
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+TASKS = [name for name in task_names() if find_task(name).tiny_config is not None]
+
+
+def tiny_file(name: str) -> pathlib.Path:
+    return CONFIGS / f"{find_task(name).tiny_config}.yaml"
+
+
+def tiny(name: str, folder: pathlib.Path, *overrides: str) -> Trainer:
+    """A trainer of the task's tiny config in `folder`, on one of the fake devices unless told otherwise."""
+    settings = [f"run.dir={folder}", "tracking.tensorboard=false", "run.quiet=true", "shard.devices=1", *overrides]
+    task, config = config_io.load(tiny_file(name), settings)
+    return Trainer(config=config, task=task)
+
+
+def final_parameters(trainer: Trainer) -> dict[str, np.ndarray]:
+    state = trainer.state
+    return jax.device_get({**state.params, **state.frozen, **state.buffers})
+
+
+def assert_equal(first: dict, second: dict) -> None:
+    """Bit for bit."""
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        np.testing.assert_array_equal(value, second[key], err_msg=key)
+
+
+def largest_relative_difference(first: dict, second: dict) -> float:
+    """Relative L2 over all arrays together."""
+    difference = sum(float(np.sum(np.square(first[k].astype(float) - second[k].astype(float)))) for k in first)
+    size = sum(float(np.sum(np.square(value.astype(float)))) for value in first.values())
+    return (difference / max(size, 1e-30)) ** 0.5
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments]

@@ -1,0 +1,144 @@
+"""What every task gets from the engine, at its tiny size."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtrain.task import find_task
+from tests.contract.tasks import (
+    TASKS,
+    assert_equal,
+    command,
+    final_parameters,
+    largest_relative_difference,
+    tiny,
+    tiny_file,
+)
+
+STEPS = ("train.steps=6", "evaluation.every_epochs=null", "evaluation.every_steps=3")
+PLAIN = (  # Adam would blow rounding up to the learning rate, and warm-up would leave the first step without one
+    "optim.name=sgd",
+    "optim.lr=0.01",
+    "optim.schedule.name=constant",
+    *(f"optim.schedule.warmup_{unit}=null" for unit in ("steps", "epochs", "ratio")),
+)
+EXACT = [name for name in TASKS if not find_task(name).couples_samples]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_falls_and_stays_finite(name, tmp_path):
+    trainer = tiny(name, tmp_path)
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["values"]["loss"] for line in lines if line["split"] == "train"]
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-2:]) < losses[0]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_step_compiles_exactly_once(name, tmp_path, caplog):
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        tiny(name, tmp_path, *STEPS).train()
+    compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling jit(train_step)")]
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_one_device_equals_eight(name, tmp_path):
+    results = []
+    for devices in (1, 8):
+        trainer = tiny(name, tmp_path / str(devices), *STEPS, *PLAIN, f"shard.devices={devices}", "data.batch_size=16")
+        trainer.train()
+        results.append(final_parameters(trainer))
+    assert largest_relative_difference(*results) < 1e-5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_fsdp_on_eight_devices_equals_one_device(name, tmp_path):
+    results = []
+    for devices, strategy in ((1, "ddp"), (8, "fsdp")):
+        overrides = (f"shard.devices={devices}", f"shard.strategy={strategy}", "data.batch_size=16")
+        trainer = tiny(name, tmp_path / strategy, *STEPS, *PLAIN, *overrides)
+        trainer.train()
+        results.append(final_parameters(trainer))
+    assert largest_relative_difference(*results) < 1e-5
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_four_micro_batches_of_two_equal_a_batch_of_eight(name, tmp_path):
+    results = []
+    for micro_batches in (1, 4):
+        overrides = ("data.batch_size=8", f"train.accumulate_steps={micro_batches}", "train.steps=1")
+        trainer = _without_noise(name, tmp_path / str(micro_batches), *overrides)
+        trainer.train()
+        results.append(final_parameters(trainer))
+    assert largest_relative_difference(*results) < 1e-6
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
+    settings = (*STEPS, "checkpoint.every_steps=2", "train.log_every_steps=1", "train.steps=8")
+    whole = tiny(name, tmp_path / "whole", *settings)
+    whole.train()
+    folder = tmp_path / "killed"
+    _kill_after_first_checkpoint(name, folder, settings)
+    resumed = tiny(name, folder, *settings)
+    resumed.train()
+    assert_equal(final_parameters(whole), final_parameters(resumed))
+    assert_equal(_flat(whole.state.opt_state), _flat(resumed.state.opt_state))
+    assert _points(folder) == _points(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_same_seed_gives_the_same_bits(name, tmp_path):
+    results = []
+    for run in "ab":
+        trainer = tiny(name, tmp_path / run, *STEPS)
+        trainer.train()
+        results.append(final_parameters(trainer))
+    assert_equal(*results)
+
+
+def _without_noise(name, folder, *overrides):
+    """The task's tiny trainer in evaluation mode of dropout, so that cutting a batch changes nothing."""
+    import dataclasses
+
+    trainer = tiny(name, folder, "evaluation.every_epochs=null", *PLAIN, *overrides)
+    loss = trainer.task.loss
+    quiet = lambda model, batch, config, rngs: loss(model, batch, config, None)
+    trainer.task = dataclasses.replace(trainer.task, loss=quiet)
+    return trainer
+
+
+def _kill_after_first_checkpoint(name, folder, settings):
+    arguments = ["--config", str(tiny_file(name)), f"run.dir={folder}", "tracking.tensorboard=false", "shard.devices=1"]
+    process = subprocess.Popen(
+        command("jaxtrain.run", *arguments, *settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.time() + 180
+    while not list(folder.glob("checkpoints/*/meta.json")) and process.poll() is None and time.time() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    output = process.communicate()[0]
+    assert list(folder.glob("checkpoints/*/meta.json")), output
+
+
+def _points(folder):
+    """Logged points without the values that measure time."""
+    timed = ("samples_per_s", "input_stall_ratio")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        (line["step"], line["split"], {k: v for k, v in line["values"].items() if k not in timed and "/" not in k})
+        for line in lines
+    ]
+
+
+def _flat(tree):
+    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}

@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from jaxtrain.errors import UserError
+
 LOG = logging.getLogger("jaxtrain")
 
 
@@ -25,9 +27,12 @@ class Tracker:
         if not active:
             LOG.addHandler(logging.NullHandler())
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log_to(folder / "train.log")
-        self._metrics = (folder / "metrics.jsonl").open("a")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._log_to(folder / "train.log")
+            self._metrics = (folder / "metrics.jsonl").open("a")
+        except OSError as error:
+            raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}; choose another run.dir") from None
         if config.tracking.tensorboard:
             from tensorboardX import SummaryWriter
 

@@ -191,9 +191,6 @@ class Trainer:
 
     def _prepare(self, tracker: Tracker, resume: str) -> Loop:
         config = self.config
-        if jax.process_index() == 0:
-            config_io.save(config, self.folder / "config.yaml")
-            (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
         evaluate = config.evaluation
         checkpoints = Checkpoints(
             self.folder / "checkpoints",
@@ -216,8 +213,21 @@ class Trainer:
             self.state = origin.restore(step, self.state)
             loop.restore(origin.meta(step))
             tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
+            for change in self._changes():
+                tracker.say(f"changed since then: {change}")
         tracker.rewind(step or 0)
+        if jax.process_index() == 0:
+            config_io.save(config, self.folder / "config.yaml")
+            (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
         return loop
+
+    def _changes(self) -> list[str]:
+        """Settings that differ from those the folder's run was started with."""
+        path = self.folder / "config.yaml"
+        if not path.is_file():
+            return []
+        saved, now = (config_io.flatten(v) for v in (config_io.read(path), self.config.model_dump(mode="json")))
+        return [f"{k}: {saved.get(k)} -> {v}" for k, v in now.items() if k in saved and saved[k] != v]
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""

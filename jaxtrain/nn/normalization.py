@@ -1,5 +1,7 @@
 """Normalisations with torch's epsilons. Statistics are computed in float32 whatever the input's dtype."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -56,9 +58,12 @@ class BatchNorm(nnx.Module):
 
     x: [batch, channel, *space]. Training (`rngs` given) uses the statistics of the global batch, on any number of
     devices, and moves `running_mean`/`running_var` (unbiased) by `momentum`; evaluation uses the running ones.
+    valid: bool [batch], False keeps a padded row out of the statistics; a batch without a valid row moves nothing.
+    groups: cut the batch into this many runs of rows that are normalised apart, as torch.s DistributedDataParallel does
+    without SyncBatchNorm on as many devices; the running statistics then move by the mean over the groups.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1):
+    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, groups: int = 1):
         self.weight = nnx.Param(jnp.ones(width))
         self.bias = nnx.Param(jnp.zeros(width))
         self.running_mean = Buffer(jnp.zeros(width))
@@ -66,25 +71,42 @@ class BatchNorm(nnx.Module):
         self.num_batches_tracked = Buffer(jnp.zeros((), jnp.int32))
         self.eps = eps
         self.momentum = momentum
+        self.groups = groups
 
-    def __call__(self, x, rngs=None):
+    def __call__(self, x, rngs=None, valid=None):
         y = x.astype(jnp.float32)
         shape = (1, -1) + (1,) * (x.ndim - 2)
         if rngs is None:
             mean, var = self.running_mean[...], self.running_var[...]
+            y = (y - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + self.eps)
         else:
-            axes = (0, *range(2, x.ndim))
-            mean, var = y.mean(axes), y.var(axes)
-            self._track(mean, var, y.size // y.shape[1])
-        y = (y - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + self.eps)
+            y = self._normalize(y.reshape(self.groups, -1, *x.shape[1:]), valid).reshape(x.shape)
         return _affine(y, self.weight, self.bias, axis=1).astype(x.dtype)
 
-    def _track(self, mean, var, count: int):
-        mean, var = jax.lax.stop_gradient((mean, var * count / max(1, count - 1)))
-        keep = 1 - self.momentum
-        self.running_mean[...] = keep * self.running_mean[...] + self.momentum * mean.astype(jnp.float32)
-        self.running_var[...] = keep * self.running_var[...] + self.momentum * var.astype(jnp.float32)
-        self.num_batches_tracked[...] += 1
+    def _normalize(self, y, valid):
+        """y: float32 [group, batch, channel, *space], by the statistics of each group."""
+        axes = (1, *range(3, y.ndim))
+        counted = jnp.ones((), bool) if valid is None else valid.reshape(*y.shape[:2], *(1,) * (y.ndim - 2))
+        size = math.prod(y.shape[axis] for axis in axes)
+        space = size // y.shape[1]
+        count = jnp.float32(size) if valid is None else counted.sum(axes).astype(jnp.float32) * space  # [group, 1]
+        average = lambda z: jnp.where(counted, z, 0).sum(axes, keepdims=True) / shaped(jnp.maximum(count, 1))
+        shaped = lambda n: n.reshape(n.shape + (1,) * (y.ndim - n.ndim)) if n.ndim else n
+        mean = average(y)
+        centred = y - mean
+        var = average(jnp.square(centred))
+        self._track(mean.reshape(self.groups, -1), var.reshape(self.groups, -1), count)
+        return centred * jax.lax.rsqrt(var + self.eps)
+
+    def _track(self, mean, var, count):
+        """mean, var: [group, channel]; count: values behind each, scalar or [group, 1]."""
+        mean, var = jax.lax.stop_gradient((mean, var * count / jnp.maximum(count - 1, 1)))
+        filled = jnp.broadcast_to(count > 0, (self.groups, 1))
+        share = filled / jnp.maximum(filled.sum(), 1)
+        for running, value in ((self.running_mean, mean), (self.running_var, var)):
+            moved = (1 - self.momentum) * running[...] + self.momentum * (share * value).sum(0)
+            running[...] = jnp.where(filled.any(), moved, running[...])
+        self.num_batches_tracked[...] += filled.any().astype(jnp.int32)
 
 
 def _affine(y, weight, bias, axis: int = -1):

@@ -53,9 +53,7 @@ def with_warmup(schedule: Schedule, warmup_steps: int, start: float = 0.0) -> Sc
 def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: int) -> Schedule:
     """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations."""
     warmup = warmup_steps(config, total_steps, steps_per_epoch)
-    if warmup > total_steps:
-        raise UserError(f"optim.schedule: warm-up takes {warmup} steps, the run has {total_steps}")
-    rest = total_steps - warmup
+    rest = max(0, total_steps - warmup)  # a run shorter than its warm-up never leaves it
     floor = config.min_lr / lr if lr else 0.0
     if floor > 1:
         raise UserError(f"optim.schedule.min_lr: {config.min_lr} is above optim.lr {lr}")

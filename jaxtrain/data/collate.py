@@ -38,12 +38,17 @@ def stack(values: Sequence[Any], name: str) -> Any:
                 f"the dataset is ragged: `{name}` has shape {list(arrays[0].shape)} in one item and "
                 f"{list(array.shape)} in another; pad them in the Dataset, or give the task a collate function"
             )
-    if not (np.issubdtype(arrays[0].dtype, np.number) or arrays[0].dtype in (np.bool_, _BFLOAT16)):
+    odd = next((v for v, array in zip(values, arrays, strict=True) if not _is_number(array.dtype)), None)
+    if odd is not None:
         raise UserError(
-            f"the dataset returns {type(first).__name__} for `{name}`, wanted numbers, arrays or tensors; "
+            f"the dataset returns {type(odd).__name__} for `{name}`, wanted numbers, arrays or tensors; "
             "convert it in the Dataset, or give the task a collate function"
         )
     return narrow(np.stack(arrays))
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.number) or dtype in (np.bool_, _BFLOAT16)
 
 
 def narrow(array: np.ndarray) -> np.ndarray:

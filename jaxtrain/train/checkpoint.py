@@ -102,11 +102,13 @@ class Checkpoints:
         saved = ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree
         have = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(saved)[0]}
         want = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]}
-        lines = [f"{key} is {list(have[key])}, the config wants {list(want[key])}" for key in want if key in have]
+        keys = sorted(want, key=lambda key: not key.startswith("params."))  # weights tell more than moments
         lines = [
-            line for key, line in zip([k for k in want if k in have], lines, strict=True) if have[key] != want[key]
+            f"{key} is {list(have[key])}, the config wants {list(want[key])}"
+            for key in keys
+            if key in have and have[key] != want[key]
         ]
-        lines += [f"{key} is missing from the checkpoint" for key in want if key not in have]
+        lines += [f"{key} is missing from the checkpoint" for key in keys if key not in have]
         lines += [f"{key} is unknown to the config" for key in have if key not in want]
         if lines:
             more = f"\n  ... and {len(lines) - 6} more" if len(lines) > 6 else ""

@@ -31,13 +31,17 @@ class DataConfig(Section):
 
 
 class ScheduleConfig(Section):
-    name: Literal["constant", "cosine", "linear", "step", "wsd", "plateau"] = "cosine"
+    name: Literal[
+        "constant", "cosine", "cosine_with_restarts", "linear", "polynomial", "step", "wsd", "plateau"
+    ] = "cosine"
     warmup_steps: int | None = Field(None, ge=0)  # optimizer steps; one of the three warmup keys
     warmup_epochs: float | None = Field(None, ge=0)
     warmup_ratio: float | None = Field(None, ge=0, le=1)  # of all steps
     warmup_start: float = Field(0.0, ge=0)  # learning rate of step 0, as a fraction of lr
     min_lr: float = Field(0.0, ge=0)  # learning rate at the end, absolute
     stable_ratio: float = Field(0.8, ge=0, le=1)  # wsd: fraction of the steps after warm-up that stay at lr
+    cycles: int = Field(1, ge=1)  # cosine_with_restarts
+    power: float = Field(1.0, gt=0)  # polynomial
     step_epochs: int = Field(30, ge=1)  # step: epochs between two drops
     factor: float = Field(0.1, gt=0, le=1)  # step, plateau: lr is multiplied by it
     patience: int = Field(10, ge=0)  # plateau: evaluations without improvement before a drop

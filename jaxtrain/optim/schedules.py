@@ -1,7 +1,8 @@
 """Learning-rate schedules as pure functions: 0-based optimizer step -> factor on the peak learning rate.
 
 They are evaluated on the host in float64 and handed to the compiled step as a table, so that they equal torch's to the
-last bit of float32 and a change of learning rate compiles nothing anew.
+last bit of float32 and a change of learning rate compiles nothing anew. The variants of the torch originals, their
+off-by-ones included, are in `original_schedules.py`.
 """
 
 import math
@@ -24,8 +25,25 @@ def cosine(total_steps: int, floor: float = 0.0) -> Schedule:
     return lambda step: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, total_steps))))
 
 
+def cosine_with_restarts(total_steps: int, cycles: int = 1, floor: float = 0.0) -> Schedule:
+    """`cycles` cosines one after another, each from 1 towards `floor`. Source: Loshchilov & Hutter 2017, SGDR."""
+
+    def value(step: int) -> float:
+        progress = step / max(1, total_steps)
+        if progress >= 1:
+            return floor
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (cycles * progress % 1.0)))
+
+    return value
+
+
 def linear(total_steps: int, floor: float = 0.0) -> Schedule:
     return lambda step: floor + (1 - floor) * max(0.0, 1 - step / max(1, total_steps))
+
+
+def polynomial(total_steps: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
+    """`linear` bent by a power; 2 falls fast at first."""
+    return lambda step: floor + (1 - floor) * max(0.0, 1 - step / max(1, total_steps)) ** power
 
 
 def step_drops(every_steps: int, factor: float) -> Schedule:
@@ -50,10 +68,35 @@ def with_warmup(schedule: Schedule, warmup_steps: int, start: float = 0.0) -> Sc
     return value
 
 
+def momentum(start: float, end: float, total_steps: int, warmup_steps: int = 0, shape: str = "linear") -> Schedule:
+    """Momentum of an averaged (target) network: `start` through the warm-up, then to `end` at total_steps.
+
+    shape: "linear", or "cosine" as in Grill et al. 2020 (BYOL), sec. 3.1. A value, not a factor.
+    """
+
+    def value(step: int) -> float:
+        progress = min(1.0, max(0.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
+        if shape == "cosine":
+            progress = 0.5 * (1 - math.cos(math.pi * progress))
+        return start + (end - start) * progress
+
+    return value
+
+
+def levels(schedules: list[Schedule]) -> Callable[[int], list[float]]:
+    """One value per level of a hierarchy."""
+    return lambda step: [schedule(step) for schedule in schedules]
+
+
 def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: int) -> Schedule:
-    """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations."""
+    """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations.
+
+    Raises UserError where the warm-up is longer than the run or min_lr above lr.
+    """
     warmup = warmup_steps(config, total_steps, steps_per_epoch)
-    rest = max(0, total_steps - warmup)  # a run shorter than its warm-up never leaves it
+    if warmup > total_steps:
+        raise UserError(f"optim.schedule: warm-up takes {warmup} steps, the run has {total_steps}")
+    rest = total_steps - warmup
     floor = config.min_lr / lr if lr else 0.0
     if floor > 1:
         raise UserError(f"optim.schedule.min_lr: {config.min_lr} is above optim.lr {lr}")
@@ -61,7 +104,9 @@ def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: 
         "constant": lambda: constant(),
         "plateau": lambda: constant(),
         "cosine": lambda: cosine(rest, floor),
+        "cosine_with_restarts": lambda: cosine_with_restarts(rest, config.cycles, floor),
         "linear": lambda: linear(rest, floor),
+        "polynomial": lambda: polynomial(rest, config.power, floor),
         "step": lambda: step_drops(config.step_epochs * steps_per_epoch, config.factor),
         "wsd": lambda: wsd(rest, int(rest * config.stable_ratio), floor),
     }[config.name]()

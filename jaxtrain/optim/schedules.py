@@ -91,12 +91,10 @@ def levels(schedules: list[Schedule]) -> Callable[[int], list[float]]:
 def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: int) -> Schedule:
     """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations.
 
-    Raises UserError where the warm-up is longer than the run or min_lr above lr.
+    Raises UserError where min_lr is above lr.
     """
     warmup = warmup_steps(config, total_steps, steps_per_epoch)
-    if warmup > total_steps:
-        raise UserError(f"optim.schedule: warm-up takes {warmup} steps, the run has {total_steps}")
-    rest = total_steps - warmup
+    rest = max(0, total_steps - warmup)  # a run shorter than its warm-up never leaves it
     floor = config.min_lr / lr if lr else 0.0
     if floor > 1:
         raise UserError(f"optim.schedule.min_lr: {config.min_lr} is above optim.lr {lr}")

@@ -79,7 +79,7 @@ def test_resuming_with_another_model_lists_the_differences(capsys, tmp_path):
     before = (tmp_path / "config.yaml").read_text()
     error = message(capsys, "--config", CONFIG, f"run.dir={tmp_path}", "shard.devices=1", "model.embed_dim=32")
     assert "the checkpoint does not fit this config" in error
-    assert "params.head.weight is [10, 16], the config wants [10, 32]" in error
+    assert "params.blocks.0.attn.in_proj_bias is [48], the config wants [96]" in error
     assert (tmp_path / "config.yaml").read_text() == before
 
 

@@ -11,10 +11,12 @@ from jaxtrain.task import Task, TorchTwin
 
 def _twin(name: str):
     """A function of torch_twin.py, which imports torch, on its first call."""
+    return _later("torch_twin", name)
 
+
+def _later(module: str, name: str):
     def call(*arguments):
-        module = importlib.import_module("jaxtrain.systems.set_completion.torch_twin")
-        return getattr(module, name)(*arguments)
+        return getattr(importlib.import_module(f"jaxtrain.systems.set_completion.{module}"), name)(*arguments)
 
     return call
 
@@ -29,6 +31,7 @@ TASKS = {
         outputs=losses.outputs,
         statistics=metrics.statistics,
         finish=metrics.finish,
+        report=_later("reports", "completion_report"),
         twin=TorchTwin(build=_twin("build"), call=_twin("call"), loss=_twin("loss")),
         tiny_config="splat_tiny",
     ),
@@ -44,6 +47,7 @@ TASKS = {
         trainable=features.trainable,
         after_update=features.after_update,
         initial_weights=features.initial_weights,
+        report=_later("reports", "feature_report"),
         twin=TorchTwin(build=_twin("build_features"), call=_twin("call_features"), loss=_twin("loss_features")),
         tiny_config="splat_sae_tiny",
     ),

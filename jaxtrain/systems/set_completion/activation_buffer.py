@@ -45,6 +45,6 @@ class RingBuffer(nnx.Module):
         self.position[...] = jnp.where(replaced, 0, end % size)
 
     def sample(self, key, number: int):
-        """[number, dim]: rows drawn evenly, with repetition, from those that can be read; zeros while there are none."""
+        """[number, dim]: rows drawn evenly, with repetition, from those that can be read; zeros if none."""
         index = jax.random.randint(key, (number,), 0, jnp.maximum(self.count(), 1))
         return self.rows[...][index]

@@ -140,7 +140,7 @@ class SetTransformer(nnx.Module):
 
 
 class SetTransformerLayer(nnx.Module):
-    """Elements read from the set's summary: SetTransformer, cross-attention to it, feedforward; [batch, element, width]."""
+    """Elements read from the set's summary: SetTransformer, cross-attention to it, feedforward. Keeps x's shape."""
 
     def __init__(
         self,

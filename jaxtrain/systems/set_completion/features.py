@@ -98,7 +98,7 @@ def evaluation_loss(sae: SparseAutoencoder, x, counted, settings) -> Loss:
 
 
 def after_update(model: FeatureModel, step, config):
-    """Unit columns again; after the updates in sae.resample_steps, dead features start afresh and so do their moments."""
+    """Unit columns again; after the updates in sae.resample_steps, dead features and their moments start afresh."""
     settings, sae = config.sae, model.sae
     sae.normalize_decoder()
     if not settings.resample_steps:

@@ -25,7 +25,7 @@ def counts(logits, target, visible, counted) -> dict:
     """Additive counts. logits: float [batch, token]; target, visible: bool, same; counted: bool [batch, 1]."""
     predicted = (logits >= 0) & counted
     target = target & counted
-    hit, missed = predicted & target, target & ~predicted
+    hit = predicted & target
     union = (predicted | target).sum(1)
     hidden = target & ~visible
     number = hidden.sum(1)

@@ -46,8 +46,8 @@ def read_corpus(source: str, table_name: str = "data", max_rows: int | None = No
             weapons.append(int(weapon))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{source}: row {number} holds ability_tags={tags!r}, weapon_id={weapon!r}; wanted a JSON list of token "
-                f"ids and a weapon id ({error})"
+                f"{source}: row {number} holds ability_tags={tags!r}, weapon_id={weapon!r}; wanted a JSON list of "
+                f"token ids and a weapon id ({error})"
             ) from None
         if not len(sets[-1]):
             raise UserError(f"{source}: row {number} is an empty set; write it as the id of <NULL>")

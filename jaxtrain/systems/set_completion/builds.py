@@ -1,0 +1,158 @@
+"""Legal builds: three mains of 10 points, nine subs of 3, and the search for one that reaches given tokens."""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxtrain.systems.set_completion.vocabulary import (
+    MAIN_AP,
+    MAIN_ONLY,
+    NULL,
+    PAD,
+    SLOT_OF,
+    SLOTS,
+    SUB_AP,
+    SUB_SLOTS,
+    TOTAL_AP,
+    thresholds_up_to,
+)
+
+
+class Capstone(NamedTuple):
+    """What a token asks for: at least `min_ap` points of `family`."""
+
+    token: str
+    family: str
+    min_ap: int
+    main_only: bool
+
+
+def read_token(token: str) -> Capstone | None:
+    """The meaning of a token; None for <PAD> and <NULL>, which ask for nothing."""
+    if token in (PAD, NULL):
+        return None
+    if token in MAIN_ONLY:
+        return Capstone(token, token, MAIN_AP, True)
+    family, _, ap = token.rpartition("_")
+    return Capstone(token, family, int(ap), False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """mains: family or None by slot. subs: how many of each family, none of them 0."""
+
+    mains: Mapping[str, str | None]
+    subs: Mapping[str, int]
+
+    @property
+    def total_ap(self) -> int:
+        return MAIN_AP * sum(main is not None for main in self.mains.values()) + SUB_AP * sum(self.subs.values())
+
+    @property
+    def achieved_ap(self) -> dict[str, int]:
+        """Points by family."""
+        points: dict[str, int] = {}
+        for slot in ("head", "clothes", "shoes"):
+            if self.mains[slot] is not None:
+                points[self.mains[slot]] = points.get(self.mains[slot], 0) + MAIN_AP
+        for family, count in self.subs.items():
+            points[family] = points.get(family, 0) + SUB_AP * count
+        return points
+
+    @property
+    def valid(self) -> bool:
+        fits = all(SLOT_OF.get(main, slot) == slot for slot, main in self.mains.items() if main)
+        main_only_subs = any(family in SLOT_OF for family in self.subs)
+        return fits and not main_only_subs and sum(self.subs.values()) <= SUB_SLOTS and self.total_ap <= TOTAL_AP
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for builds that differ only in where standard mains sit."""
+        placed = tuple(sorted((slot, main) for slot, main in self.mains.items() if main in SLOT_OF))
+        mains = tuple(sorted(main for main in self.mains.values() if main))
+        return placed, mains, tuple(sorted(self.subs.items()))
+
+
+def allocate(
+    tokens: Sequence[str], priority: Mapping[str, float] | None = None
+) -> tuple[Build, int] | tuple[None, None]:
+    """The cheapest legal build that reaches every token, and its overshoot in points; (None, None) if there is none.
+
+    priority: family -> how much it deserves a main slot. Among all ways to give 0 to 3 free mains to each standard
+    family: fewest subs, then least overshoot, then largest priority on mains, then fewest points; the first found of
+    equals, families in order of falling (points, priority), slots in alphabetical order.
+    """
+    priority = priority or {}
+    mains: dict[str, str | None] = dict.fromkeys(("head", "clothes", "shoes"))
+    tiers: dict[str, int] = {}
+    for wanted in filter(None, map(read_token, tokens)):
+        if not wanted.main_only:
+            tiers[wanted.family] = max(tiers.get(wanted.family, 0), wanted.min_ap)
+        elif mains[SLOT_OF[wanted.family]] not in (None, wanted.family):
+            return None, None
+        else:
+            mains[SLOT_OF[wanted.family]] = wanted.family
+    families = sorted(tiers, key=lambda family: (-tiers[family], -priority.get(family, 0)))
+    free = [slot for slot in SLOTS if mains[slot] is None]
+    weight = {family: priority.get(family, tiers[family]) for family in families}
+
+    best: tuple[tuple, dict, dict] | None = None
+    for placed, subs in _placements(families, tiers, free, {}, {}):
+        overshoot = sum(
+            MAIN_AP * _count(placed, family) + SUB_AP * subs.get(family, 0) - tiers[family] for family in families
+        )
+        points = MAIN_AP * (len(placed) + 3 - len(free)) + SUB_AP * sum(subs.values())
+        cost = (sum(subs.values()), overshoot, -sum(weight[family] for family in placed.values()), points)
+        if best is None or cost < best[0]:
+            best = cost, placed, subs
+    if best is None:
+        return None, None
+    return Build({**mains, **best[1]}, best[2]), best[0][1]
+
+
+def _count(placed: Mapping[str, str], family: str) -> int:
+    return sum(main == family for main in placed.values())
+
+
+def _placements(families, tiers, free, placed, subs):
+    """Every way to cover the families in order: (slot -> family, family -> subs), within nine subs."""
+    if not families:
+        yield placed, subs
+        return
+    family, rest = families[0], families[1:]
+    open_slots = [slot for slot in free if slot not in placed]
+    for count in range(len(open_slots) + 1):
+        needed = -(-max(0, tiers[family] - MAIN_AP * count) // SUB_AP)
+        if sum(subs.values()) + needed > SUB_SLOTS:
+            continue
+        covered = {**subs, family: needed} if needed else subs
+        for slots in itertools.combinations(open_slots, count):
+            yield from _placements(rest, tiers, free, {**placed, **dict.fromkeys(slots, family)}, covered)
+
+
+def expand(tokens: Sequence[str]) -> list[str]:
+    """What the model is shown for the tokens of a build: with each tier all tiers below; [<NULL>] for none.
+
+    A tier asked for twice appears twice, as in the original.
+    """
+    context = []
+    for wanted in filter(None, map(read_token, tokens)):
+        context += [wanted.token] if wanted.main_only else thresholds_up_to(wanted.family, wanted.min_ap)
+    return context or [NULL]
+
+
+def completion_accuracy(predicted: Build, truth: Build, shown: Build) -> tuple[float, float]:
+    """(best_accuracy, completion_slot_acc): 1 - sum |AP difference| / 114, and the share of the items missing from
+    `shown` that `predicted` added. Items are the 12 slots as a multiset."""
+    got, want = predicted.achieved_ap, truth.achieved_ap
+    difference = sum(abs(got.get(family, 0) - want.get(family, 0)) for family in {*got, *want})
+    missing, added = _items(truth) - _items(shown), _items(predicted) - _items(shown)
+    share = (missing & added).total() / missing.total() if missing else 1.0
+    return 1 - difference / (2 * TOTAL_AP), share
+
+
+def _items(build: Build) -> collections.Counter:
+    mains = collections.Counter(("main", main) for main in build.mains.values() if main)
+    return mains + collections.Counter({("sub", family): count for family, count in build.subs.items()})

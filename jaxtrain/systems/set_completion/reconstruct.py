@@ -1,0 +1,123 @@
+"""From token probabilities to legal builds: greedy closure and beam search.
+
+predict: contexts (lists of tokens) -> one {token: probability} per context, tokens in vocabulary order. One call
+per step of the search, however many states it has.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from jaxtrain.systems.set_completion.builds import Build, allocate, expand, read_token
+
+Predict = Callable[[list[list[str]]], list[Mapping[str, float]]]
+BONUS = math.log(2)  # of every token added
+MOST_STEPS = 30
+
+
+class State(NamedTuple):
+    """tokens: chosen so far, in order. priority: the highest probability seen, by family."""
+
+    tokens: tuple[str, ...]
+    score: float
+    priority: Mapping[str, float]
+
+
+class Candidate(NamedTuple):
+    build: Build
+    overshoot: int  # points beyond what was asked for
+    score: float
+
+
+def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 0.5) -> State:
+    """Add every token of at least `threshold` that says more than those already there, until none does."""
+    tokens = [token for token in context if read_token(token)]
+    priority: dict[str, float] = {}
+    score = 0.0
+    while True:
+        probabilities = predict([expand(tokens)])[0]
+        added = []
+        for token, p in probabilities.items():
+            wanted = read_token(token)
+            if wanted is not None and p >= threshold and _says_more(token, tokens):
+                added.append((token, wanted.family, p))
+        if not added:
+            return State(tuple(tokens), score, priority)
+        for token, family, p in added:
+            tokens = _add(tokens, token)
+            score += p + BONUS
+            priority[family] = max(priority.get(family, 0.0), p)
+
+
+def reconstruct(
+    predict: Predict,
+    context: Sequence[str],
+    beam_size: int = 5,
+    max_steps: int | None = 6,
+    top_k: int = 1,
+    threshold: float = 0.5,
+) -> list[Candidate]:
+    """The best `top_k` legal builds that hold the context's tokens.
+
+    The beam starts from the context and from its greedy closure; it may hold one set of tokens in several orders, as
+    the original's does. Candidates are the builds of all states it passes, ranked by total points, then least
+    overshoot, then score. max_steps None takes 30.
+    """
+    start = State(tuple(token for token in context if read_token(token)), 0.0, {})
+    found: dict[tuple, Candidate] = {}
+    greedy = greedy_closure(predict, context, threshold)
+    for state in (start, greedy):
+        _collect(found, state)
+    beam = [start, greedy]
+    seen = {frozenset(state.tokens) for state in beam}
+    for _ in range(MOST_STEPS if max_steps is None else max_steps):
+        predictions = predict([expand(state.tokens) for state in beam])
+        extended = [new for state, p in zip(beam, predictions, strict=True) for new in _extensions(state, p)]
+        unique = {state.tokens: state for state in sorted(extended, key=lambda state: state.score)}
+        beam = sorted(unique.values(), key=lambda state: -state.score)[:beam_size]
+        for state in beam:
+            _collect(found, state)
+        keys = {frozenset(state.tokens) for state in beam}
+        if keys <= seen:
+            break
+        seen |= keys
+    ranked = sorted(found.values(), key=lambda c: (-c.build.total_ap, c.overshoot, -c.score))
+    return ranked[:top_k]
+
+
+def _collect(found: dict[tuple, Candidate], state: State) -> None:
+    build, overshoot = allocate(state.tokens, state.priority)
+    if build is not None:
+        new = Candidate(build, overshoot, state.score)
+        old = found.get(build.identity)
+        if old is None or (new.overshoot, -new.score) < (old.overshoot, -old.score):
+            found[build.identity] = new
+
+
+def _extensions(state: State, probabilities: Mapping[str, float]) -> list[State]:
+    """The state with each token that says more, by falling probability, and the state unchanged."""
+    extended = []
+    for token, p in sorted(probabilities.items(), key=lambda item: -item[1]):
+        wanted = read_token(token)
+        if wanted is not None and _says_more(token, state.tokens):
+            priority = {**state.priority, wanted.family: max(state.priority.get(wanted.family, 0.0), p)}
+            extended.append(State(tuple(_add(state.tokens, token)), state.score + p + BONUS, priority))
+    return [*extended, state]
+
+
+def _says_more(token: str, tokens: Sequence[str]) -> bool:
+    """A main-only ability that is not there, or a higher tier than one that is there (or a family that is not)."""
+    wanted = read_token(token)
+    tiers = [have.min_ap for have in map(read_token, tokens) if have and have.family == wanted.family]
+    return not tiers or (not wanted.main_only and wanted.min_ap > min(tiers))
+
+
+def _add(tokens: Sequence[str], token: str) -> list[str]:
+    """The tokens with `token` in, lower tiers of its family out."""
+    wanted = read_token(token)
+    keep = [t for t in tokens if wanted.main_only or _keeps(read_token(t), wanted)]
+    return [*keep, token] if token not in keep else keep
+
+
+def _keeps(have, wanted) -> bool:
+    return have.family != wanted.family or have.min_ap >= wanted.min_ap

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,17 +23,20 @@ from torch_bridge.state_dict import state_dict
 log = logging.getLogger(__name__)
 
 
-def from_torch(module: torch.nn.Module, example_inputs: Any) -> "TorchModule":
+def from_torch(
+    module: torch.nn.Module, example_inputs: Any, modes: Sequence[str] = ("evaluation", "training")
+) -> "TorchModule":
     """The module as JAX: same outputs, same gradients, parameters and buffers under torch's names and in its layouts.
 
     example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
     arguments; numpy arrays serve too. Their sizes may differ later, see `TorchModule.__call__`.
+    modes: which graphs to record now; another is recorded when it is first called.
     The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
     """
     record = Record(module)
     args, kwargs = as_arguments(example_inputs)
-    for training in (False, True):
-        record.graph(args, kwargs, training)
+    for mode in modes:
+        record.graph(args, kwargs, training=mode == "training")
     return TorchModule(record, module)
 
 

@@ -1,4 +1,4 @@
-"""Small random models of many kinds, and how far their JAX form is from torch."""
+"""How far the JAX form of a torch module is from torch: outputs, gradients, running statistics."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,76 +8,112 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax import nnx
 from torch.utils import _pytree as pytree
 
+from jaxtrain.runtime.random import Rngs
 from torch_bridge.datasets import to_numpy
-from torch_bridge.from_torch import as_arguments, from_torch
+from torch_bridge.from_torch import TorchModule, as_arguments, from_torch
+
+OUTPUTS, GRADIENTS = 1e-5, 1e-4  # what is promised, relative L2, float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
+    """build: -> (module, example inputs). training: compare the training graph (with dropout off) instead of the
+    evaluation graph, so that batch statistics and their updates count too."""
+
     name: str
     source: str
     build: Callable[[], tuple[torch.nn.Module, Any]]
+    training: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """Relative L2 distances: outputs, all gradients together, and the worst single gradient with a norm to speak of."""
+    """Relative L2: the worst output, all gradients as one vector, the worst buffer after the call."""
 
     outputs: float
     gradients: float
+    buffers: float
     parameters: int
-    operators: frozenset
+    operators: frozenset[str]
 
 
 def relative(ours, theirs) -> float:
     ours, theirs = np.asarray(ours, np.complex128), np.asarray(theirs, np.complex128)
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    return float(np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-12))
+    return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-12))
 
 
-def _floats(tree) -> list:
-    leaves = tree if isinstance(tree, list) else jax.tree.leaves(tree)
-    return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+def _in_order(outputs: Any) -> Any:
+    """torch lists a dict's entries as they were put in; JAX sorts them."""
+    if isinstance(outputs, dict):
+        return [_in_order(value) for value in outputs.values()]
+    return [_in_order(value) for value in outputs] if isinstance(outputs, (list, tuple)) else outputs
+
+
+def operators_of(model: TorchModule) -> frozenset[str]:
+    """Every operator in the model's recorded graphs."""
+    return frozenset(
+        str(node.target)
+        for graphs in model._record._graphs.values()
+        for graph, _ in graphs
+        for inner in graph.module.modules()
+        if isinstance(inner, torch.fx.GraphModule)
+        for node in inner.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    )
 
 
 def compare(architecture: Architecture, seed: int = 0) -> Distance:
-    """Evaluation mode, float32: every output, and the gradients of a random projection of all floating outputs."""
-    from flax import nnx
-
+    """Every output, and the gradients of a random projection of all floating outputs, from the same weights."""
     torch.manual_seed(seed)
     module, inputs = architecture.build()
-    module.eval()
+    module.train(architecture.training)
+    model = from_torch(module, inputs, ["training" if architecture.training else "evaluation"])
     args, kwargs = as_arguments(inputs)
-    theirs = [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-    model = from_torch(module, inputs)
     arrays = jax.tree.map(jnp.asarray, pytree.tree_map(to_numpy, (args, kwargs)))
+
+    theirs = [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     rng = np.random.default_rng(seed)
     weights = [rng.normal(size=leaf.shape).astype(np.float32) for leaf in theirs]
-    graph, state = nnx.split(model)
-
-    def project(params, rest):
-        outputs = [x for x in jax.tree.leaves(nnx.merge(graph, params, rest)(*arrays[0], **arrays[1]))]
-        pairs = zip(outputs, weights, strict=True)
-        return sum(jnp.sum(x * w) for x, w in pairs if jnp.issubdtype(x.dtype, jnp.floating)), outputs
+    real = [leaf.is_floating_point() for leaf in theirs]
+    total = sum((leaf * torch.from_numpy(w)).sum() for leaf, w, use in zip(theirs, weights, real, strict=True) if use)
+    total.backward()
 
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    (_, ours), grads = jax.jit(jax.value_and_grad(project, has_aux=True))(params, rest)
-    loss = sum((leaf * torch.from_numpy(w)).sum() for leaf, w in zip(theirs, weights) if leaf.is_floating_point())
-    loss.backward()
-    outputs = max(relative(x, to_numpy(y)) for x, y in zip(ours, theirs, strict=True))
-    wanted = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+    def project(params, rest):
+        model = nnx.merge(graph, params, rest, copy=True)
+        rngs = Rngs(jax.random.key(0)) if architecture.training else None
+        outputs = pytree.tree_leaves(_in_order(model(*arrays[0], **arrays[1], rngs=rngs)))
+        value = sum(jnp.sum(x * w) for x, w, use in zip(outputs, weights, real, strict=True) if use)
+        return value, (outputs, nnx.split(model, nnx.Param, ...)[2])
+
+    (_, (ours, rest)), grads = jax.jit(jax.value_and_grad(project, has_aux=True))(params, rest)
+    nnx.update(model, rest)
+    buffers = {name: to_numpy(buffer) for name, buffer in module.named_buffers() if name in model.variables()}
+    moved = [relative(model.variables()[name].get_value(), value) for name, value in buffers.items()]
     nnx.update(model, grads)
-    have = {name: np.asarray(v.get_value()) for name, v in model.variables().items()}
-    ours_flat = np.concatenate([have[name].ravel() for name in wanted])
-    theirs_flat = np.concatenate([to_numpy(grad).ravel() for grad in wanted.values()])
-    record = model._record
-    operators = frozenset(
-        str(node.target)
-        for graphs in record._graphs.values()
-        for graph, _ in graphs
-        for node in graph.module.graph.nodes
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    wanted = {name: to_numpy(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    have = {name: np.asarray(variable.get_value()) for name, variable in model.variables().items()}
+    return Distance(
+        outputs=max(relative(x, to_numpy(y)) for x, y in zip(ours, theirs, strict=True)),
+        gradients=relative(
+            np.concatenate([have[name].ravel() for name in wanted]),
+            np.concatenate([wanted[name].ravel() for name in wanted]),
+        ),
+        buffers=max(moved, default=0.0),
+        parameters=sum(p.numel() for p in module.parameters()),
+        operators=operators_of(model),
     )
-    return Distance(outputs, relative(ours_flat, theirs_flat), theirs_flat.size, operators)
+
+
+def check(architecture: Architecture, seed: int = 0) -> None:
+    """Fails with the figures where a promise is missed."""
+    distance = compare(architecture, seed)
+    figures = (distance.outputs, distance.gradients, distance.buffers)
+    assert distance.outputs < OUTPUTS, figures
+    assert distance.gradients < GRADIENTS, figures
+    assert distance.buffers < OUTPUTS, figures

@@ -67,7 +67,11 @@ def _name(module) -> str:
 
 
 def _any_size(leaf):
-    return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+    """Free axes: all of tokens, features and sound; of images and volumes the batch only, because arithmetic on
+    symbolic heights and widths can take torch minutes (another image size is recorded anew)."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,33 @@
+"""Small random models of timm; those with BatchNorm are compared in training mode."""
+
+import torch
+
+from tests.e2e import torchvision_schemas
+from tests.e2e.architectures import Architecture
+
+torchvision_schemas.declare()
+
+
+def _image(name: str, kind: str, size: int = 32, training: bool = False, **options) -> Architecture:
+    def build():
+        import timm
+
+        return timm.create_model(kind, num_classes=5, **options), torch.randn(2, 3, size, size)
+
+    return Architecture(name, "timm", build, training)
+
+
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+ARCHITECTURES = [
+    _image("ResNet", "resnet10t", training=True),
+    _image("RegNet, squeeze-excite", "regnety_002", training=True),
+    _image("EfficientNet", "test_efficientnet", training=True),
+    _image("MobileNet V3", "mobilenetv3_small_050", training=True),
+    _image("ConvNeXt", "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
+    _image("DenseNet", "densenet121", growth_rate=4, block_config=(1, 2)),
+    _image("ViT, timm", "vit_tiny_patch16_224", **VIT),
+    _image("Swin V2", "swinv2_tiny_window8_256", img_size=32, window_size=4, embed_dim=8, depths=(2, 1), num_heads=(2, 2)),
+    _image("MLP-Mixer", "mixer_s32_224", img_size=32, patch_size=8, embed_dim=16, num_blocks=2),
+    _image("CoAtNet", "coatnet_nano_rw_224", size=64, img_size=64, training=True),
+]

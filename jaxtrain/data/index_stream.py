@@ -49,6 +49,22 @@ class IndexStream:
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 
 
+class SampleIndex(int):
+    """A sample's position in the dataset, with the epoch that asks for it.
+
+    A source that draws anew in every epoch (augmentation, masks) seeds itself with both, so that a resumed run and
+    worker processes draw the same.
+    """
+
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, index: int, epoch: int) -> "SampleIndex":
+        self = cls(index)
+        self.epoch = int(epoch)
+        return self
+
+
 @functools.lru_cache(maxsize=4)
 def _order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
     if not shuffle:

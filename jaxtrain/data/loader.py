@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxtrain.data.collate import collate as default_collate
-from jaxtrain.data.index_stream import IndexStream
+from jaxtrain.data.index_stream import IndexStream, SampleIndex
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.errors import UserError
 
@@ -54,7 +54,8 @@ class Loader:
             return batch
         if isinstance(self.source, ArraySource) and (self.source.batched or self.collate is default_collate):
             return batch | self.source[indices]
-        items = self.fetch([int(index) for index in indices])
+        epoch = step // self.stream.steps_per_epoch
+        items = self.fetch([SampleIndex.of(index, epoch) for index in indices])
         try:
             return batch | self.collate(items)
         except UserError as error:

@@ -72,7 +72,7 @@ class OptimConfig(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)  # sgd
+    momentum: float = Field(0.0, ge=0, lt=1)  # sgd; muon, where 0 means 0.95
     nesterov: bool = False  # sgd
     clip_norm: float | None = Field(1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
     groups: dict[str, GroupConfig] = {}  # by the names that the task's param_group gives

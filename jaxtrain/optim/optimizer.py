@@ -1,8 +1,8 @@
 """Gradients -> new parameters, with torch's rules, over a flat dict of parameters.
 
-The direction comes from optax (`scale_by_adam`, `trace`, ...). Clipping, weight decay and learning rate are written
-here because torch's differ: epsilon 1e-6 in the clip, decay 1e-2 by default, L2 inside adam and sgd. Learning rates
-and decays are arrays, by parameter group, so that a search over them shares one compiled step.
+Clipping, weight decay and learning rate are written here because torch's differ from optax's: epsilon 1e-6 in the
+clip, decay 1e-2 by default, L2 inside adam and sgd. Learning rates and decays are arrays, by parameter group, so that a
+search over them shares one compiled step.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import optax
 
 from jaxtrain.config import OptimConfig
 from jaxtrain.errors import UserError
+from jaxtrain.optim import directions
 
 Params = dict[str, jax.Array]
 DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to the gradient, as torch's adam and sgd
@@ -37,17 +38,19 @@ class Optimizer:
 
         lr, weight_decay: float scalars by group name. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
-        norm = optax.tree.norm(grads)
+        norm = global_norm(grads)
         if self.clip_norm is not None:
             grads = clip(grads, norm, self.clip_norm)
         if not self.decoupled:
-            grads = {key: grad + self._decay(key, weight_decay, grad) * params[key] for key, grad in grads.items()}
+            grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
         updates, opt_state = self.direction.update(grads, opt_state, params)
         params = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
         return params, opt_state, norm
 
-    def _decay(self, key: str, weight_decay: Params, like):
-        return (weight_decay[self.groups[key]] if self.decays[key] else jnp.zeros(())).astype(like.dtype)
+    def _with_l2(self, key: str, grad, param, weight_decay: Params):
+        if not self.decays[key]:
+            return grad
+        return grad.astype(jnp.float32) + weight_decay[self.groups[key]] * param.astype(jnp.float32)
 
     def _step(self, key: str, param, update, lr: Params, weight_decay: Params):
         rate = lr[self.groups[key]]
@@ -55,6 +58,11 @@ class Optimizer:
         if self.decoupled and self.decays[key]:
             new = new * (1 - rate * weight_decay[self.groups[key]])
         return (new - rate * update.astype(jnp.float32)).astype(param.dtype)
+
+
+def global_norm(grads: Params) -> jax.Array:
+    """L2 norm over all gradients together, in float32 whatever they are stored in."""
+    return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()), jnp.float32(0)))
 
 
 def clip(grads: Params, norm, max_norm: float) -> Params:
@@ -74,15 +82,21 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
         known = ", ".join(sorted(set(groups.values())))
         raise UserError(f"optim.groups: {', '.join(unknown)} unknown; this task has the groups {known}")
     decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
-    directions = {
-        "adamw": lambda: optax.scale_by_adam(config.beta1, config.beta2, config.eps),
-        "adam": lambda: optax.scale_by_adam(config.beta1, config.beta2, config.eps),
-        "sgd": lambda: optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity(),
-        "lion": lambda: optax.scale_by_lion(config.beta1, config.beta2),
-        "muon": lambda: optax.contrib.scale_by_muon(),
-        "adafactor": lambda: optax.scale_by_factored_rms(),
+    return Optimizer(direction(config), groups, decays, config.name in DECOUPLED, config.clip_norm)
+
+
+def direction(config: OptimConfig) -> optax.GradientTransformation:
+    """What `optim.name` computes from the gradients."""
+    b1, b2, eps = config.beta1, config.beta2, config.eps
+    known = {
+        "adamw": lambda: directions.adam(b1, b2, eps),
+        "adam": lambda: directions.adam(b1, b2, eps),
+        "sgd": lambda: directions.momentum(config.momentum, config.nesterov),
+        "lion": lambda: directions.lion(b1, b2),
+        "muon": lambda: directions.muon(config.momentum or 0.95, b1, b2, eps),
+        "adafactor": lambda: directions.adafactor(),
     }
-    return Optimizer(directions[config.name](), groups, decays, config.name in DECOUPLED, config.clip_norm)
+    return known[config.name]()
 
 
 def rates(config: OptimConfig, groups: set[str]) -> dict[str, dict[str, float]]:

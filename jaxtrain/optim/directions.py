@@ -1,0 +1,173 @@
+"""The direction each optimizer takes, before learning rate, decay and clipping: gradients -> updates.
+
+Arithmetic is float32 whatever the parameters are; moments are stored in the parameters' dtype, as torch does. States
+carry optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Arrays = dict[str, jax.Array]
+
+
+def adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+    """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps). Source: Kingma & Ba 2015; torch.optim.Adam."""
+
+    def init(params: Arrays) -> optax.ScaleByAdamState:
+        zeros = lambda: {key: jnp.zeros_like(value) for key, value in params.items()}
+        return optax.ScaleByAdamState(jnp.int32(0), zeros(), zeros())
+
+    def update(grads: Arrays, state: optax.ScaleByAdamState, params=None):
+        count = state.count + 1
+        mu = {key: _average(state.mu[key], grad, beta1) for key, grad in grads.items()}
+        nu = {key: _average(state.nu[key], jnp.square(_wide(grad)), beta2) for key, grad in grads.items()}
+        first, second = _gathered(beta1, count), jnp.sqrt(_gathered(beta2, count))
+        updates = {key: (mu[key] / first) / (jnp.sqrt(nu[key]) / second + eps) for key in grads}
+        return updates, optax.ScaleByAdamState(count, _stored(mu, params), _stored(nu, params))
+
+    return optax.GradientTransformation(init, update)
+
+
+def momentum(decay: float, nesterov: bool) -> optax.GradientTransformation:
+    """b <- decay b + g, then b, or g + decay b. Source: torch.optim.SGD with dampening 0."""
+    if not decay:
+        return optax.GradientTransformation(lambda params: optax.EmptyState(), lambda g, state, params=None: (g, state))
+
+    def init(params: Arrays) -> optax.TraceState:
+        return optax.TraceState({key: jnp.zeros_like(value) for key, value in params.items()})
+
+    def update(grads: Arrays, state: optax.TraceState, params=None):
+        trace = {key: decay * _wide(state.trace[key]) + _wide(grad) for key, grad in grads.items()}
+        updates = {key: _wide(grads[key]) + decay * value for key, value in trace.items()} if nesterov else trace
+        return updates, optax.TraceState(_stored(trace, params))
+
+    return optax.GradientTransformation(init, update)
+
+
+def lion(beta1: float, beta2: float) -> optax.GradientTransformation:
+    """sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2."""
+
+    def init(params: Arrays) -> optax.ScaleByLionState:
+        return optax.ScaleByLionState(jnp.int32(0), {key: jnp.zeros_like(value) for key, value in params.items()})
+
+    def update(grads: Arrays, state: optax.ScaleByLionState, params=None):
+        updates = {key: jnp.sign(_average(state.mu[key], grad, beta1)) for key, grad in grads.items()}
+        mu = {key: _average(state.mu[key], grad, beta2) for key, grad in grads.items()}
+        return updates, optax.ScaleByLionState(state.count + 1, _stored(mu, params))
+
+    return optax.GradientTransformation(init, update)
+
+
+class MuonState(NamedTuple):
+    """mu: momentum of every parameter. nu: Adam's second moment of those that are no matrices."""
+
+    count: jax.Array
+    mu: Arrays
+    nu: Arrays
+
+
+def muon(beta: float, beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+    """Matrices move by their orthogonalised momentum, all else by Adam, both on one learning rate.
+
+    A matrix's update is scaled by 0.2 sqrt(max(rows, columns)), which gives it Adam's root mean square. Sources: Jordan
+    2024 (Muon); Liu et al. 2025, sec. 2.2 (the scale); torch.optim.Muon(adjust_lr_fn="match_rms_adamw"), which
+    iterates in bfloat16 where this iterates in float32.
+    """
+    rest = adam(beta1, beta2, eps)
+    matrices = lambda arrays: {key: value for key, value in arrays.items() if value.ndim == 2}
+    others = lambda arrays: {key: value for key, value in arrays.items() if value.ndim != 2}
+
+    def init(params: Arrays) -> MuonState:
+        mu = {key: jnp.zeros_like(value) for key, value in params.items()}
+        return MuonState(jnp.int32(0), mu, {key: jnp.zeros_like(value) for key, value in others(params).items()})
+
+    def update(grads: Arrays, state: MuonState, params: Arrays):
+        mu = {key: _average(state.mu[key], grad, beta) for key, grad in matrices(grads).items()}
+        updates = {key: _orthogonal(_average(value, grads[key], beta)) for key, value in mu.items()}
+        adam_state = optax.ScaleByAdamState(state.count, others(state.mu), state.nu)
+        moved, adam_state = rest.update(others(grads), adam_state, others(params))
+        mu = _stored(mu, params) | adam_state.mu
+        return updates | moved, MuonState(adam_state.count, {key: mu[key] for key in state.mu}, adam_state.nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+class AdafactorState(NamedTuple):
+    """row, column: averages of the squared gradient of arrays of two and more axes. full: of the others."""
+
+    count: jax.Array
+    row: Arrays
+    column: Arrays
+    full: Arrays
+
+
+def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-30) -> optax.GradientTransformation:
+    """Adam's second moment factored into rows and columns, no momentum, updates clipped to a root mean square of 1.
+
+    Source: Shazeer & Stern 2018, algorithms 4 and 5; equals transformers' Adafactor with scale_parameter=False and
+    relative_step=False.
+    """
+
+    def init(params: Arrays) -> AdafactorState:
+        zeros = lambda shape: jnp.zeros(shape, jnp.float32)
+        factored = {key: value for key, value in params.items() if value.ndim >= 2}
+        return AdafactorState(
+            jnp.int32(0),
+            {key: zeros(value.shape[:-1]) for key, value in factored.items()},
+            {key: zeros((*value.shape[:-2], value.shape[-1])) for key, value in factored.items()},
+            {key: zeros(value.shape) for key, value in params.items() if key not in factored},
+        )
+
+    def update(grads: Arrays, state: AdafactorState, params=None):
+        count = state.count + 1
+        beta = 1 - count.astype(jnp.float32) ** -decay
+        row, column, full, updates = {}, {}, {}, {}
+        for key, grad in grads.items():
+            grad = _wide(grad)
+            square = jnp.square(grad) + eps
+            if key in state.row:
+                row[key] = beta * state.row[key] + (1 - beta) * square.mean(-1)
+                column[key] = beta * state.column[key] + (1 - beta) * square.mean(-2)
+                share = row[key] / row[key].mean(-1, keepdims=True)
+                step = grad * jax.lax.rsqrt(share)[..., None] * jax.lax.rsqrt(column[key])[..., None, :]
+            else:
+                full[key] = beta * state.full[key] + (1 - beta) * square
+                step = grad * jax.lax.rsqrt(full[key])
+            size = jnp.sqrt(jnp.mean(jnp.square(step)))
+            updates[key] = step / jnp.maximum(1.0, size / clip_threshold)
+        return updates, AdafactorState(count, row, column, full)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _wide(value: jax.Array) -> jax.Array:
+    return value.astype(jnp.float32)
+
+
+def _average(mean: jax.Array, value: jax.Array, decay: float) -> jax.Array:
+    return decay * _wide(mean) + (1 - decay) * _wide(value)
+
+
+def _gathered(beta: float, count: jax.Array) -> jax.Array:
+    """1 - beta^count, without the digits that 1 - 0.999 loses in float32."""
+    return -jnp.expm1(count.astype(jnp.float32) * math.log(beta)) if beta else jnp.float32(1)
+
+
+def _stored(values: Arrays, like: Arrays | None) -> Arrays:
+    return values if like is None else {key: value.astype(like[key].dtype) for key, value in values.items()}
+
+
+def _orthogonal(matrix: jax.Array, steps: int = 5) -> jax.Array:
+    """About U V^T of the matrix's U S V^T, by a quintic Newton-Schulz iteration, scaled to Adam's size."""
+    a, b, c = 3.4445, -4.7750, 2.0315  # Jordan 2024: the steepest slope at zero
+    rows, columns = matrix.shape
+    x = matrix.T if rows > columns else matrix
+    x = x / jnp.maximum(jnp.linalg.norm(x), 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return 0.2 * math.sqrt(max(rows, columns)) * (x.T if rows > columns else x)

@@ -2,10 +2,13 @@
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import sys
+import traceback
 
 from jaxtrain import commands
+from jaxtrain.errors import UserError
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -17,7 +20,28 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--resume", default="auto", help="auto (go on in the run folder), never, or another run's folder")
     p.add_argument("--dry-run", action="store_true", help="build everything, run no step, print the plan")
     p.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    return commands.main(run, p.parse_intermixed_args(argv))
+    return commands.main(together(run), p.parse_intermixed_args(argv))
+
+
+def together(command):
+    """One of several processes: whatever happens, leave without waiting for the others."""
+
+    def guarded(arguments: argparse.Namespace) -> int:
+        try:
+            return command(arguments)
+        except BaseException as error:
+            import jax
+
+            if not jax.distributed.is_initialized():
+                raise
+            if isinstance(error, UserError):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                os._exit(commands.MISTAKE)
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(commands.FAILED)  # JAX would wait for the lost process at exit
+
+    return guarded
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,6 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(config_io.dump(config), end="")
         return 0
     commands.quiet_jax()
+    from jaxtrain.runtime import launch
+
+    started = launch.setup_distributed()
+    launch.preflight(config_io.dump(config))
+    if started.processes > 1 and started.process == 0:
+        print(started)
     from jaxtrain.train.trainer import Trainer
 
     trainer = Trainer(config=config, task=task)
@@ -42,10 +72,12 @@ def finish(trainer) -> int:
     """Write exports/best.pt (best.safetensors without torch) and let the torch twin confirm it."""
     import jax
 
-    if jax.process_index() != 0:
-        return 0
     from jaxtrain import export
+    from jaxtrain.runtime import launch
 
+    if jax.process_index() != 0:
+        launch.wait_for_all("end of the run")
+        return 0
     has_torch = importlib.util.find_spec("torch") is not None
     name = "best.pt" if has_torch else "best.safetensors"
     path = export.export_weights(trainer.folder, trainer.folder / "exports" / name)
@@ -54,6 +86,7 @@ def finish(trainer) -> int:
         from torch_bridge.verify import compare_with_twin
 
         print(compare_with_twin(trainer.folder, pathlib.Path(path), trainer.source("validation")))
+    launch.wait_for_all("end of the run")
     return 0
 
 

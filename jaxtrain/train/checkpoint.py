@@ -32,6 +32,7 @@ class Checkpoints:
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
         self._pending: tuple[int, dict] | None = None
+        self.newest: int | None = None  # the last one this process saved or restored; the same on every process
 
     def steps(self) -> list[int]:
         """Committed checkpoints, oldest first."""
@@ -49,8 +50,9 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, meta: dict) -> None:
         """Start writing; returns when the arrays are copied off the device. Finishes the save before it, if any."""
         self.wait()
-        if step in self.steps():
+        if step == self.newest:
             return
+        self.newest = step
         target = self.folder / str(step)
         self._saver.save(epath.Path(target) / "state", args=ocp.args.PyTreeSave(_as_tree(state)), force=True)
         self._pending = (step, meta)
@@ -82,6 +84,7 @@ class Checkpoints:
 
         Raises UserError listing what differs where the checkpoint is of another model or optimizer.
         """
+        self.newest = step
         path = epath.Path(self.folder / str(step) / "state")
         wanted = _as_tree(like)
         self._check(path, wanted)
@@ -94,7 +97,10 @@ class Checkpoints:
         """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
         parts = {name: part for name, part in parts.items() if part}
         restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=sharding), parts)
-        handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
+        me = jax.process_index()  # one process may read alone; orbax would wait for all of them
+        alone = ocp.options.MultiprocessingOptions(me, {me}, f"alone{me}")
+        reader = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone)
+        handler = ocp.Checkpointer(reader, multiprocessing_options=alone)
         path = epath.Path(self.folder / str(step) / "state")
         return handler.restore(path, args=ocp.args.PyTreeRestore(parts, restore_args, partial_restore=True))
 

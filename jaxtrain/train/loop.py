@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
+from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.early_stop import Best
 from jaxtrain.train.tracking import Tracker
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class Loop:
     """One run of the training loop over an assembled Trainer."""
 
-    def __init__(self, trainer: "Trainer", tracker: Tracker, checkpoints: Checkpoints):
-        self.trainer, self.tracker, self.checkpoints = trainer, tracker, checkpoints
+    def __init__(self, trainer: "Trainer", tracker: Tracker, checkpoints: Checkpoints, watchdog: Watchdog):
+        self.trainer, self.tracker, self.checkpoints, self.watchdog = trainer, tracker, checkpoints, watchdog
         config = self.config = trainer.config
         spe = trainer.steps_per_epoch
         evaluation, saving = config.evaluation, config.checkpoint
@@ -66,6 +67,7 @@ class Loop:
                 self._say_compiled(programs[count], metrics)
             step = first + count
             self.pending.append((first, count, metrics))
+            self.watchdog.beat(step)
             if (step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
             self.tracker.advance(count)
@@ -83,7 +85,7 @@ class Loop:
                 )
                 break
         self._drain()
-        if step > start and self.checkpoints.latest() != step:
+        if step > start and self.checkpoints.newest != step:
             self._save(step, evaluated=False)
         self.checkpoints.wait()
         self.samples_per_s = self.clock.overall(step, self.config.data.batch_size)

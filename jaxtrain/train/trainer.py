@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
@@ -23,12 +24,13 @@ from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache
 from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
 from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Loss, Task, find_task
 from jaxtrain.train import evaluation
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.loop import Loop
-from jaxtrain.train.state import Skeleton, TrainState, initial_scale
+from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale
 from jaxtrain.train.step import make_train_step, repeat
 from jaxtrain.train.tracking import Tracker
 from torch_bridge import state_dict as bridge
@@ -104,7 +106,7 @@ class Trainer:
         return Loader(
             source,
             stream,
-            lambda batches: self._place(batches, accumulate),
+            lambda batches: self._place(batches, accumulate, micro),
             rows,
             self.task.collate,
             on_device,
@@ -120,16 +122,16 @@ class Trainer:
         ready = columnar and (source.batched or self.task.collate is None)
         return placement == "device" or (placement == "auto" and fits and ready)
 
-    def _place(self, batches: list[dict], accumulate: int) -> dict[str, jax.Array]:
-        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]."""
+    def _place(self, batches: list[dict], accumulate: int, size: int) -> dict[str, jax.Array]:
+        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples
+        of a micro-batch over all processes."""
         sharding = self.layout.batch(leading=1 if len(batches) == 1 else 2)
 
         def place(*rows: np.ndarray) -> jax.Array:
             parts = [row.reshape(accumulate, -1, *row.shape[1:]) for row in rows]
             local = parts[0] if len(parts) == 1 else np.stack(parts)
             axis = local.ndim - rows[0].ndim
-            scale = jax.process_count() if self.layout.batch_devices > 1 else 1
-            shape = tuple(n * scale if a == axis else n for a, n in enumerate(local.shape))
+            shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
             return jax.make_array_from_process_local_data(sharding, local, shape)
 
         return jax.tree.map(place, *batches)
@@ -158,6 +160,7 @@ class Trainer:
                 opt_state=self.optimizer.init(params),
                 ema=params if config.optim.ema_decay is not None else {},
                 scale=initial_scale(self.precision.scaled),
+                guard=initial_guard(config.train.spike_factor is not None),
             )
 
         arrays = None if model is None else self.skeleton.split(model)
@@ -180,16 +183,26 @@ class Trainer:
         """
         started = time.time()
         tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
+        watchdog = Watchdog(self.folder, self.config.train.hang_timeout_s)
+        watchdog.start()
         try:
-            loop = self._prepare(tracker, resume)
+            loop = self._prepare(tracker, resume, watchdog)
             history = loop.run()
             self._write_summary(loop, time.time() - started)
+        except Exception as error:
+            lost = watchdog.name_the_lost() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
+            if lost:
+                raise ProcessLostError(
+                    f"{lost}. Start the same command again to go on from the last checkpoint"
+                ) from error
+            raise
         finally:
+            watchdog.stop()
             tracker.close()
         self._write_back()
         return history
 
-    def _prepare(self, tracker: Tracker, resume: str) -> Loop:
+    def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config = self.config
         evaluate = config.evaluation
         checkpoints = Checkpoints(
@@ -199,11 +212,11 @@ class Trainer:
             evaluate.metric,
             evaluate.mode,
         )
-        loop = Loop(self, tracker, checkpoints)
+        loop = Loop(self, tracker, checkpoints, watchdog)
         origin = checkpoints
         if resume not in ("auto", "never"):
             origin = _foreign(checkpoints, pathlib.Path(resume))
-        step = origin.latest()
+        step = agreed(origin.latest())
         if resume == "never" and step is not None:
             raise UserError(
                 f"{self.folder}: holds checkpoints up to step {step} and --resume never would start over them; choose "
@@ -342,6 +355,18 @@ class Trainer:
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
 
 
+class ProcessLostError(RuntimeError):
+    """Another process of the run was killed, stopped or cut off."""
+
+
+def agreed(step: int | None) -> int | None:
+    """Process 0's answer, on every process: a shared filesystem may show each of them something else."""
+    if jax.process_count() == 1:
+        return step
+    told = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if step is None else step)))
+    return None if told < 0 else told
+
+
 def state_shardings(state: TrainState, layout) -> TrainState:
     """Where every array of a state is kept; `state` may be abstract."""
     shapes = {key: value.shape for key, value in state.params.items()}
@@ -362,6 +387,7 @@ def state_shardings(state: TrainState, layout) -> TrainState:
         opt_state=jax.tree_util.tree_map_with_path(moment, state.opt_state),
         ema=kept(state.ema),
         scale=everywhere(state.scale),
+        guard=everywhere(state.guard),
     )
 
 

@@ -1,0 +1,320 @@
+"""One command under any launcher: which process this is, who coordinates, and whether everybody came.
+
+Recognised by their environment, in this order: explicit JAXTRAIN_* variables, torchrun / accelerate, Slurm, OpenMPI,
+Kubernetes indexed jobs. Nothing recognised means one process.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+import jax
+
+from jaxtrain.errors import UserError
+
+START_TIMEOUT_S = 120  # until every process has connected to the coordinator
+CHECK_TIMEOUT_S = 60  # until every process has told its versions, and until the first all-reduce returns
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What a launcher says of this process.
+
+    local: its number on this machine; locals: processes on this machine. With more than one process per machine each
+    takes the one GPU of its local number; a lone one takes all GPUs of the machine.
+    """
+
+    launcher: str
+    process: int
+    processes: int
+    coordinator: str | None = None
+    local: int = 0
+    locals: int = 1
+
+    def __str__(self):
+        share = f"GPU {self.local}" if self.locals > 1 else "all local devices"
+        return f"{self.launcher}: process {self.process} of {self.processes}, {share}, coordinator {self.coordinator}"
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launch:
+    """The launch that the environment describes. Raises UserError where it contradicts itself."""
+    for find in (_explicit, _torchrun, _slurm, _openmpi, _kubernetes):
+        launch = find(environ)
+        if launch is not None:
+            return _checked(launch)
+    return Launch("single process", 0, 1)
+
+
+def setup_distributed(launch: Launch | None = None, timeout_s: float = START_TIMEOUT_S) -> Launch:
+    """Connect this process to the others; call before anything touches a device. One process: does nothing.
+
+    Raises UserError where the coordinator cannot be reached, its port is taken, or a process is missing.
+    """
+    launch = launch or detect()
+    if launch.processes == 1 or jax.distributed.is_initialized():
+        return launch
+    if launch.process == 0:
+        _check_port(launch.coordinator)
+    else:
+        _await_coordinator(launch, timeout_s)
+    os.environ.setdefault("XLA_FLAGS", "")
+    if "nccl_termination_timeout" not in os.environ["XLA_FLAGS"] and os.environ.get("JAX_PLATFORMS") == "cuda":
+        os.environ["XLA_FLAGS"] += " --xla_gpu_nccl_termination_timeout_seconds=600"
+    try:
+        jax.distributed.initialize(
+            launch.coordinator,
+            launch.processes,
+            launch.process,
+            local_device_ids=[launch.local] if launch.locals > 1 and _has_gpus() else None,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeout_s),
+            heartbeat_timeout_seconds=30,
+            shutdown_timeout_seconds=60,
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"launch: not all {launch.processes} processes reached {launch.coordinator} within {timeout_s:.0f} s "
+            f"({' '.join(str(error).split())[:200]}). Is WORLD_SIZE right, and did every process start?"
+        ) from None
+    return launch
+
+
+def cleanup_distributed() -> None:
+    """Leave the group of processes. Source of the name: torch.distributed users' scripts."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def preflight(config_text: str, timeout_s: float = CHECK_TIMEOUT_S) -> None:
+    """All processes run the same versions of the same config on the same kind of device, and can add up a number.
+
+    config_text: the resolved config. Raises UserError that names the processes that differ, or are missing.
+    """
+    if jax.process_count() == 1:
+        return
+    mine = {
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
+        "config": hashlib.sha256(config_text.encode()).hexdigest()[:12],
+        "device": jax.local_devices()[0].device_kind,
+        "devices": jax.local_device_count(),
+        "host": socket.gethostname(),
+    }
+    client = coordination()
+    client.key_value_set(f"jaxtrain/preflight/{jax.process_index()}", json.dumps(mine))
+    told, missing = {}, []
+    deadline = time.monotonic() + timeout_s
+    for process in range(jax.process_count()):
+        left = max(1.0, deadline - time.monotonic())
+        try:
+            told[process] = json.loads(client.blocking_key_value_get(f"jaxtrain/preflight/{process}", int(left * 1000)))
+        except (
+            Exception
+        ) as error:  # the client raises XlaRuntimeError, which derives from RuntimeError in some versions
+            if "DEADLINE" not in str(error):
+                raise
+            missing.append(process)
+    if missing:
+        raise UserError(f"launch: no word from process {', '.join(map(str, missing))} within {timeout_s:.0f} s")
+    problems = _disagreements(told)
+    if problems:
+        raise UserError("launch: the processes do not agree:\n  " + "\n  ".join(problems))
+    _first_all_reduce(timeout_s)
+
+
+def wait_for_all(name: str, timeout_s: float = 3600) -> None:
+    """Until every process is here; does nothing for a single one."""
+    if jax.process_count() > 1:
+        coordination().wait_at_barrier(f"jaxtrain/{name}", int(timeout_s * 1000))
+
+
+def coordination():
+    """The client of JAX's coordination service: a small key-value store that all processes share."""
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
+def _disagreements(told: Mapping[int, dict]) -> list[str]:
+    problems = []
+    for topic in ("config", "device", "devices"):
+        values: dict[str, list[int]] = {}
+        for process, word in told.items():
+            values.setdefault(str(word[topic]), []).append(process)
+        if len(values) > 1:
+            problems.append(f"{topic}: " + "; ".join(f"{v} on process {_list(p)}" for v, p in values.items()))
+    for name in told[0]["versions"]:
+        values = {}
+        for process, word in told.items():
+            values.setdefault(word["versions"][name], []).append(process)
+        if len(values) > 1:
+            problems.append(f"{name}: " + "; ".join(f"{v} on process {_list(p)}" for v, p in values.items()))
+    return problems
+
+
+def _first_all_reduce(timeout_s: float) -> None:
+    from jax.experimental import multihost_utils
+
+    failed: list[BaseException] = []
+
+    def reduce():
+        try:
+            multihost_utils.sync_global_devices("jaxtrain preflight")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=reduce, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive() or failed:
+        why = failed[0] if failed else f"no answer within {timeout_s:.0f} s"
+        raise UserError(f"launch: the first all-reduce failed ({why}). Can the machines reach each other on all ports?")
+
+
+def _checked(launch: Launch) -> Launch:
+    if not 0 <= launch.process < launch.processes:
+        raise UserError(
+            f"launch: {launch.launcher} gives process number {launch.process} of {launch.processes}; wanted 0 to "
+            f"{launch.processes - 1}. Check RANK and WORLD_SIZE"
+        )
+    if launch.processes > 1 and launch.coordinator is None:
+        raise UserError(
+            f"launch: {launch.launcher} started {launch.processes} processes but names no coordinator; set MASTER_ADDR "
+            "to the host of process 0"
+        )
+    return launch
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not re.fullmatch(r"-?\d+", text.strip()):
+        raise UserError(f"launch: {name} is {text!r}, wanted a whole number")
+    return int(text)
+
+
+def _port(environ: Mapping[str, str], default: int) -> int:
+    return _number(environ, "JAXTRAIN_PORT", default)
+
+
+def _explicit(environ) -> Launch | None:
+    if "JAXTRAIN_PROCESSES" not in environ:
+        return None
+    return Launch(
+        "explicit",
+        _number(environ, "JAXTRAIN_PROCESS"),
+        _number(environ, "JAXTRAIN_PROCESSES"),
+        environ.get("JAXTRAIN_COORDINATOR"),
+        _number(environ, "JAXTRAIN_LOCAL", 0),
+        _number(environ, "JAXTRAIN_LOCALS", 1),
+    )
+
+
+def _torchrun(environ) -> Launch | None:
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    master, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT", 29500)
+    return Launch(
+        "torchrun",
+        _number(environ, "RANK"),
+        _number(environ, "WORLD_SIZE"),
+        master and f"{master}:{_port(environ, port + 1)}",  # torchrun's own store occupies MASTER_PORT
+        _number(environ, "LOCAL_RANK", 0),
+        _number(environ, "LOCAL_WORLD_SIZE", 1),
+    )
+
+
+def _slurm(environ) -> Launch | None:
+    if "SLURM_PROCID" not in environ or _number(environ, "SLURM_NTASKS", 1) == 1:
+        return None
+    job = _number(environ, "SLURM_JOB_ID", 0)
+    master = environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST") or "localhost")
+    return Launch(
+        "Slurm",
+        _number(environ, "SLURM_PROCID"),
+        _number(environ, "SLURM_NTASKS"),
+        f"{master}:{_port(environ, 61440 + job % 4096)}",
+        _number(environ, "SLURM_LOCALID", 0),
+        int(re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1")).group()),
+    )
+
+
+def _openmpi(environ) -> Launch | None:
+    if "OMPI_COMM_WORLD_SIZE" not in environ or _number(environ, "OMPI_COMM_WORLD_SIZE") == 1:
+        return None
+    locals_ = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+    world = _number(environ, "OMPI_COMM_WORLD_SIZE")
+    master = environ.get("MASTER_ADDR") or ("localhost" if locals_ == world else None)
+    return Launch(
+        "OpenMPI",
+        _number(environ, "OMPI_COMM_WORLD_RANK"),
+        world,
+        master and f"{master}:{_port(environ, 61439)}",
+        _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        locals_,
+    )
+
+
+def _kubernetes(environ) -> Launch | None:
+    if "JOB_COMPLETION_INDEX" not in environ or "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    processes = _number(environ, "WORLD_SIZE", 1)
+    master = environ.get("MASTER_ADDR")
+    return Launch(
+        "Kubernetes",
+        _number(environ, "JOB_COMPLETION_INDEX"),
+        processes,
+        master and f"{master}:{_port(environ, 61438)}",
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """`node[003-005,7],other` -> `node003`: the first host of a Slurm node list."""
+    match = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodelist)
+    return match.group(1) + (match.group(2) or "") if match else nodelist
+
+
+def _check_port(coordinator: str) -> None:
+    port = int(coordinator.rsplit(":", 1)[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            raise UserError(
+                f"launch: port {port} for the coordinator is taken on this machine; set JAXTRAIN_PORT to a free "
+                "one, the same for all processes"
+            ) from None
+
+
+def _await_coordinator(launch: Launch, timeout_s: float) -> None:
+    host, port = launch.coordinator.rsplit(":", 1)
+    deadline = time.monotonic() + timeout_s
+    reason = ""
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+            time.sleep(0.5)
+    raise UserError(
+        f"launch: process {launch.process} cannot reach the coordinator {launch.coordinator} after {timeout_s:.0f} s "
+        f"({reason}). Did process 0 start, and is MASTER_ADDR its host?"
+    )
+
+
+def _has_gpus() -> bool:
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    return "cpu" not in platforms.split(",") and os.path.exists("/dev/nvidiactl")
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -1,0 +1,121 @@
+"""Notice a hang: a process that makes no progress, or that has stopped answering, ends the run with its name."""
+
+import contextlib
+import faulthandler
+import json
+import os
+import pathlib
+import socket
+import sys
+import threading
+import time
+
+import jax
+
+from jaxtrain.runtime.launch import coordination
+
+HEARTBEAT_S = 2.0
+LOST_S = 20.0  # a process without a heartbeat for so long is taken for dead or stopped
+SLACK = 20  # a step may take this many times the longest one so far
+LEAST_S = 300.0  # and at least this long: evaluations and checkpoints happen between steps
+
+
+class Watchdog:
+    """Watches this process's progress and the other processes' heartbeats from a thread.
+
+    folder: where Python stacks go (`stacks_<process>.txt`). limit_s: no progress for longer ends the process; None
+    learns it from the run's own steps.
+    """
+
+    def __init__(self, folder: pathlib.Path, limit_s: float | None = None):
+        self.folder = folder
+        self.limit_s = limit_s
+        self.step = 0
+        self._longest = 0.0
+        self._last = time.monotonic()
+        self._beats = 0
+        self._seen: dict[int, tuple[dict, float]] = {}  # process -> its last heartbeat and when we saw it
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="jaxtrain-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(HEARTBEAT_S * 2)
+
+    def beat(self, step: int) -> None:
+        """Called by the loop: this step was dispatched."""
+        now = time.monotonic()
+        if self.step:
+            self._longest = max(self._longest, now - self._last)
+        self.step, self._last = step, now
+
+    def name_the_lost(self, wait_s: float = LOST_S + 2 * HEARTBEAT_S) -> str:
+        """After a failed collective: which process is gone, as soon as its heartbeat is missed."""
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            lost = self._lost()
+            if lost:
+                return lost
+            time.sleep(0.5)
+        return ""
+
+    def _watch(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            stuck_s = time.monotonic() - self._last
+            limit = self.limit_s or max(LEAST_S, SLACK * self._longest)
+            if self.step and stuck_s > limit:
+                self._end(
+                    f"no progress for {stuck_s:.0f} s after step {self.step} (limit {limit:.0f} s). {self._latest()}"
+                )
+            if jax.process_count() > 1:
+                lost = self._lost(publish=True)
+                if lost:
+                    self._end(lost)
+
+    def _lost(self, publish: bool = False) -> str:
+        """Exchange heartbeats; a sentence about processes that have stopped answering, or nothing."""
+        now = time.monotonic()
+        me = jax.process_index()
+        try:
+            if publish:
+                self._beats += 1
+                word = {"beat": self._beats, "step": self.step, "host": socket.gethostname(), "pid": os.getpid()}
+                coordination().key_value_set(f"jaxtrain/heartbeat/{me}", json.dumps(word), allow_overwrite=True)
+            told = dict(coordination().key_value_dir_get("jaxtrain/heartbeat/"))
+        except Exception as error:
+            return f"process 0 (the coordinator) does not answer: {' '.join(str(error).split())[:120]}"
+        for key, text in told.items():
+            process, word = int(key.rsplit("/", 1)[1]), json.loads(text)
+            if process not in self._seen or self._seen[process][0]["beat"] != word["beat"]:
+                self._seen[process] = (word, now)
+        late = {p: (w, now - at) for p, (w, at) in self._seen.items() if p != me and now - at > LOST_S}
+        return "; ".join(
+            f"process {p} (host {w['host']}, pid {w['pid']}) has not answered for {age:.0f} s, last at step "
+            f"{w['step']}: killed, stopped or cut off"
+            for p, (w, age) in late.items()
+        )
+
+    def _latest(self) -> str:
+        """Who is behind."""
+        if len(self._seen) < 2:
+            return ""
+        steps = {p: w["step"] for p, (w, _) in self._seen.items()}
+        behind = [str(p) for p, step in steps.items() if step == min(steps.values())]
+        least, most = min(steps.values()), max(steps.values())
+        return f"Furthest behind: process {', '.join(behind)} at step {least} (others at {most})"
+
+    def _end(self, reason: str) -> None:
+        path = self.folder / f"stacks_{jax.process_index()}.txt"
+        with contextlib.suppress(OSError), path.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        print(
+            f"error: process {jax.process_index()}: {reason}\nPython stacks are in {path}. Start the same command "
+            "again to go on from the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)

@@ -29,7 +29,7 @@ def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[st
     """Parameters and buffers as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
     each in the order of their assignment; a tied variable appears under each of its names."""
     members = list(_members(module))
-    for kind in (nnx.Param, Buffer):
+    for kind in (nnx.Param, (Buffer, nnx.BatchStat)):
         for name, value in members:
             if isinstance(value, kind):
                 yield key_of((*prefix, name)), value

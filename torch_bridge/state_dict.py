@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
+from torch_bridge.leaves import Leaf, as_leaf, to_host
 
-PREFIXES = ("module.", "_orig_mod.")
+PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
 
 
 class StateDictMismatch(ValueError):
@@ -18,19 +20,37 @@ class StateDictMismatch(ValueError):
 
 def state_dict(model: nnx.Module) -> dict[str, np.ndarray]:
     """The model's parameters and buffers as host arrays under torch's keys, in torch's order; tied ones repeat."""
-    return {key: to_torch_dtype(np.asarray(variable.get_value())) for key, variable in named_variables(model)}
+    arrays: dict[int, np.ndarray] = {}
+    leaves = open_state_dict(model)
+    return {key: arrays.setdefault(id(leaf), np.asarray(leaf)) for key, leaf in leaves.items()}
 
 
-def load_state_dict(
-    model: nnx.Module, state: Mapping[str, np.ndarray], strict: bool = True
-) -> tuple[list[str], list[str]]:
+def open_state_dict(model: nnx.Module) -> dict[str, Leaf]:
+    """`state_dict` whose arrays are fetched from the devices one by one, when they are asked for.
+
+    Names of one tied variable share one Leaf.
+    """
+    leaves: dict[int, Leaf] = {}
+    return {key: leaves.setdefault(id(variable), leaf_of(variable)) for key, variable in named_variables(model)}
+
+
+def leaf_of(array: Any) -> Leaf:
+    """A variable or JAX array as torch keeps it, fetched when it is asked for."""
+    dtype = to_torch_dtype(np.empty(0, array.dtype)).dtype
+    value = array.get_value() if isinstance(array, nnx.Variable) else array
+    return Leaf(tuple(array.shape), dtype, lambda: to_torch_dtype(to_host(value)))
+
+
+def load_state_dict(model: nnx.Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
     """Write `state` into the model's variables, each onto its own sharding, leaf by leaf.
 
+    state: arrays, torch tensors or Leaves; prefixes of DDP and torch.compile are stripped.
     Returns the missing and the unexpected keys, as torch does. Raises StateDictMismatch naming all of them when
     `strict`, and for wrong shapes or kinds in any case; the model is then unchanged.
     Source: torch.nn.Module.load_state_dict.
     """
     wanted = dict(named_variables(model))
+    state = without_wrappers({key: as_leaf(value) for key, value in state.items()}, wanted)
     missing, unexpected, wrong = compare(
         {key: (variable.shape, variable.dtype) for key, variable in wanted.items()}, state
     )
@@ -40,15 +60,42 @@ def load_state_dict(
         raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong))
     for key, variable in wanted.items():
         if key in state:
-            variable.set_value(_place(np.asarray(state[key]), variable.get_value()))
+            variable.set_value(place(np.asarray(state[key]), variable.get_value()))
     return missing, unexpected
 
 
-def _place(array: np.ndarray, like):
+def place(array: np.ndarray, like: Any) -> jax.Array:
+    """The host array with the dtype and on the sharding of `like`."""
     array = from_torch_dtype(array, like.dtype)
     if isinstance(like, jax.Array):
         return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
     return jax.numpy.asarray(array)
+
+
+def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict under the model's own keys where DDP or torch.compile wrapped the model, or a part of it."""
+
+    def own(key: str) -> str:
+        if key in wanted:
+            return key
+        short = key
+        while short.startswith(PREFIXES):
+            short = short.split(".", 1)[1]
+        short = short.replace("._orig_mod.", ".")
+        return key if short in state else short
+
+    return {own(key): value for key, value in state.items()}
+
+
+def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:
+    """Keys whose numbers no training survives: NaN anywhere, infinity in a parameter (masks may hold it)."""
+    keys = []
+    for key, variable in named_variables(model):
+        if key in state and jax.numpy.issubdtype(state[key].dtype, jax.numpy.floating):
+            array = np.asarray(state[key])
+            bad = np.isnan(array).any() or (isinstance(variable, nnx.Param) and np.isinf(array).any())
+            keys += [key] if bad else []
+    return keys
 
 
 def compare(wanted: Mapping[str, tuple], state: Mapping[str, np.ndarray]):

@@ -1,0 +1,149 @@
+"""Checkpoint files that torch reads and writes: .pt, .safetensors, Hugging Face folders. Nothing read runs code."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxtrain.errors import UserError
+from torch_bridge.files import safetensors
+from torch_bridge.leaves import Leaf, as_leaf, map_leaves
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files
+
+
+def save(state: Mapping[str, Any], path: str | pathlib.Path) -> pathlib.Path:
+    """Write a state dict as .pt (needs torch) or .safetensors, aside first and renamed when whole.
+
+    state: arrays or Leaves; .pt takes nested dicts and lists of them too, with plain values.
+    """
+    path = pathlib.Path(path)
+    if path.suffix == ".safetensors":
+        return _aside(path, lambda aside: safetensors.write_file(state, aside))
+    if path.suffix in PICKLES:
+        from torch_bridge.files import pickles
+
+        return _aside(path, lambda aside: pickles.write_file(state, aside))
+    raise UserError(f"{path}: unknown kind of file {path.suffix or '(none)'!r}, wanted .pt or .safetensors")
+
+
+def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
+    """Write `config.json` and the weights, in shards of 5 GB with an index, as transformers' from_pretrained reads."""
+    folder = pathlib.Path(folder)
+    _aside(folder / "config.json", lambda aside: aside.write_text(json.dumps(dict(config), indent=2) + "\n"))
+    shards: list[dict[str, Any]] = [{}]
+    room = SHARD_BYTES
+    for key, value in state.items():
+        room -= value.nbytes
+        if room < 0 and shards[-1]:
+            shards.append({})
+            room = SHARD_BYTES - value.nbytes
+        shards[-1][key] = value
+    if len(shards) == 1:
+        save(shards[0], folder / "model.safetensors")
+        return folder
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save(shard, folder / name)
+        weight_map |= dict.fromkeys(shard, name)
+    index = {"metadata": {"total_size": sum(value.nbytes for value in state.values())}, "weight_map": weight_map}
+    _aside(folder / "model.safetensors.index.json", lambda aside: aside.write_text(json.dumps(index, indent=1)))
+    return folder
+
+
+def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> pathlib.Path:
+    aside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(aside)
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error}") from None
+    return path
+
+
+def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """The state dict in a file or Hugging Face folder, as numpy arrays. See `open_weights` for one array at a time."""
+    return {key: np.asarray(leaf) for key, leaf in open_weights(path).items()}
+
+
+def open_weights(path: str | pathlib.Path) -> dict[str, Leaf]:
+    """The state dict in a .pt, a .safetensors or a Hugging Face folder, its arrays still in the file.
+
+    A checkpoint dict of a training loop gives its weights (checkpoint.WEIGHT_KEYS).
+    Raises UserError for a missing, damaged or unsafe file.
+    """
+    from torch_bridge.files import checkpoint
+
+    path = pathlib.Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    return checkpoint.weights(read(path), path)
+
+
+def read(path: pathlib.Path) -> Any:
+    """Whatever a file holds, with Leaves in place of tensors. Raises UserError as `open_weights`."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; wanted a .pt, a .safetensors or a folder with weights")
+    if path.suffix == ".safetensors":
+        try:
+            return safetensors.open_file(path)
+        except (safetensors.Damaged, OSError) as error:
+            raise UserError(f"{path}: not a readable safetensors file: {error}. Is it complete?") from None
+    from torch_bridge.files import pickles
+
+    return pickles.open_file(path)
+
+
+FOLDER_FILES = (  # in this order; a tied weight is in model.pt under both names, in model.safetensors under one
+    "model.pt",
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+
+
+def _open_folder(folder: pathlib.Path) -> dict[str, Leaf]:
+    for name in FOLDER_FILES:
+        if (folder / name).is_file():
+            return _open_sharded(folder, name) if name.endswith(".json") else open_weights(folder / name)
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    raise UserError(f"{folder}: holds no weights; wanted one of {', '.join(FOLDER_FILES)}, found {found}")
+
+
+def _open_sharded(folder: pathlib.Path, name: str) -> dict[str, Leaf]:
+    index = folder / name
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(weight_map.values()))
+        plain = all(isinstance(file, str) and pathlib.Path(file).name == file for file in files)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise UserError(f"{index}: not a readable index: {type(error).__name__}: {error}") from None
+    if not plain:
+        raise UserError(f"{index}: a shard's name leads out of the folder; wanted plain file names, got {files[:4]}")
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise UserError(f"{folder}: {len(missing)} of {len(files)} shards are missing: {', '.join(missing[:4])}")
+    shards = {file: open_weights(folder / file) for file in files}
+    absent = [key for key, file in weight_map.items() if key not in shards[file]]
+    if absent:
+        raise UserError(f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such keys)")
+    return {key: shards[file][key] for key, file in weight_map.items()}
+
+
+def cast(state: Mapping[str, Any], precision: str | None) -> dict[str, Any]:
+    """Floating weights in another precision ("fp32", "bf16", "fp16"); None keeps what they have."""
+    if precision is None:
+        return dict(state)
+    dtype = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}[precision]
+    floating = lambda leaf: leaf.dtype == ml_dtypes.bfloat16 or np.issubdtype(leaf.dtype, np.floating)
+    converted: dict[int, Any] = {}  # tied weights stay one object
+    change = lambda leaf: converted.setdefault(id(leaf), leaf.astype(dtype) if floating(leaf) else leaf)
+    return map_leaves(change, {key: as_leaf(value) for key, value in state.items()})

@@ -1,0 +1,90 @@
+"""What a training loop saved: weights, optimizer, schedule, position, under the names that such loops give them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain.errors import UserError
+from torch_bridge.leaves import Leaf, is_leaf
+
+WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "module", "net", "weights", "model_state")
+OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer", "optimizer_states", "optim")
+SCHEDULER_KEYS = ("scheduler_state_dict", "scheduler", "lr_scheduler", "lr_schedulers")
+SCALER_KEYS = ("scaler_state_dict", "scaler")
+STEP_KEYS = ("step", "global_step", "iteration", "steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingCheckpoint:
+    """A checkpoint with its arrays still in the file. `None` or empty for what it does not hold.
+
+    step: batches seen; updates: optimizer updates made, where the file says so.
+    optimizer, scheduler, scaler: torch's state dicts. ema: averaged weights. carried: state that only JAX knows.
+    """
+
+    source: pathlib.Path
+    weights: dict[str, Leaf]
+    optimizer: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
+    ema: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+    carried: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+    step: int | None = None
+    updates: int | None = None
+
+
+def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
+    """The checkpoint in a file or Hugging Face folder. Raises UserError as `files.open_weights`."""
+    from torch_bridge import files
+
+    path = pathlib.Path(path)
+    if path.is_dir():
+        return TrainingCheckpoint(path, files.open_weights(path))
+    value = files.read(path)
+    state = weights(value, path)
+    if not isinstance(value, Mapping) or any(is_leaf(inner) for inner in value.values()):
+        return TrainingCheckpoint(path, state)
+    optimizer = _first(value, OPTIMIZER_KEYS)
+    if optimizer is not None and not {"state", "param_groups"} <= set(optimizer):
+        held = sorted(map(str, optimizer))[:6]
+        raise UserError(f"{path}: its optimizer state holds {held}, wanted state and param_groups")
+    return TrainingCheckpoint(
+        path,
+        state,
+        optimizer,
+        _first(value, SCHEDULER_KEYS),
+        _first(value, SCALER_KEYS),
+        dict(_first(value, ("ema",)) or {}),
+        dict(_first(value, ("carried",)) or {}),
+        next((int(value[key]) for key in STEP_KEYS if isinstance(value.get(key), int)), None),
+        value.get("updates") if isinstance(value.get("updates"), int) else None,
+    )
+
+
+def weights(value: Any, path: pathlib.Path) -> dict[str, Leaf]:
+    """The state dict inside what a file holds: the value itself, or what it keeps under one of WEIGHT_KEYS."""
+    while isinstance(value, Mapping) and not any(is_leaf(inner) for inner in value.values()):
+        inner = _first(value, WEIGHT_KEYS)
+        if inner is None:
+            break
+        value = inner
+    if not isinstance(value, Mapping) or not any(is_leaf(inner) for inner in value.values()):
+        held = f"a dict with {sorted(map(str, value))[:8]}" if isinstance(value, Mapping) else type(value).__name__
+        raise UserError(f"{path}: holds {held}, wanted a state dict, or a dict with {' or '.join(WEIGHT_KEYS[:3])}")
+    state = {str(key): inner for key, inner in value.items() if not str(key).endswith("_extra_state")}
+    odd = [key for key, inner in state.items() if not is_leaf(inner)]
+    if odd:
+        raise UserError(f"{path}: {odd[0]} is {type(state[odd[0]]).__name__}, wanted a tensor ({len(odd)} such keys)")
+    return state
+
+
+def _first(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The first of `names` that holds a mapping (or a list of one, as Lightning writes)."""
+    for name in names:
+        inner = value.get(name)
+        if isinstance(inner, (list, tuple)) and len(inner) == 1:
+            inner = inner[0]
+        if isinstance(inner, Mapping) and inner:
+            return dict(inner)
+    return None

@@ -1,0 +1,151 @@
+"""torch's own files (.pt, .pth, .bin), one tensor at a time, and never running code from them."""
+
+import pathlib
+import pickle
+import warnings
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import safe_globals, skip_data
+
+from jaxtrain.errors import UserError
+from torch_bridge.leaves import Leaf, as_leaf, map_leaves
+
+# Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
+_SCALAR = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]
+PLAIN_VALUES = [
+    _SCALAR,
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    np.dtype,
+    *{type(np.dtype(kind)) for kind in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?")},
+]
+
+
+def open_file(path: pathlib.Path) -> Any:
+    """What `torch.load(path, weights_only=True)` gives, with a Leaf in place of every tensor.
+
+    Tensors of a zip file (torch >= 1.6) are read one by one, later; an older file is read at once.
+    Raises UserError for a file that is damaged or holds more than tensors and plain values.
+    """
+    sizes = _stored_records(path)
+    if sizes is None:
+        return _map_tensors(_load(path), as_leaf)
+    with FakeTensorMode():
+        tree = _load(path)
+    return _map_tensors(tree, lambda tensor: _leaf(path, tensor, sizes))
+
+
+def _load(path: pathlib.Path) -> Any:
+    try:
+        with safe_globals(PLAIN_VALUES), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of unusual pickles: what matters raises
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(_refusal(path, str(error))) from None
+    except Exception as error:  # a damaged file makes the unpickler fail in any way there is
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: not a readable torch file: {type(error).__name__}: {reason}") from None
+
+
+def _refusal(path: pathlib.Path, text: str) -> str:
+    lines = [line.strip().removeprefix("WeightsUnpickler error: ") for line in text.splitlines()]
+    reason = next((line for line in lines if "GLOBAL" in line), "")
+    if not reason:
+        reason = next((line for line in lines if line.startswith("Unsupported")), lines[0])
+        return f"{path}: not a file of tensors and plain values: {reason[:200]}. Nothing of it was run"
+    return (
+        f"{path}: refused, it holds more than tensors and plain values, and reading that would run code from the file: "
+        f"{reason.partition('. Please')[0].rstrip('.')[:200]}. If you trust it, open it where it was made and save its "
+        "state dict alone: torch.save(checkpoint['model_state_dict'], ...)"
+    )
+
+
+def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
+    """Size in bytes of every record of a torch zip file, by where its data begins; None for another kind of file."""
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            sizes = {}
+            for record in archive.infolist():
+                if record.compress_type != zipfile.ZIP_STORED:
+                    return None
+                file.seek(record.header_offset + 26)
+                lengths = np.frombuffer(file.read(4), "<u2")
+                sizes[record.header_offset + 30 + int(lengths.sum())] = record.file_size
+            return sizes
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{path}: not a readable torch file: {error}. Is it complete?") from None
+
+
+def _map_tensors(tree: Any, function) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return function(tree.detach())
+    if isinstance(tree, dict):
+        return {key: _map_tensors(value, function) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        items = [_map_tensors(value, function) for value in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree
+
+
+def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> Leaf:
+    """tensor: a fake one, whose storage knows where in the file its data is (torch's notes on serialization)."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones")
+    dtype = as_leaf(torch.empty(0, dtype=tensor.dtype)).dtype
+    offset = tensor.untyped_storage()._checkpoint_offset
+    size, strides = tuple(tensor.shape), tensor.stride()
+    first = tensor.storage_offset()
+    count = 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True)) if tensor.numel() else 0
+    if offset not in sizes or (first + count) * dtype.itemsize > sizes[offset]:
+        raise UserError(f"{path}: not a readable torch file: a tensor of {list(size)} reaches past its data")
+
+    def read() -> np.ndarray:
+        flat = np.fromfile(path, dtype, count, offset=offset + first * dtype.itemsize)
+        if flat.size != count:
+            raise UserError(f"{path}: ends inside a tensor; was it changed while being read?")
+        if not count:
+            return flat.reshape(size)
+        return np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
+
+    return Leaf(size, dtype, read)
+
+
+def write_file(tree: Any, path: pathlib.Path) -> None:
+    """`torch.save` of nested dicts and lists with arrays or Leaves in them, each fetched when its turn comes.
+
+    The same object under two keys becomes one tensor, as tied weights are in torch.
+    """
+    with FakeTensorMode():
+        fakes: dict[int, torch.Tensor] = {}
+        placed = map_leaves(lambda leaf: fakes.setdefault(id(leaf), _fake(leaf)), tree)
+        with skip_data(materialize_fake_tensors=True):
+            torch.save(placed, path)
+        written = torch.load(path, map_location="cpu", weights_only=True)
+    done: set[int] = set()
+    with path.open("r+b") as file:
+        for leaf, tensor in zip(_leaves(tree), _tensors(written), strict=True):
+            if id(leaf) not in done:
+                done.add(id(leaf))
+                file.seek(tensor.untyped_storage()._checkpoint_offset)
+                np.ascontiguousarray(leaf).tofile(file)
+
+
+def _fake(leaf: Any) -> torch.Tensor:
+    return torch.empty(leaf.shape, dtype=getattr(torch, np.dtype(leaf.dtype).name))
+
+
+def _leaves(tree: Any) -> list:
+    found: list = []
+    map_leaves(found.append, tree)
+    return found
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list = []
+    _map_tensors(tree, found.append)
+    return found

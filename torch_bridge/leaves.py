@@ -1,0 +1,73 @@
+"""Arrays that are read when they are asked for, so that a checkpoint crosses the bridge one array at a time."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """An array known by shape and dtype; `read` fetches it, `np.asarray(leaf)` does the same. It keeps no copy."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def astype(self, dtype) -> "Leaf":
+        return Leaf(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False))
+
+
+def as_leaf(value: Any) -> Any:
+    """A torch tensor or JAX array as a Leaf; numpy arrays, numbers and Leaves as they are."""
+    if isinstance(value, jax.Array):
+        return Leaf(value.shape, np.dtype(value.dtype), lambda: to_host(value))
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        return _of_tensor(value)
+    return value if isinstance(value, (Leaf, np.ndarray)) else np.asarray(value)
+
+
+def _of_tensor(tensor: Any) -> Leaf:
+    """Torch is not imported here: a tensor brings its own methods. numpy has no bfloat16, float32 holds it exactly."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):
+        dtype = np.dtype(getattr(ml_dtypes, name))
+        return Leaf(tuple(tensor.shape), dtype, lambda: tensor.detach().cpu().float().numpy().astype(dtype))
+    return Leaf(tuple(tensor.shape), np.dtype(name), lambda: tensor.detach().cpu().numpy())
+
+
+def to_host(array: Any) -> np.ndarray:
+    """The whole array in host memory, on every process, however it is spread over devices."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return np.asarray(array)
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(array, tiled=True))
+
+
+def is_leaf(value: Any) -> bool:
+    return isinstance(value, (Leaf, np.ndarray))
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`function` of every Leaf and array in nested dicts, lists and tuples; other values stay."""
+    if is_leaf(tree):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_leaves(function, value) for value in tree)
+    return tree

@@ -1,0 +1,149 @@
+"""MemoryAdapter: a pretrained decoder whose chosen layers also read a memory bank; optionally LoRA."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig, load_config_file, read_config
+from jaxtrain.systems.memory_lm.backbones import CausalLM
+from jaxtrain.systems.memory_lm.banks import make_bank
+from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
+from jaxtrain.systems.memory_lm.layers import remat
+from jaxtrain.systems.memory_lm.lora import apply_lora
+from jaxtrain.systems.memory_lm.model import (
+    Output,
+    make_memory_attention,
+    make_routers,
+    remat_read,
+    routing_strategy,
+    set_normal,
+)
+from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
+from jaxtrain.systems.memory_lm.reading import choose_chapters, read_memory
+from jaxtrain.systems.memory_lm.router import Routing
+
+
+class Adapter(nnx.Module):
+    """What one decoder layer gains: h + memory_attn(memory_layernorm(h))."""
+
+    def __init__(self, memory, config: BackboneConfig, dropout: float, *, rngs: nnx.Rngs):
+        self.memory_layernorm = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.memory_attn = make_memory_attention(
+            memory, config.hidden_size, config.num_heads, config.kv_heads, dropout, rngs=rngs
+        )
+        if memory.wo_init_zero:
+            weight = self.memory_attn.output.weight
+            weight[...] = jnp.zeros(weight.shape)
+
+
+class MemoryAdapter(nnx.Module):
+    """config: of the base model. memory: the `memory` section. dropout: of the memory's attention, unless it says
+    otherwise. The block variant has no effect: memory is read after the whole layer."""
+
+    def __init__(
+        self, config: BackboneConfig, memory, dropout: float = 0.0, *, rngs: nnx.Rngs, dtype=jnp.float32, remat="none"
+    ):
+        self.config, self.memory, self.remat = config, memory, remat
+        layers = get_memory_layer_indices(memory, config.num_layers)
+        self.bank_of = get_memory_bank_assignments(memory, layers)
+        self.base_model = CausalLM(config, rngs=rngs, dtype=dtype)
+        if memory.lora:
+            self.lora_names = tuple(apply_lora(self.base_model, memory, rngs=rngs))
+            if not self.lora_names:
+                raise UserError(f"memory.lora_targets: no layer's name contains one of {list(memory.lora_targets)}")
+        width = config.hidden_size
+        banks = max(self.bank_of.values()) + 1 if layers else 0
+        self.memory_banks = nnx.List([make_bank(memory, memory.memory_dim or width, rngs) for _ in range(banks)])
+        self.routers = make_routers(memory, width, layers, rngs)
+        for router in self.routers.values():
+            set_normal(router.router, 0.02, rngs)
+        self.memory_adapters = nnx.Dict({str(i): Adapter(memory, config, dropout, rngs=rngs) for i in layers})
+
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        cache: Cache | None = None,
+        prefill: bool = False,
+        strategy: str | None = None,
+        rngs=None,
+    ) -> Output:
+        """As `MemoryTransformer.__call__`."""
+        mask = None if attention_mask is None else attention_mask.astype(bool)
+        view = View(mask, position_ids, segment_ids, cache, *input_ids.shape)
+        strategy = strategy or routing_strategy(self.memory, rngs)
+        hidden = self.base_model.model.embed_tokens(input_ids)
+        routing: dict[int, Routing] = {}
+        blocks = []
+        for layer in range(self.config.num_layers):
+            call = lambda hidden, layer=layer: self.block(layer, hidden, view, strategy, prefill, rngs)
+            hidden, chosen = remat(call, self.remat, rngs)(hidden)
+            blocks.append(hidden)
+            if chosen is not None:
+                routing[layer] = chosen
+        return Output(self.base_model.model.norm(hidden), routing, tuple(blocks), view.close())
+
+    def block(self, layer: int, hidden, view, strategy: str, prefill: bool, rngs=None):
+        """One decoder layer and the memory it reads; the Routing, or None."""
+        hidden = self.base_model.model.layers[layer](hidden, view, layer, rngs)
+        if layer not in self.bank_of:
+            return hidden, None
+        chosen = None
+        if self.memory.use_chapters:
+            router = self.routers[str(layer)]
+            chosen = choose_chapters(router, self.memory, hidden, view, layer, strategy, prefill)
+        adapter, bank = self.memory_adapters[str(layer)], self.memory_banks[self.bank_of[layer]]
+        body = lambda x, chosen: read_memory(adapter.memory_attn, bank, self.memory, x, chosen, rngs)
+        update = remat_read(body, self.memory, rngs)(adapter.memory_layernorm(hidden), chosen)
+        return hidden + update.astype(hidden.dtype), chosen
+
+    @property
+    def head_weight(self):
+        """[vocabulary, width]. A LoRA on lm_head is added in."""
+        head = self.base_model.lm_head
+        merged = isinstance(head, nn.Linear) or head.merged
+        return head.weight[...] if merged else head.weight[...] + head.update.astype(head.weight[...].dtype)
+
+    def head(self, hidden):
+        """Logits float [..., vocabulary] of Output.hidden."""
+        return self.base_model.lm_head(hidden)
+
+    def logits(self, input_ids, attention_mask=None, **options):
+        return self.head(self(input_ids, attention_mask, **options).hidden)
+
+    def empty_cache(self, batch: int, capacity: int) -> Cache:
+        """A cache for `capacity` tokens, padding included."""
+        config, dtype = self.config, self.base_model.model.embed_tokens.weight[...].dtype
+        routing = empty_routing(self.memory, list(self.bank_of), batch, config.hidden_size, dtype)
+        return empty_cache(config.num_layers, capacity, batch, config.kv_heads, config.head_dim, dtype, routing)
+
+
+def backbone_config(model) -> BackboneConfig:
+    """The base model of a `model` section: inline, from a local folder, or from the hub's cache."""
+    if model.base_config is not None:
+        return read_config(model.base_config)
+    if model.base_model_name is None:
+        raise UserError(
+            "model.base_model_name: missing; name a folder of Hugging Face weights or a hub id, or give "
+            "model.base_config to start from random weights"
+        )
+    from jaxtrain.systems.memory_lm.pretrained import folder_of
+
+    return read_config(load_config_file(folder_of(model.base_model_name)))
+
+
+def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
+    """The model of a `memory_lm.adapter` config, before its base weights are loaded."""
+    frozen = config.model.freeze_base_model
+    dtype = jnp.dtype(config.model.base_dtype) if frozen else jnp.float32
+    return MemoryAdapter(
+        backbone_config(config.model),
+        config.memory,
+        config.model.dropout,
+        rngs=rngs,
+        dtype=dtype,
+        remat=config.train.remat,
+    )

@@ -1,0 +1,189 @@
+"""Self-attention with rotary positions and grouped heads, memory cross-attention, MLP."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.errors import UserError
+from jaxtrain.nn.dropout import dropout
+
+
+class Rotary(nnx.Module):
+    """inv_freq: [head width / 2], a buffer that the original saves. Source: Su et al. 2021."""
+
+    def __init__(self, width: int, theta: float):
+        if width % 2:
+            raise UserError(f"model.num_heads: rotary positions need an even head width, got {width}")
+        self.inv_freq = nn.Buffer(theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width))
+
+    def table(self, positions):
+        """cos and sin [..., width] of int positions [...]."""
+        return rotary_angles(positions, self.inv_freq[...])
+
+
+def rotary_angles(positions, inv_freq):
+    angles = positions[..., None].astype(jnp.float32) * inv_freq
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def masked_attention(q, k, v, mask, dropout_rate=0.0, rngs=None, guard=True, scale=None):
+    """`jaxtrain.nn.attention` where a query that may see nothing gives 0 instead of NaN (guard=False: NaN, as torch's
+    softmax over an empty row gives)."""
+    if mask is None or not guard:
+        return nn.attention(q, k, v, mask=mask, dropout_rate=dropout_rate, rngs=rngs, scale=scale)
+    some = mask.any(-1, keepdims=True)  # [batch, 1, query, 1]
+    y = nn.attention(q, k, v, mask=mask | ~some, dropout_rate=dropout_rate, rngs=rngs, scale=scale)
+    return jnp.where(some.swapaxes(1, 2), y, 0)
+
+
+class SelfAttention(nnx.Module):
+    """Causal attention; every projection without bias."""
+
+    def __init__(self, config, *, rngs: nnx.Rngs):
+        width, head = config.hidden_dim, config.hidden_dim // config.num_heads
+        self.q_proj = nn.Linear(width, width, bias=False, rngs=rngs)
+        self.k_proj = nn.Linear(width, config.kv_heads * head, bias=False, rngs=rngs)
+        self.v_proj = nn.Linear(width, config.kv_heads * head, bias=False, rngs=rngs)
+        self.o_proj = nn.Linear(width, width, bias=False, rngs=rngs)
+        self.rotary = Rotary(head, config.rope_theta) if config.use_rope else None
+        self.head = head
+        self.dropout = config.attention_dropout
+
+    def __call__(self, x, view, layer: int, rngs=None):
+        """x: [batch, time, width]; view: a `cache.View`, which says who may see whom and keeps keys and values."""
+        q, k, v = (
+            project(x).reshape(*x.shape[:2], -1, self.head) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.rotary is not None:
+            cos, sin = self.rotary.table(view.positions)
+            q, k = nn.rotate(q, cos, sin), nn.rotate(k, cos, sin)
+        k, v = view.extend(layer, k, v)
+        y = masked_attention(q, k, v, view.mask, self.dropout, rngs, view.guard)
+        return self.o_proj(y.reshape(*x.shape[:2], -1))
+
+
+class MLP(nnx.Module):
+    """swiglu: down(silu(gate(x)) * up(x)); other activations: down(act(up(x))), without a gate."""
+
+    def __init__(self, config, *, rngs: nnx.Rngs):
+        width, inner = config.hidden_dim, config.intermediate_dim
+        gated = config.hidden_activation == "swiglu"
+        self.gate_proj = nn.Linear(width, inner, bias=False, rngs=rngs) if gated else None
+        self.up_proj = nn.Linear(width, inner, bias=False, rngs=rngs)
+        self.down_proj = nn.Linear(inner, width, bias=False, rngs=rngs)
+        self.activation = nn.ACTIVATIONS["silu" if gated else config.hidden_activation]
+        self.dropout = config.dropout
+
+    def __call__(self, x, rngs=None):
+        y = self.up_proj(x)
+        y = self.activation(y) if self.gate_proj is None else self.activation(self.gate_proj(x)) * y
+        return dropout(self.down_proj(y), self.dropout, rngs)
+
+
+class LowRankLinear(nnx.Module):
+    """The two factors of one projection; the caller registers them under torch's names."""
+
+    def __init__(self, inner: int, rank: int, outer: int, *, rngs: nnx.Rngs):
+        self.down = nn.Linear(inner, rank, bias=False, rngs=rngs)
+        self.up = nn.Linear(rank, outer, bias=False, rngs=rngs)
+
+
+class MemoryCrossAttention(nnx.Module):
+    """Queries from the stream, keys and values from memory tokens; no positions, no mask.
+
+    width: of the stream. memory_width: of memory vectors. heads, kv_heads: kv_heads dividing heads. rank: of low-rank
+    projections (None for full ones). reduced: attention works in memory_width itself (reduced-dim banks).
+    """
+
+    def __init__(self, width, memory_width, heads, kv_heads, dropout=0.0, rank=None, reduced=False, *, rngs):
+        inner = memory_width if reduced else width
+        if inner % heads or heads % kv_heads:
+            raise UserError(
+                f"memory heads: {heads} heads and {kv_heads} key/value heads do not divide a width of {inner}"
+            )
+        head = inner // heads
+        sizes = {
+            "q": (width, inner),
+            "k": (memory_width, kv_heads * head),
+            "v": (memory_width, kv_heads * head),
+            "o": (inner, width),
+        }
+        for name, (into, out) in sizes.items():
+            if rank is None or reduced:
+                setattr(self, f"{name}_proj", nn.Linear(into, out, bias=False, rngs=rngs))
+            else:
+                setattr(self, f"{name}_down", nn.Linear(into, rank, bias=False, rngs=rngs))
+                setattr(self, f"{name}_up", nn.Linear(rank, out, bias=False, rngs=rngs))
+        self.low_rank = rank is not None and not reduced
+        self.head = head
+        self.dropout = dropout
+
+    @property
+    def output(self) -> nn.Linear:
+        """The layer that is zeroed so that a fresh memory adds nothing."""
+        return self.o_up if self.low_rank else self.o_proj
+
+    def project(self, name: str, x):
+        if self.low_rank:
+            return getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
+        return getattr(self, f"{name}_proj")(x)
+
+    def heads(self, name: str, x):
+        """[..., width] -> [..., head, head width]."""
+        y = self.project(name, x)
+        return y.reshape(*y.shape[:-1], -1, self.head)
+
+    def __call__(self, x, memory, rngs=None):
+        """x: [batch, time, width]; memory: [token, memory width], or per sample [batch, token, memory width]."""
+        return self.merge(self.attend(self.heads("q", x), memory, rngs))
+
+    def attend(self, q, memory, rngs=None):
+        """One softmax over all tokens. q: [batch, time, head, head width]; gives the same shape."""
+        k, v = self.heads("k", memory), self.heads("v", memory)
+        if memory.ndim == 3:
+            return nn.attention(q, k, v, dropout_rate=self.dropout, rngs=rngs)
+        flat = q.reshape(1, -1, *q.shape[2:])  # one bank for every row: no copy of it per sample
+        return nn.attention(flat, k[None], v[None], dropout_rate=self.dropout, rngs=rngs).reshape(q.shape)
+
+    def attend_chapters(self, q, memory, weights, rngs=None):
+        """A softmax within each chapter, outputs mixed by weight. memory: [batch, chapter, token, memory width];
+        weights: [batch, chapter]. Gives [batch, time, head, head width] in float32."""
+        k, v = self.heads("k", memory), self.heads("v", memory)
+        groups = q.shape[2] // k.shape[-2]
+        k, v = (jnp.repeat(each, groups, axis=-2) for each in (k, v))
+        scores = jnp.einsum("bqhd,bckhd->bhqck", q, k).astype(jnp.float32) * self.head**-0.5
+        p = dropout(jax.nn.softmax(scores, axis=-1), self.dropout, rngs) * weights[:, None, None, :, None]
+        return jnp.einsum("bhqck,bckhd->bqhd", p.astype(v.dtype), v)
+
+    def attend_routed(self, q, chapters, indices, weights, rngs=None):
+        """Every token reads its own chapters, a softmax within each, outputs mixed by weight.
+
+        chapters: [chapter, token, memory width]; indices, weights: [batch, time, slot]. One slot at a time, recomputed
+        in the backward pass, so that the gathered chapters of one slot exist at once. Gives float32.
+        """
+        k, v = self.heads("k", chapters), self.heads("v", chapters)
+        groups = q.shape[2] // k.shape[-2]
+        grouped = q.reshape(*q.shape[:2], -1, groups, self.head)
+
+        def slot(q, k, v, index, weight, key):
+            keys, values = (
+                jnp.take(k, index, axis=0),
+                jnp.take(v, index, axis=0),
+            )  # [batch, time, token, kv, head width]
+            scores = jnp.einsum("btngd,btknd->btngk", q, keys).astype(jnp.float32) * self.head**-0.5
+            p = dropout(jax.nn.softmax(scores, axis=-1), self.dropout, None if key is None else lambda: key)
+            y = jnp.einsum("btngk,btknd->btngd", p.astype(values.dtype), values)
+            return y.astype(jnp.float32) * weight[..., None, None, None]
+
+        use_keys = rngs is not None and self.dropout > 0
+        total = jnp.zeros(grouped.shape, jnp.float32)
+        for i in range(indices.shape[-1]):
+            key = rngs() if use_keys else None
+            total = total + jax.checkpoint(slot)(grouped, k, v, indices[..., i], weights[..., i], key)
+        return total.reshape(q.shape)
+
+    def merge(self, y):
+        """[batch, time, head, head width] -> [batch, time, width]."""
+        return self.project("o", y.reshape(*y.shape[:2], -1))

@@ -1,0 +1,112 @@
+"""What decoding carries from one call to the next, in arrays of fixed size, so that a step compiles once."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """keys, values: by layer [batch, capacity, kv head, head width], keys after their rotation. mask: bool
+    [batch, capacity], which cached tokens are real. length: int32, tokens cached so far, padding included. routing: by
+    memory layer, what its router pools over later (`windows` of block inputs, or prefix `totals` and counts)."""
+
+    keys: tuple
+    values: tuple
+    mask: jax.Array
+    length: jax.Array
+    routing: dict[str, Any]
+
+
+def empty_cache(layers, capacity: int, batch: int, heads: int, head: int, dtype, routing: dict[str, Any]) -> Cache:
+    """layers: how many. routing: from `empty_routing`."""
+    shape = (batch, capacity, heads, head)
+    return Cache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
+        values=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
+        mask=jnp.zeros((batch, capacity), bool),
+        length=jnp.int32(0),
+        routing=routing,
+    )
+
+
+def empty_routing(memory, layers: list[int], batch: int, width: int, dtype) -> dict[str, Any]:
+    """What the routers of a `memory` section carry, by memory layer."""
+    strategy = memory.routing_strategy_inference
+    if not memory.use_chapters or strategy not in ("rolling", "hybrid", "prefix"):
+        return {}
+    if strategy == "prefix":
+        make = lambda: (jnp.zeros((batch, width)), jnp.zeros(batch))
+    else:
+        make = lambda: jnp.zeros((batch, memory.routing_window_size, width), dtype)
+    return {str(layer): make() for layer in layers}
+
+
+class View:
+    """One call's tokens: positions, mask, and the cache they are appended to. Lives for one trace."""
+
+    def __init__(self, token_mask, positions, segments, cache: Cache | None, batch: int, time: int, guard: bool = True):
+        """token_mask: bool [batch, time] or None. positions: int [batch, time] or None. segments: int [batch, time] or
+        None, attention stays within equal numbers. guard: see `masked_attention`."""
+        self.cache = cache
+        self.time = time
+        self.guard = guard
+        self.token_mask = token_mask
+        start = 0 if cache is None else cache.length
+        self.positions = (start + jnp.arange(time))[None] if positions is None else positions
+        keys = time if cache is None else cache.mask.shape[1]
+        visible = jnp.arange(keys)[None, :] <= start + jnp.arange(time)[:, None]
+        self.mask = visible[None, None]
+        if cache is not None:
+            given = jnp.ones((batch, time), bool) if token_mask is None else token_mask
+            self.cached_mask = jax.lax.dynamic_update_slice(cache.mask, given, (0, start))
+            self.mask = self.mask & self.cached_mask[:, None, None, :]
+        elif token_mask is not None:
+            self.mask = self.mask & token_mask[:, None, None, :]
+        if segments is not None:
+            self.mask = self.mask & (segments[:, None, :, None] == segments[:, None, None, :])
+        self.keys = {} if cache is None else dict(enumerate(cache.keys))
+        self.values = {} if cache is None else dict(enumerate(cache.values))
+        self.routing = {} if cache is None else dict(cache.routing)
+
+    def near(self, window: int):
+        """bool [1, 1, time, key]: keys less than `window` tokens before each query."""
+        start = 0 if self.cache is None else self.cache.length
+        queries = start + jnp.arange(self.time)
+        return (jnp.arange(self.mask.shape[-1])[None, :] > queries[:, None] - window)[None, None]
+
+    def extend(self, layer: int, k, v):
+        """Keys and values of this call -> those that its queries may look at."""
+        if self.cache is None:
+            return k, v
+        start = (0, self.cache.length, 0, 0)
+        self.keys[layer] = jax.lax.dynamic_update_slice(self.keys[layer], k.astype(self.keys[layer].dtype), start)
+        self.values[layer] = jax.lax.dynamic_update_slice(self.values[layer], v.astype(self.values[layer].dtype), start)
+        return self.keys[layer], self.values[layer]
+
+    def window(self, layer: int, hidden):
+        """Append block inputs to a router's window: the states [batch, window, width], oldest first, and which of them
+        are real tokens [batch, window]."""
+        states = self.routing[str(layer)]
+        size = states.shape[1]
+        states = jnp.concatenate([states, jax.lax.stop_gradient(hidden).astype(states.dtype)], axis=1)[:, -size:]
+        self.routing[str(layer)] = states
+        columns = self.cache.length + self.time - size + jnp.arange(size)
+        mask = jnp.take(self.cached_mask, jnp.maximum(columns, 0), axis=1) & (columns >= 0)
+        return states, mask
+
+    def close(self) -> Cache | None:
+        """The cache after this call."""
+        if self.cache is None:
+            return None
+        order = range(len(self.cache.keys))
+        return Cache(
+            tuple(self.keys[i] for i in order),
+            tuple(self.values[i] for i in order),
+            self.cached_mask,
+            self.cache.length + self.time,
+            self.routing,
+        )

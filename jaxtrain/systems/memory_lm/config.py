@@ -1,0 +1,201 @@
+"""Settings of the memory language models. `model` and `memory` keep the original's names and defaults."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from jaxtrain.config import DataConfig, Section
+
+TRAIN_STRATEGIES = ("sequence", "sequence-rolling", "token", "prefix")
+INFERENCE_STRATEGIES = (*TRAIN_STRATEGIES, "rolling", "hybrid")
+
+
+class Model(Section):
+    """The decoder. For the adapter task only `base_*`, `freeze_base_model`, `dropout` and the chunk sizes count."""
+
+    hidden_dim: int = Field(768, ge=1)
+    num_heads: int = Field(12, ge=1)
+    num_kv_heads: int | None = Field(None, ge=1)  # key/value heads, dividing num_heads; num_heads if left out
+    num_layers: int = Field(12, ge=1)
+    intermediate_dim: int = Field(3072, ge=1)
+    vocab_size: int = Field(32000, ge=1)  # at least the tokenizer's size
+    max_seq_len: int = Field(8192, ge=1)  # tokens
+    max_position_embeddings: int | None = Field(None, ge=1)  # wins over max_seq_len
+    tokenizer_name: str | None = None  # read by data.tokenizer where that is left out
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    use_rope: bool = True
+    rope_theta: float = Field(10000.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    hidden_activation: Literal["swiglu", "silu", "relu", "gelu", "sigmoid", "tanh"] = "swiglu"
+    initializer_range: float = Field(0.02, gt=0)
+    self_attn_wo_init_std: float | None = Field(None, gt=0)
+    mlp_down_proj_init_std: float | None = Field(None, gt=0)
+    norm_eps: float = Field(1e-6, gt=0)
+    use_rms_norm: bool = True
+    tie_embeddings: bool = True
+    base_model_name: str | None = None  # adapter: a local folder of Hugging Face weights, or a hub id
+    base_config: dict[str, Any] | None = None  # adapter: the base model's config.json inline, randomly initialised
+    base_dtype: Literal["float32", "bfloat16"] = "float32"  # adapter: what a frozen base model is kept in
+    freeze_base_model: bool = True
+    use_flash_attention: bool = True  # accepted, without effect: XLA chooses the attention kernel
+    scan_layers: bool = False  # one compiled body for runs of equal layers: compiles faster, same numbers
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def length(self) -> int:
+        """Longest sequence in tokens."""
+        return self.max_position_embeddings or self.max_seq_len
+
+    @model_validator(mode="after")
+    def _sizes_fit(self):
+        if self.base_model_name is None and self.base_config is None:
+            if self.hidden_dim % self.num_heads:
+                raise ValueError(f"hidden_dim {self.hidden_dim} is not a multiple of num_heads {self.num_heads}")
+            if self.num_heads % self.kv_heads:
+                raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}")
+            if self.use_rope and (self.hidden_dim // self.num_heads) % 2:
+                raise ValueError(f"rotary positions need an even head width, got {self.hidden_dim // self.num_heads}")
+        return self
+
+
+class Memory(Section):
+    """The memory bank, its router and LoRA."""
+
+    vanilla_mode: bool = False  # no memory at all: the control
+    use_memory_adapter: bool = True  # adapter: false leaves LoRA alone
+    num_memory_tokens: int = Field(1024, ge=1)
+    memory_dim: int | None = Field(None, ge=1)  # hidden_dim if left out
+    memory_num_heads: int | None = Field(None, ge=1)
+    memory_num_kv_heads: int | None = Field(None, ge=1)
+    memory_layer_placement: Literal["all", "first_k", "last_k", "every_n", "custom", "none"] = "all"
+    memory_layer_k: int = 5
+    memory_layer_n: int = 3
+    memory_layer_indices: list[int] | None = None
+    memory_sharing: Literal["shared", "per_layer", "every_k_layers"] = "shared"
+    memory_sharing_k: int = 2
+    memory_block_variant: Literal["A", "B"] = "A"  # B: the memory comes after the MLP and has an MLP of its own
+    memory_dropout: float | None = Field(None, ge=0, lt=1)  # of attention weights; model.dropout if left out
+    use_low_rank_memory: bool = False
+    memory_rank: int = Field(64, ge=1)
+    low_rank_mode: Literal["factorized", "reduced_dim"] = "factorized"
+    use_low_rank_projections: bool = False
+    projection_rank: int = Field(64, ge=1)
+    use_chapters: bool = False
+    num_chapters: int = Field(100, ge=1)
+    top_k_chapters: int = Field(20, ge=1)
+    num_shared_chapters: int = Field(0, ge=0)  # the first chapters, read by every token
+    routed_scaling_factor: float = Field(1.0, ge=0)
+    normalize_shared_routed_before_mixing: bool = False
+    shared_routed_norm_type: Literal["rms", "layernorm"] = "rms"
+    shared_routed_norm_eps: float = Field(1e-6, gt=0)
+    routing_strategy_train: str = "sequence"  # sequence | sequence-rolling | token | prefix (causal)
+    routing_strategy_inference: str = "sequence"  # also rolling | hybrid, which route a decode step on its window
+    routing_window_size: int = Field(128, ge=1)  # tokens
+    token_routing_kernel_version: str = "v2"  # accepted, without effect: one XLA implementation
+    mask_aware_pooling: bool = False  # padding stays out of the pooled router input; the original counts it
+    chapter_softmax: Literal["joint", "independent"] = "joint"  # sequence routing; independent mixes chapter outputs
+    use_load_balance_loss: bool = True
+    load_balance_coefficient: float = 0.01
+    use_auxiliary_loss: bool = False
+    auxiliary_loss_coefficient: float = 0.01
+    use_z_loss: bool = False
+    z_loss_coefficient: float = 0.001
+    memory_gradient_checkpointing: bool = True  # recompute the memory reads in the backward pass
+    quantize_memory: bool = False  # generate and evaluate with a quantised bank; training is not touched
+    memory_quant_bits: Literal[4, 8] = 8
+    wo_init_zero: bool = True  # a fresh model equals the vanilla one
+    memory_init_std: float = Field(0.02, ge=0)
+    use_lora: bool = False  # adapter only
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: float = 32
+    lora_dropout: float = Field(0.05, ge=0, lt=1)
+    lora_targets: list[str] = ["q_proj", "v_proj"]  # a Linear whose dotted name contains one of these
+    use_both_memory_and_lora: bool = False
+    freeze_memory_bank: bool = False  # no gradient and no optimizer state for the bank
+    freeze_router: bool = False
+
+    @property
+    def lora(self) -> bool:
+        return self.use_lora or self.use_both_memory_and_lora
+
+    @field_validator("routing_strategy_train", "routing_strategy_inference")
+    @classmethod
+    def _known_strategy(cls, value: str, info) -> str:
+        value = "sequence-rolling" if value == "sequence_rolling" else value
+        known = TRAIN_STRATEGIES if info.field_name == "routing_strategy_train" else INFERENCE_STRATEGIES
+        if value not in known:
+            raise ValueError(f"unknown routing strategy, wanted one of {', '.join(known)}")
+        return value
+
+    @field_validator("token_routing_kernel_version")
+    @classmethod
+    def _known_kernel(cls, value: str) -> str:
+        name = str(value).lower().removeprefix("kernel_").removeprefix("v")
+        if name not in ("1", "2", "3", "4", "5"):
+            raise ValueError("unknown kernel version, wanted v1 to v5")
+        return f"v{name}"
+
+    @model_validator(mode="after")
+    def _chapters_fit(self):
+        if not self.use_chapters or self.vanilla_mode:
+            return self
+        if self.num_memory_tokens % self.num_chapters:
+            raise ValueError(
+                f"num_memory_tokens {self.num_memory_tokens} is no multiple of {self.num_chapters} chapters"
+            )
+        if self.top_k_chapters > self.num_chapters:
+            raise ValueError(f"top_k_chapters {self.top_k_chapters} is more than num_chapters {self.num_chapters}")
+        if self.num_shared_chapters > self.num_chapters:
+            raise ValueError(
+                f"num_shared_chapters {self.num_shared_chapters} is more than {self.num_chapters} chapters"
+            )
+        return self
+
+
+class LossSection(Section):
+    """How the cross-entropy over the vocabulary is computed."""
+
+    chunk_tokens: int = Field(0, ge=0)  # tokens whose logits exist at a time; 0 computes all at once
+
+
+class Data(DataConfig):
+    """Where text comes from and how it becomes rows of `max_length` tokens."""
+
+    dataset_name: str = "python"  # python (this installation's own text) | a local file or folder | a hub id
+    dataset_subset: str | None = None
+    dataset_split: str = "train"
+    eval_split: str | None = "test"
+    text_field: str | list[str] = "text"
+    training_mode: Literal["pretraining", "instruction_finetuning"] = "pretraining"
+    max_length: int = Field(8192, ge=2)  # tokens of one row
+    num_samples: int | None = Field(None, ge=1)  # use the first n rows of the dataset
+    eval_samples: int | None = Field(None, ge=1)
+    streaming: bool = False  # read rows over the network one by one; needs num_samples
+    tokenizer: str | None = None  # bytes | bpe:<size>, trained on the corpus | a tokenizer.json, a folder or a hub id
+    packing: bool = True  # documents share rows, separated by attention masks; false: one padded row per document
+    append_eos: bool = True  # end every document with the end-of-sequence token
+    chat_template: Literal["auto", "transcript"] = "auto"  # auto: the tokenizer's own template where it has one
+    corpus_bytes: int = Field(4_000_000, ge=1000)  # how much of the `python` corpus to read
+    cache_dir: str | None = None  # tokenised rows; ~/.cache/jaxtrain/tokens if left out
+    batch_tokens: int | None = Field(None, ge=1)  # sets batch_size to batch_tokens / max_length
+    multiple_choice: list[str] = []  # JSONL files that `jaxtrain.evaluate` scores: question, choices, answer
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_tokens(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("batch_tokens"):
+            length = values.get("max_length", cls.model_fields["max_length"].default)
+            values = {**values, "batch_size": max(1, int(values["batch_tokens"]) // int(length))}
+        return values
+
+    @model_validator(mode="after")
+    def _streams_are_finite(self):
+        if self.streaming and self.num_samples is None:
+            raise ValueError("streaming needs num_samples: how many rows to read")
+        return self

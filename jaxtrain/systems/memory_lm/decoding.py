@@ -1,0 +1,187 @@
+"""Generating token by token: one compiled prefill, one compiled step, a cache of fixed size."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.cache import Cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. do_sample=False takes the likeliest. top_k 0 keeps all."""
+
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int = 50
+    do_sample: bool = True
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise UserError(f"temperature: {self.temperature}, wanted more than 0 (greedy is do_sample=False)")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p: {self.top_p}, wanted more than 0 and at most 1")
+        if self.top_k < 0:
+            raise UserError(f"top_k: {self.top_k}, wanted 0 (all tokens) or more")
+
+
+class Generated(NamedTuple):
+    """tokens: int [row, new], the pad token after a row's end. lengths: new tokens per row, the end token included.
+    prompts: the prompts as they were given."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    prompts: list
+
+    def padded(self, pad_token_id: int) -> np.ndarray:
+        """Prompts padded on the right, then the new tokens: int [row, longest prompt + new]."""
+        return np.concatenate([pad_right(self.prompts, pad_token_id)[0], self.tokens], axis=1)
+
+
+def next_token(logits, sampling: Sampling, key):
+    """logits: [row, vocabulary] -> int [row]. Source: Holtzman et al. 2020 for the nucleus."""
+    if not sampling.do_sample:
+        return logits.argmax(-1)
+    return jax.random.categorical(key, filtered(logits, sampling))
+
+
+def filtered(logits, sampling: Sampling):
+    """Logits after temperature, with -inf for what top-k and then the nucleus leave out; the likeliest always stays."""
+    logits = logits.astype(jnp.float32) / sampling.temperature
+    if sampling.top_k:
+        kth = jax.lax.top_k(logits, min(sampling.top_k, logits.shape[-1]))[0][..., -1:]
+        logits = jnp.where(logits < kth, -jnp.inf, logits)
+    if sampling.top_p < 1:
+        order = jnp.argsort(-logits, axis=-1)
+        p = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
+        drop = jnp.cumsum(p, axis=-1) - p > sampling.top_p  # the mass before a token
+        drop = jnp.take_along_axis(drop, jnp.argsort(order, axis=-1), axis=-1)
+        logits = jnp.where(drop, -jnp.inf, logits)
+    return logits
+
+
+def pad_right(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """ids and mask, int32 and bool [row, longest]."""
+    width = max(1, *(len(prompt) for prompt in prompts))
+    ids = np.full((len(prompts), width), pad_token_id, np.int32)
+    mask = np.zeros((len(prompts), width), bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+        mask[row, : len(prompt)] = True
+    return ids, mask
+
+
+class Decoder:
+    """A model made ready to decode: its arrays apart, the two calls jitted."""
+
+    def __init__(self, model: nnx.Module):
+        self.model = model
+        graphdef, self.state = nnx.split(model)
+
+        @functools.partial(jax.jit, donate_argnums=1)
+        def prefill(state, cache, ids, mask, positions):
+            output = nnx.merge(graphdef, state)(ids, mask, positions, cache=cache, prefill=True)
+            model = nnx.merge(graphdef, state)
+            return model.head(output.hidden), output.cache
+
+        @functools.partial(jax.jit, donate_argnums=1)
+        def step(state, cache, ids, mask, positions):
+            model = nnx.merge(graphdef, state)
+            output = model(ids[:, None], mask[:, None], positions[:, None], cache=cache)
+            return model.head(output.hidden)[:, 0], output.cache
+
+        self._prefill, self._step = prefill, step
+
+    def prefill(self, ids, mask, capacity: int) -> tuple[jax.Array, Cache]:
+        """Logits [row, time, vocabulary] of padded prompts, and the cache. Positions count real tokens."""
+        cache = self.model.empty_cache(ids.shape[0], capacity)
+        positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0) * mask
+        return self._prefill(self.state, cache, jnp.asarray(ids), jnp.asarray(mask, bool), jnp.asarray(positions))
+
+    def step(self, cache: Cache, tokens, mask, positions) -> tuple[jax.Array, Cache]:
+        """Logits [row, vocabulary] after one more token per row; mask False marks a row that has ended."""
+        return self._step(self.state, cache, jnp.asarray(tokens), jnp.asarray(mask, bool), jnp.asarray(positions))
+
+
+def last_real(logits, mask):
+    """logits: [row, time, vocabulary] -> those at each row's last real token."""
+    mask = np.asarray(mask, bool)
+    last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
+    return logits[np.arange(len(mask)), np.where(mask.any(1), last, 0)]
+
+
+def generate_ids(
+    model: nnx.Module,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    *,
+    eos_token_id: int | None = None,
+    pad_token_id: int = 0,
+    seed: int = 0,
+    decoder: Decoder | None = None,
+) -> Generated:
+    """Continue every prompt, all in one batch. A row ends after eos_token_id; the rest of it is padding.
+
+    Raises UserError for a negative max_new_tokens, no prompt, or a prompt without a token.
+    """
+    sampling = sampling or Sampling()
+    if max_new_tokens < 0:
+        raise UserError(f"max_new_tokens: {max_new_tokens}, wanted 0 or more")
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise UserError("there is no prompt to continue: every prompt needs one token at least")
+    ids, mask = pad_right(prompts, pad_token_id)
+    rows = len(prompts)
+    tokens = np.full((rows, max_new_tokens), pad_token_id, np.int32)
+    lengths = np.zeros(rows, np.int64)
+    if max_new_tokens == 0:
+        return Generated(tokens, lengths, list(prompts))
+    decoder = decoder or Decoder(model)
+    logits, cache = decoder.prefill(ids, mask, ids.shape[1] + max_new_tokens)
+    logits = last_real(logits, mask)
+    key, real, live = jax.random.key(seed), mask.sum(1), np.ones(rows, bool)
+    for i in range(max_new_tokens):
+        chosen = np.asarray(next_token(logits, sampling, jax.random.fold_in(key, i)))
+        tokens[:, i] = np.where(live, chosen, pad_token_id)
+        lengths += live
+        real = real + live
+        was_live = live
+        if eos_token_id is not None:
+            live = live & (chosen != eos_token_id)
+        if not live.any() or i + 1 == max_new_tokens:
+            return Generated(tokens[:, : i + 1], lengths, list(prompts))
+        logits, cache = decoder.step(cache, tokens[:, i], was_live, real - 1)
+    return Generated(tokens, lengths, list(prompts))
+
+
+class Trace(NamedTuple):
+    """Greedy decoding, step by step. prefill_logits: [row, time, vocabulary]; step_logits: one [row, vocabulary] per
+    token fed back; tokens: int [row, steps]."""
+
+    prefill_logits: jax.Array
+    prefill_cache: Cache
+    step_logits: list
+    tokens: np.ndarray
+
+
+def greedy_trace(model: nnx.Module, ids, mask, steps: int) -> Trace:
+    """`steps` greedy tokens after padded prompts, without an end token, and everything on the way."""
+    decoder = Decoder(model)
+    mask = np.asarray(mask, bool)
+    prefill_logits, cache = decoder.prefill(ids, mask, ids.shape[1] + steps)
+    kept = jax.tree.map(jnp.copy, cache)
+    logits, real = last_real(prefill_logits, mask), mask.sum(1)
+    tokens, step_logits = [], []
+    for _ in range(steps):
+        tokens.append(np.asarray(logits.argmax(-1), np.int32))
+        real = real + 1
+        logits, cache = decoder.step(cache, tokens[-1], np.ones(len(ids), bool), real - 1)
+        step_logits.append(logits)
+    return Trace(prefill_logits, kept, step_logits, np.stack(tokens, axis=1))

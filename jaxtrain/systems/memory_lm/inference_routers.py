@@ -1,0 +1,92 @@
+"""The original's five standalone routing helpers. They look at a router's weights alone: shared chapters, masks and
+scaling are not theirs. The models route in `reading.py`."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.router import rolling_mean
+
+
+class SequenceRouter:
+    """One choice from the mean over the whole input."""
+
+    def __init__(self, router, window_size: int = 128):
+        self.router = router
+        self.window_size = window_size
+
+    def route(self, hidden):
+        """hidden: [batch, time, width] -> indices and weights [batch, k]."""
+        return self._choose(hidden.mean(1))
+
+    def _choose(self, pooled):
+        p = jax.nn.softmax(self.router.router(pooled), axis=-1)
+        weights, indices = jax.lax.top_k(p, self.router.top_k)
+        return indices, weights / weights.sum(-1, keepdims=True)
+
+
+class SequenceRollingRouter(SequenceRouter):
+    """One choice from the mean of the rolling means."""
+
+    def route(self, hidden):
+        return self._choose(rolling_mean(hidden, self.window_size))
+
+
+class TokenRouter(SequenceRouter):
+    """One choice per token: indices and weights [batch, time, k]."""
+
+    def route(self, hidden):
+        return self._choose(hidden)
+
+
+class RollingRouter(SequenceRouter):
+    """One choice from the mean over the last `window_size` states seen in all calls."""
+
+    def __init__(self, router, window_size: int = 128):
+        super().__init__(router, window_size)
+        self.cache = None
+
+    def route(self, hidden):
+        states = hidden if self.cache is None else jnp.concatenate([self.cache, hidden], axis=1)
+        self.cache = states[:, -self.window_size :]
+        return self._choose(self.cache.mean(1))
+
+    def reset(self) -> None:
+        self.cache = None
+
+
+class HybridRouter(RollingRouter):
+    """The whole prompt first, a rolling window after `start_generation`."""
+
+    def __init__(self, router, window_size: int = 128):
+        super().__init__(router, window_size)
+        self.generating = False
+
+    def start_generation(self, hidden) -> None:
+        """hidden: the prompt's states; its last window is kept."""
+        self.generating = True
+        self.cache = hidden[:, -self.window_size :]
+
+    def route(self, hidden):
+        return super().route(hidden) if self.generating else self._choose(hidden.mean(1))
+
+    def reset(self) -> None:
+        super().reset()
+        self.generating = False
+
+
+ROUTERS = {
+    "sequence": SequenceRouter,
+    "sequence-rolling": SequenceRollingRouter,
+    "rolling": RollingRouter,
+    "token": TokenRouter,
+    "hybrid": HybridRouter,
+}
+
+
+def create_inference_router(strategy: str, router, window_size: int = 128):
+    """A helper by name. router: a ChapterRouter. Raises UserError for an unknown name."""
+    name = strategy.replace("_", "-")
+    if name not in ROUTERS:
+        raise UserError(f"routing strategy {strategy!r} is unknown, wanted one of {', '.join(ROUTERS)}")
+    return ROUTERS[name](router, window_size)

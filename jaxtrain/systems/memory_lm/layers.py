@@ -1,0 +1,60 @@
+"""Running a model's blocks one after another: rematerialised, or scanned where they are equal."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
+
+def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict, rngs=None):
+    """The last block's output and every block's; fills `routing` by memory layer."""
+    outputs = []
+    for first, count in runs(model, view):
+        if count > 1:
+            hidden, between = _scan(model, first, count, hidden, view, strategy, rngs)
+            outputs += list(between)
+            continue
+        call = lambda hidden: model.block(first, hidden, view, strategy, prefill, rngs)
+        hidden, chosen = remat(call, model.remat, rngs)(hidden)
+        outputs.append(hidden)
+        if chosen is not None:
+            routing[first] = chosen
+    return hidden, tuple(outputs)
+
+
+def remat(call, policy: str, rngs):
+    """jax.checkpoint with the policy of `train.remat`, in training only."""
+    return call if policy == "none" or rngs is None else jax.checkpoint(call, policy=POLICIES[policy])
+
+
+def runs(model, view) -> list[tuple[int, int]]:
+    """(first layer, how many) pieces of the depth. Equal layers without memory form one, where they may be scanned."""
+    count = len(model.layers)
+    if not model.config.scan_layers or view.cache is not None:
+        return [(layer, 1) for layer in range(count)]
+    pieces: list[tuple[int, int]] = []
+    for layer in range(count):
+        plain = layer not in model.bank_of
+        if plain and pieces and pieces[-1][0] + pieces[-1][1] == layer and pieces[-1][0] not in model.bank_of:
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + 1)
+        else:
+            pieces.append((layer, 1))
+    return pieces
+
+
+def _scan(model, first: int, count: int, hidden, view, strategy: str, rngs):
+    """`count` equal blocks as one compiled body over their stacked weights; the same numbers but for dropout's keys."""
+    blocks = [model.layers[first + i] for i in range(count)]
+    graphdef = nnx.split(blocks[0])[0]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[nnx.split(block)[1] for block in blocks])
+    base = None if rngs is None else rngs.fold(first)
+
+    def body(hidden, inputs):
+        index, state = inputs
+        block = nnx.merge(graphdef, state)
+        own = None if base is None else type(rngs)(jax.random.fold_in(base._key, index))
+        hidden = block(hidden, view, first, None, own)
+        return hidden, hidden
+
+    return jax.lax.scan(remat(body, model.remat, rngs), hidden, (jnp.arange(count), stacked))

@@ -1,0 +1,95 @@
+"""Reading the memory: from routing strategy, bank and stream to what is added to the stream."""
+
+import jax.numpy as jnp
+
+from jaxtrain.systems.memory_lm.banks import ChapteredMemoryBank
+from jaxtrain.systems.memory_lm.router import masked_mean, prefix_mean
+
+PER_TOKEN = ("token", "prefix")
+
+
+def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, prefill: bool):
+    """The Routing of one memory layer.
+
+    hidden: [batch, time, width], what the router looks at. strategy: of this call. With a cache, rolling and hybrid pool
+    a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`.
+    """
+    mask = view.token_mask if memory.mask_aware_pooling else None
+    if strategy == "prefix":
+        state = view.routing.get(str(layer), (None, None))
+        means, total, count = prefix_mean(hidden, view.token_mask, *state)
+        if view.cache is not None:
+            view.routing[str(layer)] = (total, count)
+        return router.route_tokens(means)
+    if strategy in ("rolling", "hybrid"):
+        if view.cache is None:
+            return router(hidden, "sequence", mask)
+        states, real = view.window(layer, hidden)
+        if strategy == "hybrid" and prefill:
+            return router.route(masked_mean(hidden, view.token_mask))
+        return router.route(masked_mean(states, real).astype(hidden.dtype))
+    return router(hidden, strategy, mask)
+
+
+def read_memory(attention, bank, memory, x, routing=None, rngs=None):
+    """What the memory adds to the stream: [batch, time, width].
+
+    x: the normalised stream. routing: the chapters chosen, None for a bank that is read whole.
+    """
+    if routing is None:
+        return attention(x, bank.get_memory(), rngs)
+    q = attention.heads("q", x)
+    if routing.indices.ndim == 3:
+        y = _read_per_token(attention, bank, memory, q, routing, rngs)
+    else:
+        y = _read_per_sequence(attention, bank, memory, q, routing, rngs)
+    return attention.merge(y.astype(q.dtype))
+
+
+def _read_per_token(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
+    """Shared chapters read densely, plus `routed_scaling_factor` times the mixed chapters of each token."""
+    shared, count = memory.num_shared_chapters, routing.indices.shape[-1]
+    norm = _branch_norm(memory, shared and count)
+    parts = []
+    chapters = norm(bank.base_bank.expand(bank.chapters()))
+    if shared:
+        dense = chapters[:shared].reshape(-1, chapters.shape[-1])
+        parts.append(attention.attend(q, dense, rngs).astype(jnp.float32))
+    if count:
+        indices = routing.indices - shared
+        routed = attention.attend_routed(q, chapters[shared:], indices, routing.weights, rngs)
+        parts.append(memory.routed_scaling_factor * routed)
+    return sum(parts)
+
+
+def _read_per_sequence(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
+    """One choice per sequence: its chapters' tokens, times the chapter's weight, under one joint softmax (so that the
+    weight scales keys and values), or a softmax within each chapter where `chapter_softmax` is independent."""
+    shared, count = memory.num_shared_chapters, routing.indices.shape[-1]
+    indices, weights = routing.indices, routing.weights
+    if shared:
+        batch = indices.shape[0]
+        first = jnp.broadcast_to(jnp.arange(shared, dtype=indices.dtype), (batch, shared))
+        indices = jnp.concatenate([first, indices], axis=-1)
+        weights = jnp.concatenate([jnp.ones((batch, shared)), memory.routed_scaling_factor * weights], axis=-1)
+        weights = weights / weights.sum(-1, keepdims=True)
+    selected = _branch_norm(memory, shared and count)(bank.select(indices))  # [batch, chapter, token, width]
+    if memory.chapter_softmax == "independent":
+        return attention.attend_chapters(q, selected, weights, rngs)
+    selected = selected * weights[..., None, None].astype(selected.dtype)
+    return attention.attend(q, selected.reshape(selected.shape[0], -1, selected.shape[-1]), rngs)
+
+
+def _branch_norm(memory, both_parts):
+    """Each memory vector over its width, without learned weight, where the switch is on and both parts exist."""
+    if not (memory.normalize_shared_routed_before_mixing and both_parts):
+        return lambda x: x
+    eps = memory.shared_routed_norm_eps
+
+    def norm(x):
+        y = x.astype(jnp.float32)
+        if memory.shared_routed_norm_type == "layernorm":
+            y = y - y.mean(-1, keepdims=True)
+        return (y / jnp.sqrt(jnp.square(y).mean(-1, keepdims=True) + eps)).astype(x.dtype)
+
+    return norm

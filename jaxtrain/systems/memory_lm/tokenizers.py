@@ -1,0 +1,178 @@
+"""Tokenizers: bytes, a BPE trained on the spot, or a pretrained one."""
+
+import hashlib
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jaxtrain.errors import UserError
+
+END = "<|endoftext|>"
+
+
+class Tokens(NamedTuple):
+    """ids, and the characters [start, end) that each stands for; None where the tokenizer cannot tell."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]] | None
+
+
+class ByteTokenizer:
+    """UTF-8 bytes 0 to 255, then the end of a document (256) and padding (257)."""
+
+    name = "bytes"
+    vocab_size = 258
+    eos_token_id, pad_token_id, bos_token_id = 256, 257, None
+    eos_token = END
+    padding_side = "right"
+    chat_template = None
+
+    def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
+        """The end-of-document marker counts as one token where it stands in the text."""
+        ids, offsets, place = [], [], 0
+        for i, part in enumerate(text.split(END)):
+            if i:
+                ids.append(self.eos_token_id)
+                offsets.append((place, place + len(END)))
+                place += len(END)
+            if part.isascii():
+                ids += part.encode()
+                offsets += [(place + j, place + j + 1) for j in range(len(part))]
+            else:
+                for j, character in enumerate(part):
+                    encoded = character.encode("utf-8", "surrogatepass")
+                    ids += encoded
+                    offsets += [(place + j, place + j + 1)] * len(encoded)
+            place += len(part)
+        return Tokens(ids[:max_length], offsets[:max_length])
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Bytes that are no valid UTF-8 become the replacement character."""
+        parts, run = [], bytearray()
+        for token in [*ids, -1]:
+            if 0 <= token < 256:
+                run.append(token)
+                continue
+            parts.append(run.decode("utf-8", "replace"))
+            run = bytearray()
+            if token == self.eos_token_id and not skip_special:
+                parts.append(END)
+        return "".join(parts)
+
+
+class PretrainedTokenizer:
+    """A transformers tokenizer under this module's interface."""
+
+    def __init__(self, inner: Any, name: str):
+        self.inner = inner
+        self.name = name
+        if inner.pad_token_id is None and inner.eos_token_id is None:
+            raise UserError(f"data.tokenizer: {name} has neither a padding nor an end token")
+        self.pad_token_id = inner.eos_token_id if inner.pad_token_id is None else inner.pad_token_id
+        self.eos_token_id, self.bos_token_id = inner.eos_token_id, inner.bos_token_id
+        self.eos_token = inner.eos_token
+        self.padding_side = inner.padding_side
+        self.chat_template = inner.chat_template
+        self.vocab_size = len(inner)
+
+    def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
+        """special: add what the tokenizer itself adds around a text."""
+        fast = self.inner.is_fast
+        given = self.inner(
+            text,
+            add_special_tokens=special,
+            truncation=max_length is not None,
+            max_length=max_length,
+            return_offsets_mapping=fast,
+        )
+        return Tokens(list(given["input_ids"]), list(given["offset_mapping"]) if fast else None)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.inner.decode(list(ids), skip_special_tokens=skip_special)
+
+
+def from_json(
+    text: str,
+    eos: str | None = END,
+    bos: str | None = None,
+    pad: str | None = None,
+    padding_side: str = "right",
+    chat_template: str | None = None,
+    name: str = "tokenizer.json",
+) -> PretrainedTokenizer:
+    """A tokenizer from the text of a tokenizer.json."""
+    import transformers
+    from tokenizers import Tokenizer
+
+    inner = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(text),
+        eos_token=eos,
+        bos_token=bos,
+        pad_token=pad,
+        padding_side=padding_side,
+        clean_up_tokenization_spaces=False,
+    )
+    if chat_template is not None:
+        inner.chat_template = chat_template
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return PretrainedTokenizer(inner, f"{name}:{digest}")
+
+
+def train_bpe(documents: Iterable[str], size: int) -> str:
+    """The tokenizer.json of a byte-level BPE of `size` entries. Source: Sennrich et al. 2016; Radford et al. 2019."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END, "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer.to_str()
+
+
+def load_tokenizer(name: str, documents: Iterable[str] = (), cache: pathlib.Path | None = None):
+    """bytes; bpe:<size>, trained on `documents` and kept in `cache`; a tokenizer.json; a folder or a hub id.
+
+    Raises UserError where there is none.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if name.startswith("bpe:"):
+        return _bpe(name, documents, cache)
+    path = pathlib.Path(name)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UserError(f"data.tokenizer: {path} does not exist; wanted a tokenizer.json")
+        text = path.read_text()
+        return from_json(text, eos=END if END in text else None, pad="<pad>" if '"<pad>"' in text else None, name=name)
+    import transformers
+
+    try:
+        inner = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"data.tokenizer: {name}: {reason}. Wanted bytes, bpe:<size>, a folder or a hub id") from None
+    return PretrainedTokenizer(inner, name)
+
+
+def _bpe(name: str, documents: Iterable[str], cache: pathlib.Path | None) -> PretrainedTokenizer:
+    size = name.removeprefix("bpe:")
+    if not size.isdigit() or int(size) < 260:
+        raise UserError(f"data.tokenizer: {name}: wanted bpe:<entries> with at least 260, as bpe:1024")
+    texts = list(documents)
+    digest = hashlib.sha256("\0".join([size, *texts]).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    path = None if cache is None else cache / f"bpe-{digest}.json"
+    if path is not None and path.is_file():
+        return from_json(path.read_text(), pad="<pad>", name=name)
+    text = train_bpe(texts, int(size))
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".part")
+        aside.write_text(text)
+        aside.rename(path)
+    return from_json(text, pad="<pad>", name=name)

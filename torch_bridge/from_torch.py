@@ -33,10 +33,9 @@ def from_torch(
     modes: which graphs to record now; another is recorded when it is first called.
     The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
     """
-    record = Record(module)
-    args, kwargs = as_arguments(example_inputs)
+    record = Record(Forward(module))
     for mode in modes:
-        record.graph(args, kwargs, training=mode == "training")
+        record.graph(bind(module, *as_arguments(example_inputs)), training=mode == "training")
     return TorchModule(record, module)
 
 
@@ -47,70 +46,83 @@ def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
+def bind(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments in the order of the forward's signature, so that f(x=1) and f(1) share a graph."""
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    return bound.args, bound.kwargs
+
+
+class Forward(torch.nn.Module):
+    """The call of a module, with its arguments in their own containers."""
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.wrapped_module = module
+
+    def forward(self, args: tuple, kwargs: dict):
+        return self.wrapped_module(*args, **kwargs)
+
+
 class Record:
     """A torch module and its graphs, one per mode and, where sizes are not free, per shape.
 
-    Static data of a TorchModule: compared by identity. `strip` is a prefix of the module's names that the flax
-    module's names lack.
+    entry: what is recorded, a torch module around `entry.wrapped_module`, whose parameters and buffers the flax module
+    has. Static data of a TorchModule: compared by identity.
     """
 
-    def __init__(self, module: torch.nn.Module, strip: str = ""):
-        self.module = module
-        self.strip = strip
-        self.signature = inspect.signature(module.forward)
+    def __init__(self, entry: torch.nn.Module):
+        self.entry = entry
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
 
-    def graph(self, args: tuple, kwargs: Mapping[str, Any], training: bool) -> tuple[Graph, list[Any]]:
-        """The graph that holds for these arguments, and their leaves. Records it when there is none yet."""
-        args, kwargs = self._bind(args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+    def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
+        """The graph that holds for these inputs of the entry, and their leaves. Records it when there is none yet."""
+        leaves, spec = pytree.tree_flatten(inputs)
         refusal = None
         for graph, known in self._graphs[training]:
             refusal = "its inputs are arranged otherwise" if known != spec else graph.sizes.refusal(leaves)
             if refusal is None:
                 return graph, leaves
         if refusal is not None:
-            log.info("%s is recorded once more: %s", type(self.module).__name__, refusal)
+            log.info("%s is recorded once more: %s", type(self.entry.wrapped_module).__name__, refusal)
         graph = self._record(leaves, spec, training)
         self._graphs[training].append((graph, spec))
         return graph, leaves
 
+    def graphs(self) -> list[Graph]:
+        return [graph for graphs in self._graphs.values() for graph, _ in graphs]
+
     def changed(self) -> set[str]:
         """Names of the buffers that some graph writes."""
-        return {name for graphs in self._graphs.values() for graph, _ in graphs for name in graph.changed}
-
-    def _bind(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Arguments in the order of the forward's signature, so that f(x=1) and f(1) share a graph."""
-        bound = self.signature.bind(*args, **kwargs)
-        return bound.args, bound.kwargs
+        return {_short(name) for graph in self.graphs() for name in graph.changed}
 
     def _record(self, leaves, spec, training: bool) -> Graph:
+        module = self.entry.wrapped_module
         examples = pytree.tree_unflatten([_example(leaf) for leaf in leaves], spec)
-        modes = {name: inner.training for name, inner in self.module.named_modules()}
+        modes = {name: inner.training for name, inner in self.entry.named_modules()}
         try:
-            if training and not self.module.training:
-                self.module.train()
+            if training and not module.training:
+                self.entry.train()
             elif not training:
-                self.module.eval()
-            return graph_of(recording.export(self.module, *examples))
+                self.entry.eval()
+            return graph_of(recording.export(self.entry, examples))
         finally:
-            for name, inner in self.module.named_modules():
+            for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
-    def run(
-        self, model: "TorchModule", args: tuple, kwargs: Mapping[str, Any], rngs: Callable | None, valid: Any = None
-    ) -> Any:
-        """Run the graph for these arguments with the model's variables; buffers that it changes are written."""
-        graph, leaves = self.graph(args, kwargs, training=rngs is not None)
-        names = {name: name.removeprefix(self.strip) for name in graph.state}
+    def run(self, model: "TorchModule", inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
+        """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
+        graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
-        state = {name: variables[short].get_value() for name, short in names.items()}
+        state = {name: variables[_short(name)].get_value() for name in graph.state}
         outputs, changed = graph.run(state, leaves, Call(rngs, valid))
         for name, value in changed.items():
-            variable = variables.get(name.removeprefix(self.strip))
-            if variable is not None:
-                variable.set_value(jnp.asarray(value, variable.dtype))
+            variable = variables[_short(name)]
+            variable.set_value(jnp.asarray(value, variable.dtype))
         return outputs
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("wrapped_module.")
 
 
 def _example(leaf: Any) -> Any:
@@ -147,7 +159,7 @@ class TorchModule(nnx.Module):
         statistics; all if left out. Call it under jax.jit: one compilation per shape. A shape that the record does not
         hold for is recorded anew.
         """
-        return self._record.run(self, args, kwargs, rngs, valid)
+        return self._record.run(self, bind(self._record.entry.wrapped_module, args, kwargs), rngs, valid)
 
     def variables(self) -> dict[str, nnx.Variable]:
         """Every parameter and buffer by its torch name."""

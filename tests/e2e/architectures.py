@@ -31,7 +31,7 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """Relative L2: the worst output, all gradients as one vector, the worst buffer after the call."""
+    """Relative L2: the worst output, all gradients as one vector, all floating buffers after the call as one vector."""
 
     outputs: float
     gradients: float
@@ -46,6 +46,10 @@ def relative(ours, theirs) -> float:
     return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-12))
 
 
+def _vector(arrays: dict, names) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *(arrays[name].ravel() for name in names)])
+
+
 def _in_order(outputs: Any) -> Any:
     """torch lists a dict's entries as they were put in; JAX sorts them."""
     if isinstance(outputs, dict):
@@ -57,8 +61,7 @@ def operators_of(model: TorchModule) -> frozenset[str]:
     """Every operator in the model's recorded graphs."""
     return frozenset(
         str(node.target)
-        for graphs in model._record._graphs.values()
-        for graph, _ in graphs
+        for graph in model._record.graphs()
         for inner in graph.module.modules()
         if isinstance(inner, torch.fx.GraphModule)
         for node in inner.graph.nodes
@@ -73,7 +76,7 @@ def compare(architecture: Architecture, seed: int = 0) -> Distance:
     module.train(architecture.training)
     model = from_torch(module, inputs, ["training" if architecture.training else "evaluation"])
     args, kwargs = as_arguments(inputs)
-    arrays = jax.tree.map(jnp.asarray, pytree.tree_map(to_numpy, (args, kwargs)))
+    arrays = pytree.tree_map_only(torch.Tensor, lambda leaf: jnp.asarray(to_numpy(leaf)), (args, kwargs))
 
     theirs = [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     rng = np.random.default_rng(seed)
@@ -93,18 +96,15 @@ def compare(architecture: Architecture, seed: int = 0) -> Distance:
 
     (_, (ours, rest)), grads = jax.jit(jax.value_and_grad(project, has_aux=True))(params, rest)
     nnx.update(model, rest)
-    buffers = {name: to_numpy(buffer) for name, buffer in module.named_buffers() if name in model.variables()}
-    moved = [relative(model.variables()[name].get_value(), value) for name, value in buffers.items()]
+    buffers = {name: to_numpy(b) for name, b in module.named_buffers() if name in model.variables() and b.is_floating_point()}
+    moved = {name: np.asarray(model.variables()[name].get_value()) for name in buffers}
     nnx.update(model, grads)
     wanted = {name: to_numpy(p.grad) for name, p in module.named_parameters() if p.grad is not None}
     have = {name: np.asarray(variable.get_value()) for name, variable in model.variables().items()}
     return Distance(
         outputs=max(relative(x, to_numpy(y)) for x, y in zip(ours, theirs, strict=True)),
-        gradients=relative(
-            np.concatenate([have[name].ravel() for name in wanted]),
-            np.concatenate([wanted[name].ravel() for name in wanted]),
-        ),
-        buffers=max(moved, default=0.0),
+        gradients=relative(_vector(have, wanted), _vector(wanted, wanted)),
+        buffers=relative(_vector(moved, buffers), _vector(buffers, buffers)),
         parameters=sum(p.numel() for p in module.parameters()),
         operators=operators_of(model),
     )

@@ -1,4 +1,4 @@
-"""Models written with torch.nn compute the same in JAX: outputs 1e-5, gradients 1e-4, running statistics 1e-5."""
+"""Models written with torch.nn compute the same in JAX as in torch: outputs 1e-5, gradients 1e-4, running statistics 1e-5 relative."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from tests.e2e.architectures import check
 from tests.e2e.models_torch_nn import ARCHITECTURES
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 def test_equals_torch(architecture):
     check(architecture)

@@ -67,7 +67,7 @@ def module_path(node) -> str:
         return ""
     path, kind = stack[-1]
     kind = kind if isinstance(kind, str) else kind.__name__
-    path = re.sub(r"^L\['self'\]\.?", "", path)
+    path = re.sub(r"^(L\['self'\])?\.?(wrapped_module)?\.?", "", path)
     return f"{path} ({kind.rsplit('.', 1)[-1]})" if path else kind.rsplit(".", 1)[-1]
 
 

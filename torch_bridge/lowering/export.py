@@ -5,10 +5,10 @@ what has one; mutated buffers become outputs.
 """
 
 import contextlib
-import inspect
+import io
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,25 +34,21 @@ _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int
 HIGHER_ORDER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
-def export(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> torch.export.ExportedProgram:
+def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
+
+    inputs: its positional arguments; containers of tensors are welcome.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    sizes = pytree.tree_map(_any_size, inputs)
     with _quiet(), _plain_kernels():
         try:
-            program = torch.export.export(
-                module,
-                tuple(args),
-                dict(kwargs),
-                dynamic_shapes=pytree.tree_map(_any_size, dict(bound)) or None,
-                strict=False,
-            )
+            program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             _cut_gradients(program.graph_module)
             program = program.run_decompositions(decompositions())
         except Exception as error:  # anything the module's own code may raise while it is recorded
-            raise UnsupportedModel(_name(module), _obstacles_of(module, args, kwargs, error), ADVICE_DATA) from error
+            raise UnsupportedModel(_name(module), _obstacles_of(module, inputs, error), ADVICE_DATA) from error
     obstacles = list(_obstacles(program))
     if obstacles:
         data = any("depends on" in obstacle.what for obstacle in obstacles)
@@ -77,17 +73,14 @@ def _any_size(leaf):
 @contextlib.contextmanager
 def _quiet():
     """torch.export warns about its own internals; what a user can mend arrives as UnsupportedModel."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._export", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
         try:
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(disabled)
 
 
 @contextlib.contextmanager
@@ -164,14 +157,15 @@ def _data_dependent(value: Any) -> bool:
     )
 
 
-def _obstacles_of(module, args, kwargs, error: Exception) -> list[Obstacle]:
+def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
     """Every reason that torch's draft export finds, or at least the one that stopped the export."""
     first = Obstacle(_reason(error), exception_line(error))
     try:
-        draft = torch.export.draft_export(module, tuple(args), dict(kwargs), strict=False)
-        report = getattr(draft, "_report", None)
-        failures = list(getattr(report, "failures", ()))
-        found = [Obstacle(_failure(failure), _failure_line(failure)) for failure in failures]
+        draft = torch.export.draft_export(module, inputs, strict=False)
+        report = draft._report
+        found = [
+            Obstacle(_failure(failure), _failure_line(failure, report.str_to_filename)) for failure in report.failures
+        ]
         _cut_gradients(draft.graph_module)
         found += _obstacles(draft.run_decompositions(decompositions()))
     except Exception:  # noqa: BLE001  the draft is a second opinion; the first error is reported in any case
@@ -185,18 +179,18 @@ def _reason(error: Exception) -> str:
 
 
 def _failure(failure) -> str:
-    kind = str(failure.failure_type)
-    expression = failure.data.get("expr", failure.data.get("op", ""))
-    if "data_dependent" in kind.lower():
-        return f"a branch or shape depends on the values of a tensor ({expression})"
-    return f"{kind}: {expression}" if "kernel" in kind.lower() else ""
+    if failure.failure_type.name == "DATA_DEPENDENT_ERROR":
+        return f"a branch or shape depends on the values of a tensor ({failure.data.get('expr')})"
+    if failure.failure_type.name == "MISSING_FAKE_KERNEL":
+        return f"{failure.data.get('op')} does not say the shape of its result (torch.library.register_fake)"
+    return ""
 
 
-def _failure_line(failure) -> str:
-    stack = failure.data.get("user_stack") or failure.data.get("stack") or []
+def _failure_line(failure, files: dict[int, str]) -> str:
+    """A report keeps file names as numbers."""
     frames = [
-        f'File "{frame.get("filename")}", line {frame.get("line")}, in {frame.get("name")}\n    {frame.get("loc", "")}'
-        for frame in stack
-        if isinstance(frame, dict)
+        f'File "{files[frame["filename"]]}", line {frame["line"]}, in {frame["name"]}\n    {frame.get("loc") or ""}'
+        for frame in failure.data.get("stack") or ()
+        if frame["filename"] in files
     ]
     return source_line("\n".join(frames))

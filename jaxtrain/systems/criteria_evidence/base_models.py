@@ -1,0 +1,66 @@
+"""The family `base` (`psy_agents_noaug.models`): a transformer encoder with a small classifier, LoRA on request."""
+
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence.dropout import Dropout
+from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
+from jaxtrain.systems.criteria_evidence.encoders import build_encoder
+from jaxtrain.systems.criteria_evidence.lora import add_lora
+from jaxtrain.systems.criteria_evidence.pooling import masked_mean
+
+
+class TransformerEncoder(nnx.Module):
+    """One vector per text [batch, width]: the first token ("cls", never through the pooler) or the masked mean."""
+
+    def __init__(self, encoder: Encoder, pooling_strategy: str = "cls", lora=None, remat: str = "none", *, rngs):
+        if pooling_strategy not in ("cls", "mean"):
+            raise UserError(f"pooling_strategy: {pooling_strategy!r} is unknown, wanted cls or mean")
+        self.encoder = add_lora(build_encoder(encoder, remat, rngs=rngs), lora, encoder, rngs=rngs)
+        self.pooling_strategy = pooling_strategy
+
+    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None):
+        """token_type_ids are not read: the original never passes them."""
+        hidden = self.encoder(input_ids, attention_mask, None, rngs).hidden
+        if self.pooling_strategy == "cls":
+            return hidden[:, 0]
+        mask = (input_ids == input_ids) if attention_mask is None else attention_mask
+        return masked_mean(hidden, mask, 1e-9)
+
+
+class Head(nnx.Module):
+    """[Dropout, Linear], or [Linear, ReLU, Dropout, Linear] with a hidden_dim; keys classifier.1 or .0 and .3."""
+
+    def __init__(self, in_features: int, num_classes: int, dropout: float, hidden_dim: int | None, *, rngs: nnx.Rngs):
+        if hidden_dim:
+            first, last = nn.Linear(in_features, hidden_dim, rngs=rngs), nn.Linear(hidden_dim, num_classes, rngs=rngs)
+            parts = [first, nn.Activation(nn.ACTIVATIONS["relu"]), Dropout(dropout), last]
+        else:
+            parts = [Dropout(dropout), nn.Linear(in_features, num_classes, rngs=rngs)]
+        self.classifier = nn.Sequential(*parts)
+
+    def __call__(self, x, rngs=None):
+        return self.classifier(x, rngs)
+
+
+class Classifier(nnx.Module):
+    """CriteriaModel and EvidenceModel alike: in this family evidence is a yes or no, too."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        num_classes: int = 2,
+        dropout: float = 0.1,
+        hidden_dim: int | None = None,
+        pooling_strategy: str = "cls",
+        lora=None,
+        remat: str = "none",
+        rngs: nnx.Rngs,
+    ):
+        self.encoder = TransformerEncoder(encoder, pooling_strategy, lora, remat, rngs=rngs)
+        self.head = Head(encoder.hidden_size, num_classes, dropout, hidden_dim, rngs=rngs)
+
+    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> dict:
+        return {"logits": self.head(self.encoder(input_ids, attention_mask, token_type_ids, rngs), rngs)}

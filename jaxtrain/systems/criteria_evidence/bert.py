@@ -1,0 +1,116 @@
+"""BERT, RoBERTa and XLM-R: absolute positions, masked keys, a pooled first token."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.systems.criteria_evidence.dropout import drop
+from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
+from jaxtrain.systems.criteria_evidence.transformer_parts import (
+    DropoutRates,
+    Encoding,
+    Layer,
+    Rates,
+    Rematerialised,
+    Residual,
+    initialise,
+    split_heads,
+)
+
+
+class Embeddings(nnx.Module):
+    """Word + type + position, LayerNorm, dropout. RoBERTa counts positions over the ids that are no padding."""
+
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
+        table = lambda rows, pad=None: nn.Embedding(rows, config.hidden_size, pad, rngs=rngs)
+        roberta = config.kind == "roberta"
+        self.pad = config.pad_token_id
+        self.word_embeddings = table(config.vocab_size, config.pad_token_id)
+        if not roberta:
+            self.position_embeddings = table(config.max_position_embeddings)
+        self.token_type_embeddings = table(config.type_vocab_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        if roberta:  # transformers registers it last; torch's optimizer state follows that order
+            self.position_embeddings = table(config.max_position_embeddings, config.pad_token_id)
+        self.from_ids = roberta
+
+    def __call__(self, input_ids, token_type_ids, rates: Rates, rngs=None):
+        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
+        x = x + self.position_embeddings(self.positions(input_ids))
+        return drop(self.LayerNorm(x), rates.hidden, rngs)
+
+    def positions(self, input_ids):
+        """int [batch or 1, token]."""
+        if not self.from_ids:
+            return jnp.arange(input_ids.shape[1])[None]
+        real = (input_ids != self.pad).astype(jnp.int32)
+        return jnp.cumsum(real, axis=1) * real + self.pad
+
+
+class SelfAttention(nnx.Module):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.query = nn.Linear(width, width, rngs=rngs)
+        self.key = nn.Linear(width, width, rngs=rngs)
+        self.value = nn.Linear(width, width, rngs=rngs)
+        self.heads = config.num_attention_heads
+
+    def __call__(self, x, visible, rates: Rates, rngs=None):
+        q, k, v = (split_heads(project(x, rngs=rngs), self.heads) for project in (self.query, self.key, self.value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
+        weights = jnp.where(visible, weights, 0)  # a text without any visible token gets 0, as from torch's sdpa
+        weights = drop(weights.astype(v.dtype), rates.attention, rngs)
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        return y.reshape(*y.shape[:-2], -1)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
+        self.self = SelfAttention(config, rngs=rngs)
+        self.output = Residual(config.hidden_size, config, rngs=rngs)
+
+    def __call__(self, x, visible, rates: Rates, rngs=None):
+        return self.output(self.self(x, visible, rates, rngs), x, rates, rngs)
+
+
+class Layers(nnx.Module):
+    def __init__(self, config: Encoder, remat: str, *, rngs: nnx.Rngs):
+        layers = [Layer(Attention(config, rngs=rngs), config, rngs=rngs) for _ in range(config.num_hidden_layers)]
+        self.layer = nnx.List(layers)
+        self.remat = remat
+
+    def __call__(self, x, visible, rates: Rates, rngs=None):
+        run = Rematerialised(self.remat)
+        for layer in self.layer:
+            x = run(layer, x, visible, rates=rates, rngs=rngs)
+        return x
+
+
+class Pooler(nnx.Module):
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.dense = nn.Linear(width, width, rngs=rngs)
+
+    def __call__(self, hidden):
+        return jnp.tanh(self.dense(hidden[:, 0]))
+
+
+class BertEncoder(nnx.Module):
+    """input_ids int [batch, token]; attention_mask [batch, token], 0 hides that key from every query (None: all are
+    visible); token_type_ids int [batch, token], None for zeros -> Encoding."""
+
+    def __init__(self, config: Encoder, remat: str = "none", *, rngs: nnx.Rngs):
+        self.embeddings = Embeddings(config, rngs=rngs)
+        self.encoder = Layers(config, remat, rngs=rngs)
+        self.pooler = Pooler(config.hidden_size, rngs=rngs)
+        self.dropout = DropoutRates(config)
+        initialise(self, config.initializer_range, rngs)
+
+    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> Encoding:
+        rates = self.dropout()
+        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden = self.embeddings(input_ids, token_type_ids, rates, rngs)
+        hidden = self.encoder(hidden, (mask != 0)[:, None, None, :], rates, rngs)
+        return Encoding(hidden, self.pooler(hidden))

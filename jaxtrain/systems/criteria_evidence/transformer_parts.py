@@ -1,0 +1,112 @@
+"""What BERT, RoBERTa and DeBERTa share. Attribute names are those of transformers, so keys need no table.
+
+Sources: Devlin et al. 2019; Liu et al. 2019; He et al. 2021; key names as in transformers 4.57 and 5.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence.dropout import drop, rate_variable
+from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
+
+
+class Encoding(NamedTuple):
+    """hidden: float [batch, token, width]. pooled: float [batch, width], None where the encoder has no pooler."""
+
+    hidden: jax.Array
+    pooled: jax.Array | None
+
+
+class Rates(NamedTuple):
+    """Dropout rates of one call, float32 scalars, None for 0."""
+
+    hidden: jax.Array | None
+    attention: jax.Array | None
+
+
+def activation(name: str):
+    """Raises UserError for a name that is no activation."""
+    if name not in nn.ACTIVATIONS:
+        raise UserError(f"hidden_act: {name!r} is unknown, wanted one of {', '.join(nn.ACTIVATIONS)}")
+    return nn.ACTIVATIONS[name]
+
+
+class Residual(nnx.Module):
+    """LayerNorm(dropout(dense(x)) + residual): the output half of attention and of the feed-forward layer."""
+
+    def __init__(self, in_features: int, config: Encoder, *, rngs: nnx.Rngs):
+        self.dense = nn.Linear(in_features, config.hidden_size, rngs=rngs)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def __call__(self, x, residual, rates: Rates, rngs=None):
+        return self.LayerNorm(drop(self.dense(x, rngs), rates.hidden, rngs) + residual)
+
+
+class Intermediate(nnx.Module):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size, rngs=rngs)
+        self.activation = activation(config.hidden_act)
+
+    def __call__(self, x, rngs=None):
+        return self.activation(self.dense(x, rngs))
+
+
+class Layer(nnx.Module):
+    """Post-norm: attention, then the feed-forward half, both with residuals."""
+
+    def __init__(self, attention: nnx.Module, config: Encoder, *, rngs: nnx.Rngs):
+        self.attention = attention
+        self.intermediate = Intermediate(config, rngs=rngs)
+        self.output = Residual(config.intermediate_size, config, rngs=rngs)
+
+    def __call__(self, x, *context, rates: Rates, rngs=None):
+        x = self.attention(x, *context, rates=rates, rngs=rngs)
+        return self.output(self.intermediate(x, rngs), x, rates, rngs)
+
+
+class Rematerialised:
+    """Calls layers, keeping for the backward pass everything ("none"), the matrix products ("dots") or only the
+    layers' inputs ("full")."""
+
+    def __init__(self, remat: str):
+        self.remat = remat
+
+    def __call__(self, layer: Layer, x, *context, rates: Rates, rngs=None):
+        call = lambda x, *context: layer(x, *context, rates=rates, rngs=rngs)
+        if self.remat != "none" and rngs is not None:
+            keep = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
+            call = jax.checkpoint(call, policy=keep)
+        return call(x, *context)
+
+
+class DropoutRates(nnx.Module):
+    """The encoder's two dropout rates. A rate of 0 compiles no mask at all."""
+
+    def __init__(self, config: Encoder):
+        hidden, attention = config.hidden_dropout_prob, config.attention_probs_dropout_prob
+        self.hidden = rate_variable(hidden) if hidden else None
+        self.attention = rate_variable(attention) if attention else None
+
+    def __call__(self) -> Rates:
+        return Rates(*(None if rate is None else rate[...] for rate in (self.hidden, self.attention)))
+
+
+def split_heads(x, heads: int):
+    """[..., token, width] -> [..., token, head, width / head]."""
+    return x.reshape(*x.shape[:-1], heads, -1)
+
+
+def initialise(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
+    """Matrices and tables from N(0, std), biases 0, the padding row 0, gains 1: transformers' `_init_weights`."""
+    for _, child in nnx.iter_modules(module):
+        if isinstance(child, (nn.Linear, nn.Embedding, nn.Conv1d)):
+            child.weight[...] = std * jax.random.normal(rngs.params(), child.weight.shape)
+            if getattr(child, "bias", None) is not None:
+                child.bias[...] = jnp.zeros(child.bias.shape)
+        if isinstance(child, nn.Embedding) and child.padding_idx is not None:
+            child.weight[...] = child.weight[...].at[child.padding_idx].set(0)

@@ -46,9 +46,31 @@ TASKS = {
         finish=features.finish,
         trainable=features.trainable,
         after_update=features.after_update,
+        schedule=features.schedule,
+        couples_samples=True,  # the loss is of the buffer's rows
         initial_weights=features.initial_weights,
         report=_later("reports", "feature_report"),
         twin=TorchTwin(build=_twin("build_features"), call=_twin("call_features"), loss=_twin("loss_features")),
         tiny_config="splat_sae_tiny",
     ),
 }
+
+_COMPAT = (
+    "ActivationBuffer",
+    "EarlyStopping",
+    "SetDataset",
+    "SparseAutoencoder",
+    "convert_ddp_state",
+    "create_collate_fn",
+    "fit",
+    "save_artifacts",
+    "train_epoch",
+    "validate",
+)
+
+
+def __getattr__(name: str):
+    """The original's names, from torch_compat.py, which imports torch."""
+    if name in _COMPAT:
+        return getattr(importlib.import_module(f"{__name__}.torch_compat"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -97,6 +97,17 @@ def evaluation_loss(sae: SparseAutoencoder, x, counted, settings) -> Loss:
     return Loss(total, weight, {"mse": mse, "l1": l1, "kl_usage": kl})
 
 
+def schedule(config, given, steps_per_epoch: int):
+    """compat: original: the cosine with the original's T_max and floor, which rises again once past it."""
+    if config.compat != "original":
+        return given
+    epochs = max(1, round(config.train.steps / steps_per_epoch))
+    total = sae_schedules.original_total_steps(
+        epochs, steps_per_epoch, config.data.batch_size, config.sae.steps_before_train, 1
+    )
+    return lambda step: float(sae_schedules.cosine_rate(step, 1.0, total))
+
+
 def after_update(model: FeatureModel, step, config):
     """Unit columns again; after the updates in sae.resample_steps, dead features and their moments start afresh."""
     settings, sae = config.sae, model.sae

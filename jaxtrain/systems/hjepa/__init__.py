@@ -1,0 +1,127 @@
+"""H-JEPA: hierarchical joint-embedding predictive pre-training of vision transformers, and the LeWM world model."""
+
+import importlib
+
+from jaxtrain.systems.hjepa import task, world_model_task
+from jaxtrain.systems.hjepa.config import (
+    HJepaData,
+    LossConfig,
+    MaskingConfig,
+    ModelConfig,
+    ProbeConfig,
+    SequenceData,
+    WorldModelConfig,
+    WorldModelLoss,
+)
+from jaxtrain.task import Task, TorchTwin
+
+
+def _build_twin(config):
+    from jaxtrain.systems.hjepa.torch_twin import HJEPA
+
+    return HJEPA(config)
+
+
+def _call_twin(module, batch):
+    from jaxtrain.systems.hjepa.torch_loss import outputs
+
+    return outputs(module, batch)
+
+
+def _twin_loss(module, batch, config):
+    from jaxtrain.systems.hjepa.torch_loss import loss
+
+    return loss(module, batch, config)
+
+
+def _build_world_twin(config):
+    from jaxtrain.systems.hjepa.torch_twin import LeWorldModel
+
+    return LeWorldModel(config)
+
+
+def _call_world_twin(module, batch):
+    embeddings, predictions = module(batch["frames"], batch["actions"])
+    return {"embeddings": embeddings, "predictions": predictions}
+
+
+def _build_data(config, split):
+    from jaxtrain.systems.hjepa.data import build_data
+
+    return build_data(config, split)
+
+
+def _build_sequences(config, split):
+    from jaxtrain.systems.hjepa.sequences import build_data
+
+    return build_data(config, split)
+
+
+def _report(model, source, config, folder):
+    from jaxtrain.systems.hjepa.report import report
+
+    return report(model, source, config, folder)
+
+
+TASKS = {
+    "pretrain": Task(
+        sections={
+            "data": HJepaData,
+            "model": ModelConfig,
+            "masking": MaskingConfig,
+            "loss": LossConfig,
+            "probe": ProbeConfig,
+        },
+        build_model=task.build_model,
+        build_data=_build_data,
+        collate=task.collate,
+        loss=task.loss,
+        outputs=task.outputs,
+        statistics=task.statistics,
+        finish=task.finish,
+        trainable=task.is_trainable,
+        param_group=task.param_group,
+        after_update=task.after_update,
+        schedule=task.schedule,
+        initial_weights=task.initial_weights,
+        report=_report,
+        twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
+        tiny_config="hjepa_tiny",
+    ),
+    "world_model": Task(
+        sections={"data": SequenceData, "model": WorldModelConfig, "loss": WorldModelLoss},
+        build_model=world_model_task.build_model,
+        build_data=_build_sequences,
+        loss=world_model_task.loss,
+        outputs=world_model_task.outputs,
+        statistics=world_model_task.statistics,
+        finish=world_model_task.finish,
+        twin=TorchTwin(build=_build_world_twin, call=_call_world_twin),
+        couples_samples=True,
+        tiny_config="hjepa_world_tiny",
+    ),
+}
+
+
+TORCH_NAMES = (
+    "CheckpointManager",
+    "CosineScheduler",
+    "EMAScheduler",
+    "HJEPATrainer",
+    "HierarchicalScheduler",
+    "LinearScheduler",
+    "MetricsLogger",
+    "create_ema_scheduler",
+    "create_loss_from_config",
+    "create_lr_scheduler",
+    "create_model",
+    "create_optimizer",
+    "load_checkpoint",
+)
+
+
+def __getattr__(name: str):
+    """The original's names, from `torch_compat` at first use: that module imports torch, this one does not."""
+    if name not in TORCH_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.torch_compat"), name)

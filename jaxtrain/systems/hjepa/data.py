@@ -1,0 +1,137 @@
+"""The data of the pre-training task: from `data` settings to a source per split."""
+
+import dataclasses
+import functools
+import pathlib
+
+import numpy as np
+
+from jaxtrain.data.sources import ArraySource
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa import device_masks
+from jaxtrain.systems.hjepa import image_sources as images
+from jaxtrain.systems.hjepa.config import DATASETS
+from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator, training_mask
+from jaxtrain.systems.hjepa.task import overrides
+from jaxtrain.systems.hjepa.transforms import train_transform
+from jaxtrain.systems.hjepa.vit import vit_size
+
+FOLDERS = {"train": "train", "validation": "val", "test": "test"}
+
+
+def build_data(config, split: str):
+    """The source of a split, or None where the dataset has none: "test" exists for folders that hold one."""
+    if split not in ("train", "validation") and not (split == "test" and _folder(config.data).is_dir()):
+        return None
+    data = config.data
+    if data.datasets:
+        parts = [_one(config, part.name, part.path or data.path, split, in_memory=False) for part in data.datasets]
+        weights = [part.weight for part in data.datasets]
+        source = images.Mixture(parts, weights, data.sampling_strategy, data.temperature, config.seed)
+    else:
+        source = _one(config, data.dataset, data.path, split, in_memory=config.masking.where == "device")
+    return source if config.masking.where == "device" else WithMasks.of(source, config)
+
+
+def _folder(data) -> pathlib.Path:
+    return pathlib.Path(data.path) / "test"
+
+
+def _one(config, name: str, path: str, split: str, in_memory: bool):
+    """in_memory: small datasets as columns, which may live on the device."""
+    size, root = config.data.image_size, pathlib.Path(path)
+    read = _reader(config, split)
+    if name in ("imagenet", "folder", "imagenet100"):
+        folder = root / FOLDERS[split]
+        return images.ImageFolder(folder, read, _class_list(config, folder) if name == "imagenet100" else None)
+    if name not in ("digits", "cifar10", "cifar100", "stl10"):
+        raise UserError(f"data.datasets: {name!r} is unknown; known: {', '.join(DATASETS)}")
+    pixels, labels = _arrays(name, path, split, config.data.validation_ratio)
+    if in_memory and not isinstance(read, images.ReadAugmented):
+        if split != "train" and pixels.shape[-1] != size:
+            pixels = np.stack([read(image.transpose(1, 2, 0), 0) for image in pixels])
+        return ArraySource({"image": pixels, "label": labels}, batched=True)
+    return images.ArrayImages(pixels, labels, _plain if name == "digits" else read)
+
+
+@functools.lru_cache(maxsize=4)
+def _arrays(name: str, path: str, split: str, validation_ratio: float):
+    if name == "digits":
+        return images.read_digits(validation_ratio, split)
+    if name == "stl10":
+        return images.read_stl10(pathlib.Path(path), split)
+    return images.read_cifar(pathlib.Path(path), name, split)
+
+
+def _plain(image, index: int) -> np.ndarray:
+    return images.channels_first(np.asarray(image))
+
+
+def _reader(config, split: str):
+    size, augmentation = config.data.image_size, config.data.augmentation
+    if split != "train":
+        return images.ReadEvaluation(size)
+    if augmentation.where == "device":
+        return images.ReadSquare(size + 32)
+    transform = train_transform(size, augmentation.color_jitter, augmentation.crop_scale, augmentation.horizontal_flip)
+    return images.ReadAugmented(transform, config.seed)
+
+
+def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
+    """The class folders of ImageNet-100: those in data.class_list, one per line, or all where there are 100."""
+    path = config.data.class_list
+    if path is None:
+        found = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
+        if found != 100:
+            raise UserError(
+                f"{folder}: holds {found} class folders, so data.dataset=imagenet100 needs data.class_list, a file with "
+                "the names of its 100, one per line"
+            )
+        return None
+    try:
+        names = pathlib.Path(path).read_text().split()
+    except OSError as error:
+        raise UserError(f"data.class_list: {path} cannot be read: {error.strerror}") from None
+    return tuple(names)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithMasks:
+    """A source whose items gain "mask", bool [patch], drawn with numpy in the original's order of draws.
+
+    count: trimmed or filled to so many patches; None: as the blocks fall. Seeded by (seed, epoch, sample).
+    """
+
+    source: object
+    options: dict
+    count: int | None
+    seed: int
+
+    @classmethod
+    def of(cls, source, config) -> "WithMasks":
+        masking, patch = config.masking, vit_size(config.model.encoder_type, **overrides(config.model.vit)).patch_size
+        grid = config.data.image_size // patch
+        options = dict(
+            input_size=grid * patch,
+            patch_size=patch,
+            num_hierarchies=1,
+            num_target_masks=masking.num_masks,
+            base_scale=masking.mask_scale,
+            aspect_ratio_range=masking.aspect_ratio,
+        )
+        count = device_masks.fixed_count(grid, masking.num_masks, masking.mask_scale, masking.ratio)
+        return cls(source, options, count if masking.kind == "fixed" else None, config.seed)
+
+    def __len__(self) -> int:
+        return len(self.source)  # pyright: ignore[reportArgumentType]
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.RandomState(
+            np.random.SeedSequence([self.seed, getattr(index, "epoch", 0), int(index)]).generate_state(4)
+        )
+        mask = training_mask(HierarchicalMaskGenerator(**self.options, rng=rng)(1))[0]
+        if self.count is not None:
+            order = 2 * mask + rng.uniform(size=mask.size)
+            mask = np.zeros(mask.size, bool)
+            mask[np.argsort(-order)[: self.count]] = True
+        return self.source[index] | {"mask": mask}  # pyright: ignore[reportIndexIssue]

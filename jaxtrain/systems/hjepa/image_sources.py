@@ -1,0 +1,204 @@
+"""Images from disk: class folders, CIFAR and STL-10 in their own formats, digits, and mixtures of them.
+
+A source gives {"image": uint8 [channel, height, width], "label": int}; label -1 where there is none.
+"""
+
+import dataclasses
+import pathlib
+import pickle
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa.transforms import as_image, center_crop, eval_transform, resize_shorter, train_transform
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolder:
+    """Files under `folder`/<class>/**, classes numbered from 0 in sorted order. read: (image, index) -> array.
+
+    classes: take only these folders. Source: torchvision ImageFolder's layout and numbering.
+    """
+
+    folder: pathlib.Path
+    read: Callable
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        found = sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
+        if not found:
+            raise UserError(f"{self.folder}: no class folders; wanted {self.folder}/<class>/<image file>")
+        missing = sorted(set(self.classes or ()) - set(found))
+        if missing:
+            raise UserError(f"{self.folder}: {len(missing)} classes of the list are missing, first {missing[0]}")
+        samples = [
+            (path, label)
+            for label, name in enumerate(found if self.classes is None else sorted(self.classes))
+            for path in sorted((self.folder / name).rglob("*"))
+            if path.suffix.lower() in SUFFIXES
+        ]
+        if not samples:
+            raise UserError(f"{self.folder}: holds no image file ({', '.join(SUFFIXES)})")
+        object.__setattr__(self, "samples", samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __getitem__(self, index: int) -> dict:
+        path, label = self.samples[index]  # pyright: ignore[reportAttributeAccessIssue]
+        with Image.open(path) as image:
+            return {"image": self.read(image, index), "label": label}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadSquare:
+    """A square of `side` pixels, uint8 [3, side, side]: shorter side resized, centre cropped. The step does the rest."""
+
+    side: int
+
+    def __call__(self, image, index: int) -> np.ndarray:
+        return channels_first(center_crop(resize_shorter(as_image(image), self.side), self.side))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadEvaluation:
+    """The evaluation transform before normalisation, uint8 [3, S, S]."""
+
+    image_size: int
+
+    def __call__(self, image, index: int) -> np.ndarray:
+        return channels_first(eval_transform(self.image_size).crop(image))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadAugmented:
+    """The training transform with Pillow, float32 [3, S, S], seeded by (seed, epoch, sample)."""
+
+    transform: train_transform
+    seed: int
+
+    def __call__(self, image, index: int) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
+        return self.transform(image, rng)
+
+
+def channels_first(image) -> np.ndarray:
+    array = np.asarray(image)
+    return np.ascontiguousarray(array.transpose(2, 0, 1) if array.ndim == 3 else array[None])
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayImages:
+    """Images held in memory, uint8 [sample, channel, height, width], read through `read`."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    read: Callable
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict:
+        image = self.images[index].transpose(1, 2, 0)
+        image = image[..., 0] if image.shape[-1] == 1 else image
+        return {"image": self.read(image, index), "label": int(self.labels[index])}
+
+
+def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR-10 or -100 in the layout that its authors publish: uint8 [N, 3, 32, 32], int [N]."""
+    if name == "cifar10":
+        folder, key = path / "cifar-10-batches-py", b"labels"
+        files = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    else:
+        folder, key, files = path / "cifar-100-python", b"fine_labels", ["train" if split == "train" else "test"]
+    parts = []
+    for file in files:
+        if not (folder / file).is_file():
+            raise UserError(
+                f"{folder / file}: no such file; unpack the archive of https://www.cs.toronto.edu/~kriz/cifar.html "
+                f"in {path}, or set data.path"
+            )
+        parts.append(_Arrays(open(folder / file, "rb"), encoding="bytes").load())
+    images = np.concatenate([np.asarray(part[b"data"], np.uint8) for part in parts]).reshape(-1, 3, 32, 32)
+    return images, np.concatenate([np.asarray(part[key]) for part in parts])
+
+
+class _Arrays(pickle.Unpickler):
+    """Unpickles numpy arrays and plain containers, nothing that runs code."""
+
+    def find_class(self, module: str, name: str):
+        if (module.partition(".")[0], name) in {("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise UserError(f"the CIFAR file holds {module}.{name}, which is no array; is it the published file?")
+
+
+def read_stl10(path: pathlib.Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """STL-10's binaries: uint8 [N, 3, 96, 96] and labels 0..9, -1 for unlabelled ("unlabeled" split)."""
+    folder, stem = path / "stl10_binary", {"validation": "test"}.get(split, split)
+    file = folder / f"{stem}_X.bin"
+    if not file.is_file():
+        raise UserError(
+            f"{file}: no such file; unpack the archive of https://cs.stanford.edu/~acoates/stl10/ in {path}"
+        )
+    images = np.fromfile(file, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)  # columns first on disk
+    labels = folder / f"{stem}_y.bin"
+    return np.ascontiguousarray(images), (
+        np.fromfile(labels, np.uint8).astype(int) - 1 if labels.is_file() else np.full(len(images), -1)
+    )
+
+
+def read_digits(validation_ratio: float, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1,797 handwritten digits: uint8 [N, 1, 8, 8]; the same held-out samples for every seed."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.Generator(np.random.Philox(0)).permutation(len(digits.target))
+    cut = round(len(order) * validation_ratio)
+    rows = order[cut:] if split == "train" else order[:cut]
+    return np.round(digits.images[rows, None] * (255 / 16)).astype(np.uint8), digits.target[rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Several sources as one; items gain "dataset", the source's number.
+
+    concat: one after another. balanced: the smallest size of each, in one fixed shuffled order. weighted: every position
+    draws a source by weight and a sample of it, anew in every epoch; the length is that of the largest source.
+    """
+
+    sources: Sequence
+    weights: Sequence[float]
+    strategy: str
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.strategy == "weighted" and not sum(self.weights) > 0:
+            raise UserError("data.datasets: the weights are all 0; give at least one dataset a weight")
+        sizes = [len(source) for source in self.sources]
+        if self.strategy == "balanced":
+            pairs = [(number, index) for number in range(len(sizes)) for index in range(min(sizes))]
+            order = np.random.default_rng(self.seed).permutation(len(pairs))
+            pairs = [pairs[place] for place in order]
+        else:
+            pairs = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
+        object.__setattr__(self, "pairs", pairs)
+        object.__setattr__(self, "sizes", sizes)
+
+    def __len__(self) -> int:
+        return max(self.sizes) if self.strategy == "weighted" else len(self.pairs)  # pyright: ignore
+
+    def __getitem__(self, index: int) -> dict:
+        if self.strategy != "weighted":
+            number, place = self.pairs[index]  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
+            share = np.asarray(self.weights, float) / sum(self.weights)
+            share = share ** (1 / self.temperature)
+            number = int(rng.choice(len(self.sources), p=share / share.sum()))
+            place = int(rng.integers(self.sizes[number]))  # pyright: ignore[reportAttributeAccessIssue]
+        return self.sources[number][place] | {"dataset": number}

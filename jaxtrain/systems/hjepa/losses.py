@@ -1,0 +1,230 @@
+"""The training losses of H-JEPA and their registry.
+
+Each is a function of a `Compared` and gives a dict of scalars whose "loss" is minimised; names and values are those
+of the torch original. Masks: bool [batch, token] per level, True = counts.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.systems.hjepa.regularizers import Terms, normalize, ntxent, sigreg_statistic, vicreg
+
+
+class Compared(NamedTuple):
+    """What a loss may look at. predictions, targets: per level [batch, token, width].
+
+    context: [batch, 1 + token, width] of the context encoder, class token first. masks: per level, or None.
+    directions: SIGReg's slices [slice, width], or a pair. rows: bool [batch], samples that are no padding.
+    """
+
+    predictions: list
+    targets: list
+    context: Any = None
+    masks: Any = None
+    directions: Any = None
+    rows: Any = None
+
+
+def element_loss(difference, loss_type: str, huber_delta: float = 1.0):
+    """mse: d^2; smoothl1: torch's with beta 1; huber: torch's with delta."""
+    size = jnp.abs(difference)
+    if loss_type == "mse":
+        return jnp.square(difference)
+    if loss_type == "smoothl1":
+        return jnp.where(size < 1, 0.5 * jnp.square(difference), size - 0.5)
+    if loss_type == "huber":
+        linear = huber_delta * (size - huber_delta / 2)
+        return jnp.where(size <= huber_delta, 0.5 * jnp.square(difference), linear)
+    raise ValueError(f"loss_type={loss_type!r} is unknown; known: mse, smoothl1, huber")
+
+
+def hjepa(
+    compared: Compared,
+    *,
+    loss_type: str = "smoothl1",
+    hierarchy_weights: float | list[float] = 1.0,
+    reduction: str = "mean",
+    normalize_embeddings: bool = True,
+    huber_delta: float = 1.0,
+    eps: float = 1e-8,
+    detach_targets: bool = True,
+    masked_mean: str = "image",
+) -> Terms:
+    """sum over levels of weight * distance(prediction, target).
+
+    masked_mean says what a mean over masked tokens is: "image" averages the tokens and elements of each sample, then
+    the samples that have any; "position" divides the sum over elements by the number of positions, as the original.
+    """
+    predictions, targets = compared.predictions, compared.targets
+    weights = level_weights(hierarchy_weights, len(predictions))
+    masks = compared.masks or [None] * len(predictions)
+    if not len(predictions) == len(targets) == len(masks):
+        raise ValueError(
+            f"{len(predictions)} predictions, {len(targets)} targets, {len(masks)} masks: one per level each"
+        )
+    losses = []
+    for level, (prediction, target, mask) in enumerate(zip(predictions, targets, masks, strict=True)):
+        if prediction.shape != target.shape:
+            raise ValueError(f"level {level}: prediction {prediction.shape} and target {target.shape} differ in shape")
+        target = jax.lax.stop_gradient(target) if detach_targets else target
+        if normalize_embeddings:
+            prediction, target = normalize(prediction, eps), normalize(target, eps)
+        prediction, target = (x.astype(jnp.float32) for x in (prediction, target))
+        losses.append(_reduce(element_loss(prediction - target, loss_type, huber_delta), mask, reduction, masked_mean))
+    total = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+    named = {f"loss_h{level}": loss for level, loss in enumerate(losses)}
+    return {"loss": total, **named, "loss_unweighted": sum(losses) / len(losses)}
+
+
+def level_weights(weights: float | list[float], levels: int) -> list[float]:
+    """One weight per level from one for all or a list. A list of another length: ValueError."""
+    if isinstance(weights, (int, float)):
+        return [float(weights)] * levels
+    if len(weights) != levels:
+        raise ValueError(f"loss.hierarchy_weights: {len(weights)} weights for {levels} levels")
+    return [float(weight) for weight in weights]
+
+
+def _reduce(elements, mask, reduction: str, masked_mean: str):
+    if mask is not None:
+        elements = jnp.where(mask[..., None], elements, 0)
+    if reduction == "none":
+        return elements
+    if reduction == "sum":
+        return elements.sum()
+    if mask is None:
+        return elements.mean()
+    if masked_mean == "position":
+        return elements.sum() / (mask.sum() + 1e-8)
+    tokens = mask.sum(1)
+    image = elements.sum((1, 2)) / (jnp.maximum(tokens, 1) * elements.shape[-1])
+    return image.sum() / jnp.maximum((tokens > 0).sum(), 1)
+
+
+def halves(features, rows=None):
+    """The first and second half of a batch as two views, and which pairs count (None: all).
+
+    With rows (bool [batch]), the halves are those of the samples that count: the batch as if the others were absent.
+    An odd last sample is left out; a batch of one is both views.
+    """
+    size = len(features)
+    half = size // 2
+    if size == 1:
+        return features, features, rows
+    if rows is None:
+        return features[:half], features[half : 2 * half], None
+    order = jnp.argsort(~rows, stable=True)
+    count = rows.sum()
+    pairs = jnp.where(count == 1, 1, count // 2)
+    place = jnp.arange(max(half, 1))
+    second = jnp.where(count == 1, place, jnp.minimum(place + pairs, size - 1))
+    return features[order[place]], features[order[second]], place < pairs
+
+
+def combined(
+    compared: Compared,
+    *,
+    jepa: dict,
+    vicreg_options: dict,
+    vicreg_weight: float | list[float] = 0.1,
+    apply_vicreg_per_level: bool = True,
+    vicreg_on_targets: bool = False,
+) -> Terms:
+    """H-JEPA plus VICReg: on the halves of the batch of context features where given, else on the levels' features."""
+    base = hjepa(compared, **jepa)
+    terms: Terms = {}
+    weights = level_weights(vicreg_weight, len(compared.predictions))
+    if compared.context is not None:
+        first, second, keep = halves(compared.context, compared.rows)
+        found = vicreg(first, second, keep=keep, **vicreg_options)
+        extra = weights[0] * found["loss"]
+        terms["vicreg_encoder"] = found["loss"]
+        terms |= {f"vicreg_{name}": found[f"{name}_loss"] for name in ("invariance", "variance", "covariance")}
+    elif apply_vicreg_per_level:
+        extra = jnp.zeros(())
+        for level, weight in enumerate(weights):
+            first, second, keep = _level_views(compared, level, vicreg_on_targets)
+            found = vicreg(first, second, keep=keep, **vicreg_options)
+            extra = extra + weight * found["loss"]
+            terms[f"vicreg_h{level}"] = found["loss"]
+            for name in ("invariance", "variance", "covariance"):
+                terms[f"vicreg_{name}_h{level}"] = found[f"{name}_loss"]
+    else:
+        first, second, keep = _level_views(compared, len(weights) - 1, vicreg_on_targets)
+        found = vicreg(first, second, keep=keep, **vicreg_options)
+        extra = weights[-1] * found["loss"]
+        terms |= {f"vicreg_{name}": value for name, value in found.items()}  # vicreg_loss: not weighted here
+    return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
+
+
+def _level_views(compared: Compared, level: int, on_targets: bool):
+    prediction, target = compared.predictions[level], compared.targets[level]
+    if on_targets:
+        return target, prediction, compared.rows
+    if len(prediction) == 1:
+        return prediction, target, compared.rows
+    return halves(prediction, compared.rows)
+
+
+def hierarchical_combined(
+    compared: Compared, *, jepa: dict, vicreg_configs: list[dict], vicreg_weight: float | list[float] = 0.1
+) -> Terms:
+    """H-JEPA plus a VICReg of its own for every level: vicreg_configs holds each one's arguments."""
+    base = hjepa(compared, **jepa)
+    weights = level_weights(vicreg_weight, len(compared.predictions))
+    extra, terms = jnp.zeros(()), {}
+    for level, (weight, options) in enumerate(zip(weights, vicreg_configs, strict=True)):
+        first, second, keep = _level_views(compared, level, False)
+        found = vicreg(first, second, keep=keep, **options)
+        extra = extra + weight * found["loss"]
+        terms[f"vicreg_h{level}"] = found["loss"]
+        terms |= {f"vicreg_{name}_h{level}": value for name, value in found.items() if name != "loss"}
+    return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
+
+
+def hjepa_sigreg(compared: Compared, *, jepa: dict, sigreg_loss_weight: float = 1.0, **test) -> Terms:
+    """H-JEPA plus SIGReg's statistic on the halves of the batch of context features; their distance is only logged."""
+    base = hjepa(compared, **jepa)
+    first, second, keep = halves(compared.context, compared.rows)
+    if keep is not None:
+        keep = jnp.repeat(keep, first.shape[1])
+    directions = compared.directions if isinstance(compared.directions, (tuple, list)) else (compared.directions,) * 2
+    views = [x.reshape(-1, x.shape[-1]).astype(jnp.float32) for x in (first, second)]
+    statistic = sum(sigreg_statistic(x, d, keep=keep, **test) for x, d in zip(views, directions, strict=True)) / 2
+    square = jnp.square(views[0] - views[1]).mean(-1)
+    distance = square.mean() if keep is None else jnp.where(keep, square, 0).sum() / jnp.maximum(keep.sum(), 1)
+    total = base["loss"] + sigreg_loss_weight * statistic
+    extra = {"loss": total, "jepa_loss": base["loss"], "sigreg_loss": statistic, "sigreg_invariance": distance}
+    return base | extra
+
+
+def contrastive(
+    compared: Compared,
+    view_i,
+    view_j,
+    *,
+    jepa: dict,
+    jepa_weight: float = 1.0,
+    contrastive_weight: float = 0.1,
+    temperature: float = 0.1,
+    use_cosine_similarity: bool = True,
+) -> Terms:
+    """C-JEPA: H-JEPA plus NT-Xent between the class tokens of two views [batch, 1 + token, width]."""
+    base = hjepa(compared, **jepa)
+    found = ntxent(
+        view_i[:, 0],
+        view_j[:, 0],
+        temperature=temperature,
+        use_cosine_similarity=use_cosine_similarity,
+        keep=compared.rows,
+    )
+    return base | {
+        "loss": jepa_weight * base["loss"] + contrastive_weight * found["loss"],
+        "jepa_loss": base["loss"],
+        "contrastive_loss": found["loss"],
+        "contrastive_accuracy": found["accuracy"],
+        "contrastive_pos_sim": found["positive_similarity"],
+        "contrastive_neg_sim": found["negative_similarity"],
+    }

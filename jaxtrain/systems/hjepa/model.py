@@ -1,0 +1,179 @@
+"""H-JEPA: a context encoder, its moving average as the target, a predictor, and 2 to 4 levels of comparison.
+
+Source: Assran et al. 2023 (I-JEPA), with pooled hierarchy levels. Keys and numerics are those of the torch original
+(docs/hjepa.md lists them).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.errors import UserError
+from jaxtrain.nn import LayerNorm, Linear, Sequential
+from jaxtrain.systems.hjepa.initializers import copy_weights, reset_linear_and_norm
+from jaxtrain.systems.hjepa.predictor import Predictor
+from jaxtrain.systems.hjepa.pyramid import FeaturePyramid, Projection, keep_of
+from jaxtrain.systems.hjepa.tokens import Masked, gather, pool, pooled_validity
+from jaxtrain.systems.hjepa.vit import Encoder, vit_size
+
+
+class Outputs(NamedTuple):
+    """predictions, targets: per level [batch, token, width]. masked: which tokens take part.
+    context_features, target_features: [batch, 1 + patch, width]; context has 1 + kept where patches are dropped."""
+
+    predictions: list
+    targets: list
+    masked: Masked
+    context_features: Any
+    target_features: Any
+
+
+class HJEPA(nnx.Module):
+    """The arguments and their defaults are the original's; after the bare `*`, what it did not offer.
+
+    vit: timm-style overrides of the preset's sizes. rope_theta: rotary positions in both encoders.
+    copy_target_at_init: start the target encoder as a copy; the original draws its Linear weights anew.
+    drop_masked: masked patches leave the context encoder instead of staying as blank tokens (equal counts only).
+    drop_path_with_layerscale: the original silently has no stochastic depth where layer scale is on.
+    """
+
+    def __init__(
+        self,
+        encoder_type: str = "vit_base_patch16_224",
+        img_size: int = 224,
+        embed_dim: int = 768,
+        predictor_depth: int = 6,
+        predictor_num_heads: int = 12,
+        predictor_mlp_ratio: float = 4.0,
+        num_hierarchies: int = 3,
+        drop_path_rate: float = 0.0,
+        use_fpn: bool = False,
+        fpn_feature_dim: int | None = None,
+        fpn_fusion_method: str = "add",
+        use_gradient_checkpointing: bool = False,
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
+        use_target_encoder: bool = True,
+        projection_norm: str = "layernorm",
+        *,
+        vit: dict | None = None,
+        rope_theta: float | None = None,
+        copy_target_at_init: bool = True,
+        drop_masked: bool = False,
+        drop_path_with_layerscale: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        size = vit_size(encoder_type, **(vit or {}))
+        _check(size, embed_dim, num_hierarchies, fpn_fusion_method)
+        levels, fpn_width = num_hierarchies, fpn_feature_dim or embed_dim
+        options = dict(
+            drop_path=0.0 if use_layerscale and not drop_path_with_layerscale else drop_path_rate,
+            rope_theta=rope_theta,
+            layerscale_init=layerscale_init if use_layerscale else None,
+            checkpointing=use_gradient_checkpointing,
+        )
+        self.context_encoder = Encoder(img_size, size, rngs=rngs, **options)
+        self.target_encoder = Encoder(img_size, size, rngs=rngs, **options) if use_target_encoder else None
+        self.predictor = Predictor(
+            embed_dim,
+            predictor_depth,
+            predictor_num_heads,
+            predictor_mlp_ratio,
+            drop_path_rate=drop_path_rate,
+            checkpointing=use_gradient_checkpointing,
+            rngs=rngs,
+        )
+        width_in = fpn_width if use_fpn else embed_dim
+        self.hierarchy_projections = nnx.List(
+            [Projection(width_in, embed_dim, projection_norm, rngs=rngs) for _ in range(levels)]
+        )
+        self.fpn_lateral_convs = _normed_linears(levels if use_fpn else 0, embed_dim, fpn_width, rngs)
+        self.fpn_top_down_convs = _normed_linears(levels - 1 if use_fpn else 0, fpn_width, fpn_width, rngs)
+        concat = use_fpn and fpn_fusion_method == "concat"
+        self.fpn_fusion_convs = _normed_linears(levels - 1 if concat else 0, 2 * fpn_width, fpn_width, rngs)
+        self.num_hierarchies = levels
+        self.num_patches = (img_size // size.patch_size) ** 2
+        self.patch_size = size.patch_size
+        self.use_fpn = use_fpn
+        self.drop_masked = drop_masked
+        reset_linear_and_norm(self, rngs)
+        if use_target_encoder and copy_target_at_init:
+            copy_weights(self.context_encoder, self.target_encoder)
+
+    def __call__(self, images, mask, masked: Masked, valid=None, rngs=None) -> Outputs:
+        """images: [batch, channel, S, S]. mask: bool [batch, patch], True = predict. masked: the same as lists.
+        valid: bool [batch], rows that enter batch statistics."""
+        context = self.encode_context(images, mask, masked, rngs)
+        targets = self.encode_target(images, rngs)
+        positions = self.context_encoder.vit.pos_embed[...][:, 1:]
+        predicted = self.predictor(context[:, 1:], masked.indices, positions, masked.present(), rngs=rngs)
+        wanted = gather(targets[:, 1:], masked.indices)
+        predictions = self.project(predicted, masked, valid, rngs)  # before the targets: both move the batch statistics
+        return Outputs(predictions, self.project(wanted, masked, valid, rngs), masked, context, targets)
+
+    def encode_context(self, images, mask=None, masked: Masked | None = None, rngs=None):
+        """Tokens of the visible patches: blanked where masked, or really without the masked ones."""
+        if self.drop_masked and masked is not None:
+            kept = self.num_patches - masked.indices.shape[1]
+            keep = jnp.argsort(mask, axis=1, stable=True)[:, :kept]
+            return self.context_encoder(images, keep=keep, rngs=rngs)
+        return self.context_encoder(images, mask, rngs=rngs)
+
+    def encode_target(self, images, rngs=None):
+        """Tokens of the whole image. Without a target encoder the context encoder gives them, with gradient."""
+        if self.target_encoder is None:
+            return self.context_encoder(images, rngs=rngs)
+        return jax.lax.stop_gradient(self.target_encoder(images))
+
+    def project(self, tokens, masked: Masked, valid=None, rngs=None) -> list:
+        """Features of every level from tokens [batch, masked, width]."""
+        if self.use_fpn:
+            features = self._pyramid()(tokens, masked.count)
+            return [
+                projection(x, rngs, keep_of(masked, level, valid))
+                for level, (projection, x) in enumerate(zip(self.hierarchy_projections, features, strict=True))
+            ]
+        keep = keep_of(masked, 0, valid)
+        return [
+            pool(projection(tokens, rngs, keep), level) for level, projection in enumerate(self.hierarchy_projections)
+        ]
+
+    def extract_features(self, images, level: int = 0, use_target_encoder: bool = True):
+        """Features [batch, patch // 2^level, width] of whole images, projected to a level; evaluation mode."""
+        if not 0 <= level < self.num_hierarchies:
+            raise ValueError(f"level={level} is outside [0, {self.num_hierarchies})")
+        encoder = self.target_encoder if use_target_encoder and self.target_encoder else self.context_encoder
+        tokens = encoder(images)[:, 1:]
+        if self.use_fpn:
+            return self.hierarchy_projections[level](self._pyramid()(tokens, tokens.shape[1])[level])
+        return pool(self.hierarchy_projections[level](tokens), level)
+
+    def original_validity(self, masked: Masked) -> list:
+        """What the original reports as `masks_valid`: with a pyramid, it sends the mask through the pyramid's layers."""
+        if not self.use_fpn:
+            return [pooled_validity(masked.real, level) for level in range(self.num_hierarchies)]
+        width = self.context_encoder.vit.size.embed_dim
+        as_tokens = jnp.broadcast_to(masked.real.astype(jnp.float32)[..., None], (*masked.real.shape, width))
+        return [x.mean(-1) > 0.5 for x in self._pyramid()(as_tokens, masked.count)]
+
+    def _pyramid(self) -> FeaturePyramid:
+        fusion = self.fpn_fusion_convs if len(self.fpn_fusion_convs) else None
+        return FeaturePyramid(self.fpn_lateral_convs, self.fpn_top_down_convs, fusion, self.num_hierarchies)
+
+
+def _normed_linears(count: int, width_in: int, width_out: int, rngs: nnx.Rngs) -> nnx.List:
+    """`count` pairs of Linear (key 0) and LayerNorm (key 1)."""
+    return nnx.List([Sequential(Linear(width_in, width_out, rngs=rngs), LayerNorm(width_out)) for _ in range(count)])
+
+
+def _check(size, embed_dim: int, levels: int, fusion: str) -> None:
+    if embed_dim != size.embed_dim:
+        raise UserError(
+            f"model.embed_dim: {embed_dim} is not the encoder's width {size.embed_dim}; leave it out or match"
+        )
+    if not 2 <= levels <= 4:
+        raise UserError(f"model.num_hierarchies: {levels} is not 2, 3 or 4")
+    if fusion not in ("add", "concat"):
+        raise UserError(f"model.fpn.fusion_method: {fusion!r} is unknown; known: add, concat")

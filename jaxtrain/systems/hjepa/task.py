@@ -1,0 +1,255 @@
+"""The pre-training task: what `jaxtrain.train` needs to know of H-JEPA."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.data.collate import stack
+from jaxtrain.errors import UserError
+from jaxtrain.nn import Carry
+from jaxtrain.optim.original_schedules import one_step_late
+from jaxtrain.systems.hjepa import device_images, device_masks, loss_registry, monitor, tokens
+from jaxtrain.systems.hjepa.ema import momentum_at, move_towards
+from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.model import HJEPA
+from jaxtrain.systems.hjepa.schedules import EMAScheduler
+from jaxtrain.systems.hjepa.vit import vit_size
+from jaxtrain.task import Loss, Statistics
+from torch_bridge.layouts import named_variables
+
+
+def build_model(config, rngs: nnx.Rngs) -> HJEPA:
+    model, original = config.model, config.compat == "original"
+    size = vit_size(model.encoder_type, **overrides(model.vit))
+    built = HJEPA(
+        model.encoder_type,
+        config.data.image_size,
+        model.embed_dim or size.embed_dim,
+        model.predictor.depth,
+        model.predictor.num_heads,
+        model.predictor.mlp_ratio,
+        model.num_hierarchies,
+        model.drop_path_rate,
+        model.fpn.use_fpn,
+        model.fpn.feature_dim,
+        model.fpn.fusion_method,
+        model.gradient_checkpointing,
+        model.layerscale.use_layerscale,
+        model.layerscale.init_value,
+        model.use_target_encoder,
+        model.projection_norm,
+        vit=overrides(model.vit),
+        rope_theta=model.rope.theta if model.rope.use_rope else None,
+        copy_target_at_init=not original,
+        drop_masked=model.drop_masked,
+        drop_path_with_layerscale=not original,
+        rngs=rngs,
+    )
+    if original and built.target_encoder is not None:
+        built.before_update = PreviousWeights(built.context_encoder)
+    return built
+
+
+class PreviousWeights(nnx.Module):
+    """The context encoder before the last update, which the original mixes into the target. Carried, not exported."""
+
+    def __init__(self, encoder: nnx.Module):
+        self.values = nnx.List([Carry(value[...]) for value in _unique(encoder)])
+
+    def take(self, encoder: nnx.Module) -> None:
+        for kept, value in zip(self.values, _unique(encoder), strict=True):
+            kept[...] = value[...]
+
+
+def _unique(module: nnx.Module) -> list[nnx.Variable]:
+    return list({id(v): v for _, v in named_variables(module) if isinstance(v, nnx.Param)}.values())
+
+
+def overrides(section) -> dict:
+    """The set fields of a ViTConfig, as timm-style arguments."""
+    return {key: value for key, value in section.model_dump().items() if value is not None}
+
+
+def is_trainable(key: str, config) -> bool:
+    """The target follows by averaging; `pos_embed_predictor` gets no gradient, and torch's optimizers skip such ones."""
+    return not key.startswith("target_encoder.") and key != "predictor.pos_embed_predictor"
+
+
+def after_update(model: HJEPA, step, config) -> None:
+    """Move the target encoder. step: updates made, so that the first call is with 1."""
+    if model.target_encoder is None:
+        return
+    if config.compat == "original":
+        _original_update(model, step - 1, config)
+    else:
+        move_towards(model.target_encoder, model.context_encoder, momentum(config, step - 1))
+
+
+def momentum(config, step):
+    """EMA momentum after 0-based update `step`: constant through the warm-up, then straight to the end of the ramp."""
+    ema = config.model.ema
+    ramp = (ema.ramp_steps or config.train.steps or 1) - ema.warmup_steps
+    return momentum_at(jnp.maximum(step - ema.warmup_steps, 0), ema.momentum, ema.momentum_end, max(1, ramp))
+
+
+def _original_update(model: HJEPA, step, config) -> None:
+    """The original mixes in the weights before the update, once per micro-batch, with its own schedule."""
+    table = jnp.asarray([_original_momentum(config, k) for k in range(config.train.steps)], jnp.float32)
+    rate = table[step] ** config.train.accumulate_steps
+    for ours, theirs in zip(_unique(model.target_encoder), model.before_update.values, strict=True):
+        ours[...] = rate * ours[...] + (1 - rate) * theirs[...]
+    model.before_update.take(model.context_encoder)
+
+
+def _original_momentum(config, step: int) -> float:
+    ema = config.model.ema
+    return EMAScheduler(ema.momentum, ema.momentum_end, config.train.steps, 1, ema.warmup_steps)(step)
+
+
+def schedule(config, planned, steps_per_epoch: int):
+    """`compat: original` sets the rate after each update: the first runs at the full rate, the others one step late."""
+    if config.compat != "original":
+        return planned
+    return one_step_late(planned)
+
+
+# ---- one batch
+
+
+def loss(model: HJEPA, batch, config, rngs) -> Loss:
+    """The registered loss on a batch of images, per image that is no padding."""
+    images, mask, masked = inputs_of(model, batch, config, rngs)
+    valid = batch["valid"]
+    outputs = model(images, mask, masked, valid, rngs=rngs)
+    function = loss_of(config)
+    masks = [counted(masked, level, valid) for level in range(model.num_hierarchies)]
+    width = outputs.context_features.shape[-1]
+    compared = Compared(
+        outputs.predictions,
+        outputs.targets,
+        outputs.context_features,
+        masks,
+        function.directions(width, rngs),
+        valid,
+    )
+    terms = dict(function(compared, outputs.target_features))
+    value, weight = terms.pop("loss"), valid.sum().astype(jnp.float32)
+    terms.pop("contrastive_neg_sim", None)  # the original logs -inf
+    parts = {key: jnp.where(weight > 0, part, 0.0) for key, part in terms.items()}
+    if rngs is not None:
+        parts |= monitor.in_step(outputs.context_features, outputs.target_features, valid)
+    return Loss(jnp.where(weight > 0, value, 0.0), weight, parts)
+
+
+def loss_of(config) -> loss_registry.LossFunction:
+    return loss_registry.build(config.loss, config.model.num_hierarchies)
+
+
+def counted(masked: tokens.Masked, level: int, valid):
+    """bool [batch, token]: entries of a level that enter the loss."""
+    present = masked.present(level)
+    shape = (len(valid), masked.indices.shape[1] >> level)
+    return jnp.broadcast_to(valid[:, None] if present is None else present & valid[:, None], shape)
+
+
+def inputs_of(model: HJEPA, batch, config, rngs):
+    """Images as the encoder takes them, the mask bool [batch, patch], and the mask as lists."""
+    image_keys, mask_keys = sample_keys(batch["index"], rngs, config.seed)
+    augmentation = config.data.augmentation
+    if rngs is None or augmentation.where == "loader":
+        images = device_images.prepare(batch["image"], config.data.image_size)
+    else:
+        images = device_images.augment(
+            batch["image"],
+            image_keys,
+            config.data.image_size,
+            augmentation.crop_scale,
+            augmentation.horizontal_flip,
+            augmentation.color_jitter,
+        )
+    mask, masked = masks_of(model, batch, config, mask_keys)
+    return images, mask, masked
+
+
+def sample_keys(index, rngs, seed: int):
+    """Two keys per sample: from the step's key in training, from the seed alone in evaluation."""
+    key = jax.random.key(seed) if rngs is None else rngs()
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
+    return keys[:, 0], keys[:, 1]
+
+
+def masks_of(model: HJEPA, batch, config, keys):
+    """The batch's own masks where the loader drew them, else masks drawn here."""
+    masking, grid = config.masking, int(model.num_patches**0.5)
+    blocks = (grid, masking.num_masks, masking.mask_scale)
+    count = device_masks.fixed_count(*blocks, masking.ratio) if masking.kind == "fixed" else None
+    mask = batch.get("mask")
+    if mask is None:
+        mask = device_masks.draw(keys, *blocks, masking.aspect_ratio, count)
+    smallest = 1 << (model.num_hierarchies - 1)
+    if count is not None and not smallest <= count < model.num_patches:
+        raise UserError(
+            f"masking: {count} of {model.num_patches} patches are masked; {model.num_hierarchies} levels need at least "
+            f"{smallest}. Raise masking.ratio or lower model.num_hierarchies"
+        )
+    if count is not None:
+        return mask, tokens.fixed_count(mask, count)
+    length = max(smallest, device_masks.largest_count(*blocks, masking.aspect_ratio))
+    if config.compat == "original":
+        return mask, tokens.padded_to_largest(mask, length, batch["valid"])
+    return mask, tokens.ragged(mask, length)
+
+
+# ---- evaluation
+
+
+def outputs(model: HJEPA, batch):
+    """features: float [batch, width], mean of the target encoder's level-0 features over patches."""
+    images = device_images.prepare(batch["image"], model.context_encoder.vit.grid * model.patch_size)
+    return {"features": model.extract_features(images, 0).mean(1)}
+
+
+def statistics(outputs, batch, config) -> Statistics:
+    label = batch["label"] if "label" in batch else jnp.full(batch["valid"].shape, -1)
+    return Statistics(rows={"features": outputs["features"], "label": label})
+
+
+def finish(sums, rows, config) -> dict[str, float]:
+    """Rank, spread and neighbours of the validation features; in percent where an accuracy."""
+    return monitor.after_evaluation(rows["features"], rows["label"], config.probe)
+
+
+def collate(items) -> dict[str, np.ndarray]:
+    """Items of a source, or of a user's dataset: an image, (image, label) or a mapping -> columns."""
+    first = items[0]
+    if isinstance(first, dict):
+        return {str(key): stack([item[key] for item in items], str(key)) for key in first}
+    if isinstance(first, (tuple, list)):
+        names = ("image", "label")
+        return {
+            name: stack([item[i] for item in items], name) for i, name in zip(range(len(first)), names, strict=False)
+        }
+    return {"image": stack(list(items), "image")}
+
+
+# ---- start of a run
+
+
+def param_group(key: str, config) -> str:
+    """encoder, predictor, projection: groups that optim.groups may give other rates."""
+    head = key.partition(".")[0]
+    return {"context_encoder": "encoder", "predictor": "predictor"}.get(head, "projection")
+
+
+def initial_weights(config):
+    """Both encoders from a timm-format file (model.encoder_weights), or None. Its classifier head is left out."""
+    if config.model.encoder_weights is None:
+        return None
+    from torch_bridge import files
+    from torch_bridge.state_dict import convert_ddp_state
+
+    state = convert_ddp_state(files.load(config.model.encoder_weights))
+    state = {key: value for key, value in state.items() if not key.startswith(("head.", "fc_norm."))}
+    encoders = ("context_encoder", "target_encoder") if config.model.use_target_encoder else ("context_encoder",)
+    return {f"{encoder}.vit.{key}": value for encoder in encoders for key, value in state.items()}

@@ -1,0 +1,171 @@
+"""The original's `.pth` checkpoints: read, written, kept and counted as its CheckpointManager does."""
+
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy, to_torch
+
+
+def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
+    """A checkpoint with its tensors as numpy arrays, prefixes of DDP and torch.compile removed from the weights' keys.
+
+    Checkpoints that hold numpy scalars load too (torch >= 2.6 refuses them by default); nothing else is unpickled.
+    """
+    from torch_bridge.state_dict import convert_ddp_state
+
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint")
+    scalar = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]
+    allowed = [scalar, np.dtype, *{type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")}]
+    allowed.append((scalar, "numpy.core.multiarray.scalar"))  # its name before numpy 2
+    with torch.serialization.safe_globals(allowed):
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UserError(f"{path}: cannot be read as a torch checkpoint: {str(error).splitlines()[0]}") from None
+    content = to_numpy(content)
+    if isinstance(content, dict) and "model_state_dict" in content:
+        content["model_state_dict"] = convert_ddp_state(content["model_state_dict"])
+    return content
+
+
+class CheckpointManager:
+    """Writes `checkpoint_epoch_%04d.pth`, `checkpoint_latest.pth` and `checkpoint_best.pth`, and keeps the best N.
+
+    Files and their contents are the original's, so its scripts and this class read each other's. Beyond the original,
+    `config` is stored where given, so that evaluation can rebuild the model.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir,
+        keep_best_n: int = 3,
+        save_frequency: int = 10,
+        metric_name: str = "val_loss",
+        mode: str = "min",
+    ):
+        if mode not in ("min", "max"):
+            raise UserError(f"mode={mode!r} is unknown; known: min, max")
+        self.checkpoint_dir = pathlib.Path(checkpoint_dir)
+        self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        self.keep_best_n, self.save_frequency = keep_best_n, save_frequency
+        self.metric_name, self.mode = metric_name, mode
+        self.best_metric = float("inf") if mode == "min" else float("-inf")
+        self.best_checkpoints: list[tuple[pathlib.Path, int, float]] = []
+
+    def should_save(self, epoch: int) -> bool:
+        return (epoch + 1) % self.save_frequency == 0
+
+    def is_better(self, metric: float) -> bool:
+        return metric < self.best_metric if self.mode == "min" else metric > self.best_metric
+
+    def update_best_metric(self, metric: float) -> bool:
+        """Whether `metric` is the best so far; remembers it if so."""
+        better = self.is_better(metric)
+        if better:
+            self.best_metric = float(metric)
+        return better
+
+    def save_checkpoint(
+        self,
+        epoch: int,
+        model,
+        optimizer=None,
+        scheduler=None,
+        scaler=None,
+        metrics: dict[str, float] | None = None,
+        is_best: bool = False,
+        extra_state: dict | None = None,
+        config: dict | None = None,
+    ) -> pathlib.Path:
+        """model: a torch module, this system's model, or a state dict. Gives the file's path."""
+        content: dict[str, Any] = {
+            "epoch": epoch,
+            "model_state_dict": _state_of(model),
+            "optimizer_state_dict": optimizer.state_dict() if optimizer is not None else None,
+            "scheduler_state_dict": scheduler if isinstance(scheduler, dict) else None,
+            "metrics": {key: float(value) for key, value in (metrics or {}).items()},
+            "best_metric": float(self.best_metric),
+        }
+        if scaler is not None:
+            content["scaler_state_dict"] = scaler.state_dict()
+        if config is not None:
+            content["config"] = config
+        path = self.checkpoint_dir / f"checkpoint_epoch_{epoch:04d}.pth"
+        torch.save(content | (extra_state or {}), path)
+        shutil.copyfile(path, self.checkpoint_dir / "checkpoint_latest.pth")
+        if is_best:
+            shutil.copyfile(path, self.checkpoint_dir / "checkpoint_best.pth")
+            self._keep_best(path, epoch, content["metrics"])
+        return path
+
+    def _keep_best(self, path: pathlib.Path, epoch: int, metrics: dict[str, float]) -> None:
+        if self.metric_name not in metrics:
+            return
+        self.best_checkpoints.append((path, epoch, metrics[self.metric_name]))
+        self.best_checkpoints.sort(key=lambda entry: entry[2], reverse=self.mode == "max")
+        for old, _, _ in self.best_checkpoints[self.keep_best_n :]:
+            old.unlink(missing_ok=True)
+        self.best_checkpoints = self.best_checkpoints[: self.keep_best_n]
+
+    def load_checkpoint(
+        self, checkpoint_path, model=None, optimizer=None, scaler=None, device: str = "cpu"
+    ) -> dict[str, Any]:
+        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and what else it holds."""
+        content = read_checkpoint(checkpoint_path)
+        state = content.pop("model_state_dict")
+        if isinstance(model, torch.nn.Module):
+            model.load_state_dict({key: to_torch(value) for key, value in state.items()})
+            model.to(device)
+        elif model is not None:
+            from torch_bridge.state_dict import load_state_dict
+
+            load_state_dict(model, state)
+        for target, key in ((optimizer, "optimizer_state_dict"), (scaler, "scaler_state_dict")):
+            if target is not None and content.get(key) is not None:
+                target.load_state_dict(_to_tensors(content[key]))
+        self.best_metric = float(content.get("best_metric", self.best_metric))
+        return content
+
+    def get_latest_checkpoint(self) -> pathlib.Path | None:
+        latest = self.checkpoint_dir / "checkpoint_latest.pth"
+        return latest if latest.exists() else next(iter(reversed(self._epoch_files())), None)
+
+    def get_best_checkpoint(self) -> pathlib.Path | None:
+        best = self.checkpoint_dir / "checkpoint_best.pth"
+        return best if best.exists() else None
+
+    def cleanup_old_checkpoints(self, keep_last_n: int = 5) -> None:
+        """Remove the older epoch files that are not among the best."""
+        files = self._epoch_files()
+        best = {path for path, _, _ in self.best_checkpoints}
+        for path in files[: max(0, len(files) - keep_last_n)]:
+            if path not in best:
+                path.unlink()
+
+    def _epoch_files(self) -> list[pathlib.Path]:
+        return sorted(self.checkpoint_dir.glob("checkpoint_epoch_*.pth"))
+
+
+def _state_of(model) -> dict[str, torch.Tensor]:
+    if isinstance(model, torch.nn.Module):
+        return getattr(model, "module", model).state_dict()
+    if isinstance(model, dict):
+        return {key: value if isinstance(value, torch.Tensor) else to_torch(value) for key, value in model.items()}
+    from torch_bridge.state_dict import state_dict
+
+    return {key: to_torch(value) for key, value in state_dict(model).items()}
+
+
+def _to_tensors(value):
+    if isinstance(value, dict):
+        return {key: _to_tensors(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_to_tensors(inner) for inner in value]
+    return to_torch(value) if isinstance(value, np.ndarray) else value

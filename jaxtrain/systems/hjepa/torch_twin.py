@@ -1,0 +1,209 @@
+"""H-JEPA and the world model in plain torch: they load exported state dicts with strict=True."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.systems.hjepa.task import overrides
+from jaxtrain.systems.hjepa.torch_vit import Encoder, drop_path
+from jaxtrain.systems.hjepa.vit import vit_size
+
+
+class PredictorBlock(nn.Module):
+    def __init__(self, width, num_heads, mlp_ratio, rate):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, num_heads, batch_first=True)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = mlp(width, int(width * mlp_ratio), 0.0)
+        self.rate = rate
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + drop_path(self.attn(y, y, y, need_weights=False)[0], self.rate, self.training)
+        return x + drop_path(self.mlp(self.norm2(x)), self.rate, self.training)
+
+
+def mlp(width, hidden, dropout):
+    layers = (nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, width), nn.Dropout(dropout))
+    return nn.Sequential(*layers)
+
+
+class Predictor(nn.Module):
+    def __init__(self, width, depth, num_heads, mlp_ratio, drop_path_rate):
+        super().__init__()
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed_predictor = nn.Parameter(torch.zeros(1, 1, width))
+        rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
+        self.blocks = nn.ModuleList(PredictorBlock(width, num_heads, mlp_ratio, rate) for rate in rates)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, context, indices, positions):
+        x = torch.cat([context, self.mask_token + positions[0][indices]], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, context.shape[1] :]))
+
+
+class TokenBatchNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return self.bn(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+
+NORMS = {"layernorm": lambda w: [nn.LayerNorm(w)], "batchnorm": lambda w: [TokenBatchNorm(w)], "none": lambda w: []}
+
+
+def pool(x, level):
+    return functional.avg_pool1d(x.transpose(1, 2), 1 << level, 1 << level).transpose(1, 2) if level else x
+
+
+class HJEPA(nn.Module):
+    """config: the run's. Arguments and results of the methods are those of `jaxtrain.systems.hjepa.model.HJEPA`."""
+
+    def __init__(self, config):
+        super().__init__()
+        model = config.model
+        size = vit_size(model.encoder_type, **overrides(model.vit))
+        width, levels = size.embed_dim, model.num_hierarchies
+        options = dict(
+            drop_path=model.drop_path_rate,
+            rope_theta=model.rope.theta if model.rope.use_rope else None,
+            layerscale_init=model.layerscale.init_value if model.layerscale.use_layerscale else None,
+        )
+        self.context_encoder = Encoder(config.data.image_size, size, **options)
+        if model.use_target_encoder:
+            self.target_encoder = Encoder(config.data.image_size, size, **options).requires_grad_(False)
+        predictor = model.predictor
+        self.predictor = Predictor(
+            width, predictor.depth, predictor.num_heads, predictor.mlp_ratio, model.drop_path_rate
+        )
+        fpn_width = (model.fpn.feature_dim or width) if model.fpn.use_fpn else width
+        self.hierarchy_projections = nn.ModuleList(
+            nn.Sequential(nn.Linear(fpn_width, width), *NORMS[model.projection_norm](width)) for _ in range(levels)
+        )
+        self.has_target, self.use_fpn, self.levels = model.use_target_encoder, model.fpn.use_fpn, levels
+        self.concat, self.drop_masked = model.fpn.fusion_method == "concat", model.drop_masked
+        if self.use_fpn:
+            pair = lambda a, b: nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b))
+            self.fpn_lateral_convs = nn.ModuleList(pair(width, fpn_width) for _ in range(levels))
+            self.fpn_top_down_convs = nn.ModuleList(pair(fpn_width, fpn_width) for _ in range(levels - 1))
+            if self.concat:
+                self.fpn_fusion_convs = nn.ModuleList(pair(2 * fpn_width, fpn_width) for _ in range(levels - 1))
+
+    def forward(self, images, mask):
+        """mask: bool [batch, patch], the same count in every row. Gives predictions, targets (per level), context and
+        target tokens."""
+        count = int(mask[0].sum())
+        indices = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
+        keep = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, : mask.shape[1] - count]
+        context = self.context_encoder(images, keep=keep) if self.drop_masked else self.context_encoder(images, mask)
+        targets = self.encode_target(images)
+        positions = self.context_encoder.vit.pos_embed[:, 1:]
+        predicted = self.predictor(context[:, 1:], indices, positions)
+        wanted = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
+        return self.project(predicted), self.project(wanted), context, targets
+
+    def encode_target(self, images):
+        if not self.has_target:
+            return self.context_encoder(images)
+        with torch.no_grad():
+            return self.target_encoder(images)
+
+    def project(self, tokens):
+        if self.use_fpn:
+            return [p(x) for p, x in zip(self.hierarchy_projections, self.pyramid(tokens), strict=True)]
+        return [pool(projection(tokens), level) for level, projection in enumerate(self.hierarchy_projections)]
+
+    def pyramid(self, tokens):
+        levels = [self.fpn_lateral_convs[level](pool(tokens, level)) for level in range(self.levels)]
+        merged = [levels[-1]]
+        for level in range(self.levels - 2, -1, -1):
+            fine, coarse = levels[level], merged[0]
+            if fine.shape[1] != coarse.shape[1]:
+                coarse = functional.interpolate(coarse.transpose(1, 2), size=fine.shape[1], mode="linear").transpose(
+                    1, 2
+                )
+            coarse = self.fpn_top_down_convs[level](coarse)
+            if self.concat:
+                merged.insert(0, functional.relu(self.fpn_fusion_convs[level](torch.cat([fine, coarse], dim=-1))))
+            else:
+                merged.insert(0, fine + coarse)
+        return merged
+
+    def extract_features(self, images, level=0):
+        tokens = self.encode_target(images)[:, 1:]
+        if self.use_fpn:
+            return self.hierarchy_projections[level](self.pyramid(tokens)[level])
+        return pool(self.hierarchy_projections[level](tokens), level)
+
+
+class FrameEncoder(nn.Module):
+    def __init__(self, img_size, size, norm):
+        super().__init__()
+        self.encoder = Encoder(img_size, size)
+        self.projector = nn.Sequential(nn.Linear(size.embed_dim, size.embed_dim), *NORMS[norm](size.embed_dim))
+
+    def forward(self, frames):
+        return self.projector(self.encoder(frames)[:, 0])
+
+
+class ModulatedBlock(nn.Module):
+    def __init__(self, width, num_heads, mlp_ratio, dropout):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.attn = nn.MultiheadAttention(width, num_heads, dropout, batch_first=True)
+        self.mlp = mlp(width, int(width * mlp_ratio), dropout)
+        self.modulation = nn.Linear(width, 6 * width)
+
+    def forward(self, x, action):
+        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(action).chunk(6, dim=-1)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        h = self.norm(x) * (1 + scale1) + shift1
+        x = x + gate1 * self.attn(h, h, h, attn_mask=later, need_weights=False)[0]
+        return x + gate2 * self.mlp(self.norm(x) * (1 + scale2) + shift2)
+
+
+class ActionPredictor(nn.Module):
+    def __init__(self, width, action_dim, depth, num_heads, mlp_ratio, dropout, max_seq_len):
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, max_seq_len, width))
+        self.action_embed = nn.Sequential(nn.Linear(action_dim, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(ModulatedBlock(width, num_heads, mlp_ratio, dropout) for _ in range(depth))
+        self.final_norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, embeddings, actions):
+        x = embeddings + self.pos_embed[:, : embeddings.shape[1]]
+        action = self.action_embed(actions)
+        for block in self.blocks:
+            x = block(x, action)
+        return self.head(self.final_norm(x))
+
+
+class LeWorldModel(nn.Module):
+    """frames [batch, step, channel, S, S], actions [batch, step, action] -> embeddings, predictions [batch, step, width]."""
+
+    def __init__(self, config):
+        super().__init__()
+        model = config.model
+        size = vit_size(model.encoder_type, **overrides(model.vit))
+        self.frame_encoder = FrameEncoder(config.data.image_size, size, model.projection_norm)
+        self.action_predictor = ActionPredictor(
+            size.embed_dim,
+            model.action_dim,
+            model.predictor_depth,
+            model.predictor_num_heads,
+            model.predictor_mlp_ratio,
+            model.predictor_dropout,
+            model.predictor_max_seq_len,
+        )
+
+    def forward(self, frames, actions):
+        batch, steps = frames.shape[:2]
+        embeddings = self.frame_encoder(frames.flatten(0, 1)).reshape(batch, steps, -1)
+        return embeddings, self.action_predictor(embeddings, actions)

@@ -1,0 +1,111 @@
+"""Image transforms with Pillow: what torchvision's of the same names do. Channels first, float32, normalised."""
+
+import dataclasses
+import math
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from jaxtrain.systems.hjepa.pixels import MEAN, STD
+
+
+def as_image(value) -> Image.Image:
+    """A PIL image, uint8 [height, width, 3] or [height, width] -> an RGB image."""
+    return (value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))).convert("RGB")
+
+
+def resize_shorter(image: Image.Image, size: int) -> Image.Image:
+    """Bicubic and antialiased; the longer side is rounded down, as in torchvision."""
+    width, height = image.size
+    if width <= height:
+        shape = (size, int(size * height / width))
+    else:
+        shape = (int(size * width / height), size)
+    return image if shape == image.size else image.resize(shape, Image.Resampling.BICUBIC)
+
+
+def center_crop(image: Image.Image, size: int) -> Image.Image:
+    width, height = image.size
+    left, top = int(round((width - size) / 2)), int(round((height - size) / 2))
+    return image.crop((left, top, left + size, top + size))
+
+
+def to_array(image: Image.Image) -> np.ndarray:
+    """float32 [3, height, width], normalised by ImageNet's mean and deviation."""
+    x = np.asarray(image, np.float32) / np.float32(255)
+    return np.ascontiguousarray(((x - MEAN) / STD).transpose(2, 0, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class eval_transform:  # noqa: N801  called like a function, pickled to workers
+    """Resize the shorter side to 1.14 S, crop the centre, normalise. uint8 [height, width, 3] -> float32 [3, S, S]."""
+
+    image_size: int
+
+    def __call__(self, image) -> np.ndarray:
+        return to_array(self.crop(image))
+
+    def crop(self, image) -> Image.Image:
+        return center_crop(resize_shorter(as_image(image), int(self.image_size * 1.14)), self.image_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class train_transform:  # noqa: N801
+    """Resize to S + 32, random crop of a share of the area, flip, colour jitter, normalise.
+
+    color_jitter j: brightness and contrast 0.4 j, saturation 0.2 j, hue 0.1 j. Draws come from the generator passed in.
+    """
+
+    image_size: int
+    color_jitter: float = 0.4
+    crop_scale: tuple[float, float] = (0.8, 1.0)
+    horizontal_flip: float = 0.5
+
+    def __call__(self, image, rng: np.random.Generator) -> np.ndarray:
+        image = resize_shorter(as_image(image), self.image_size + 32)
+        image = image.resize(
+            (self.image_size,) * 2, Image.Resampling.BICUBIC, box=crop_box(image.size, self.crop_scale, rng)
+        )
+        if rng.uniform() < self.horizontal_flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.color_jitter > 0:
+            image = jitter(image, self.color_jitter, rng)
+        return to_array(image)
+
+
+def crop_box(size: tuple[int, int], scale, rng, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
+    """left, top, right, bottom of a random crop, as torchvision's RandomResizedCrop draws it (ten attempts, then the
+    largest centred crop of an allowed shape)."""
+    width, height = size
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = int(round(math.sqrt(area * aspect))), int(round(math.sqrt(area / aspect)))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+            return left, top, left + w, top + h
+    shape = width / height
+    w = int(round(height * ratio[1])) if shape > ratio[1] else width
+    h = int(round(width / ratio[0])) if shape < ratio[0] else height
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def jitter(image: Image.Image, strength: float, rng) -> Image.Image:
+    """Brightness, contrast, saturation and hue by random factors, in random order. Source: torchvision ColorJitter."""
+    enhancers = [(ImageEnhance.Brightness, 0.4), (ImageEnhance.Contrast, 0.4), (ImageEnhance.Color, 0.2)]
+    for place in rng.permutation(4):
+        if place < 3:
+            enhancer, share = enhancers[place]
+            bound = share * strength
+            image = enhancer(image).enhance(rng.uniform(max(0, 1 - bound), 1 + bound))
+        else:
+            image = shift_hue(image, rng.uniform(-0.1 * strength, 0.1 * strength))
+    return image
+
+
+def shift_hue(image: Image.Image, turn: float) -> Image.Image:
+    """Turn the hue circle by `turn` of its length."""
+    hue, saturation, value = image.convert("HSV").split()
+    shifted = (np.asarray(hue, np.int16) + int(turn * 255)) % 256
+    return Image.merge("HSV", (Image.fromarray(shifted.astype(np.uint8)), saturation, value)).convert("RGB")

@@ -1,0 +1,219 @@
+"""Vision Transformer under timm's names: a timm state dict loads into it and its own loads into timm.
+
+Source: Dosovitskiy et al. 2021; timm VisionTransformer (class token, learned positions, pre-norm, exact GELU, norm
+epsilon 1e-6, qkv bias).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.errors import UserError
+from jaxtrain.nn import Conv2d, DropPath, LayerNorm, Linear, attention, gelu
+from jaxtrain.nn.initializers import normal, truncated_normal
+from jaxtrain.systems.hjepa.initializers import STD, reset_linear_and_norm
+from jaxtrain.systems.hjepa.rope import grid_table, rotate_pairs
+
+NORM_EPS = 1e-6  # timm's, not torch's 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTSize:
+    """embed_dim: width of a token. depth: blocks. patch_size: pixels per side. mlp_ratio: hidden width / embed_dim."""
+
+    patch_size: int = 16
+    embed_dim: int = 192
+    depth: int = 12
+    num_heads: int = 3
+    mlp_ratio: float = 4.0
+    in_chans: int = 3
+
+
+PRESETS = {
+    "vit_tiny_patch16_224": ViTSize(),
+    "vit_small_patch16_224": ViTSize(embed_dim=384, num_heads=6),
+    "vit_small_patch32_224": ViTSize(patch_size=32, embed_dim=384, num_heads=6),
+    "vit_base_patch8_224": ViTSize(patch_size=8, embed_dim=768, num_heads=12),
+    "vit_base_patch16_224": ViTSize(embed_dim=768, num_heads=12),
+    "vit_base_patch32_224": ViTSize(patch_size=32, embed_dim=768, num_heads=12),
+    "vit_large_patch16_224": ViTSize(embed_dim=1024, depth=24, num_heads=16),
+    "vit_large_patch32_224": ViTSize(patch_size=32, embed_dim=1024, depth=24, num_heads=16),
+    "vit_huge_patch14_224": ViTSize(patch_size=14, embed_dim=1280, depth=32, num_heads=16),
+}
+
+
+def vit_size(encoder_type: str, **overrides) -> ViTSize:
+    """The preset of a timm name with timm-style overrides (patch_size=8, depth=2, ...). Unknown names: UserError."""
+    if encoder_type not in PRESETS:
+        raise UserError(
+            f"model.encoder_type: {encoder_type!r} is unknown; known: {', '.join(PRESETS)}. Other sizes: name one and "
+            "give model.vit (patch_size, embed_dim, depth, num_heads, mlp_ratio)"
+        )
+    return dataclasses.replace(PRESETS[encoder_type], **overrides)
+
+
+class PatchEmbed(nnx.Module):
+    """Non-overlapping patches [batch, channel, height, width] -> [batch, patch, width], row-major."""
+
+    def __init__(self, patch_size: int, in_chans: int, embed_dim: int, *, rngs: nnx.Rngs):
+        self.proj = Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, rngs=rngs)
+
+    def __call__(self, images):
+        y = self.proj(images)
+        return y.reshape(*y.shape[:2], -1).swapaxes(1, 2)
+
+
+class Attention(nnx.Module):
+    """Self-attention with one fused projection, rows (query, key, value) x head x head_dim. Source: timm Attention."""
+
+    def __init__(self, width: int, num_heads: int, *, rngs: nnx.Rngs):
+        if width % num_heads:
+            raise UserError(f"model: embed_dim {width} is not a multiple of num_heads {num_heads}")
+        self.qkv = Linear(width, 3 * width, rngs=rngs)
+        self.proj = Linear(width, width, rngs=rngs)
+        self.num_heads = num_heads
+
+    def __call__(self, x, rotation=None, mask=None):
+        """x: [batch, token, width]. rotation: function on queries and keys [batch, token, head, head_dim]."""
+        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, -1)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
+        y = attention(q, k, v, mask=mask)
+        return self.proj(y.reshape(*y.shape[:2], -1))
+
+
+class RotaryAttention(nnx.Module):
+    """Attention under the original's wrapper: each tensor is saved as `attn.qkv` and again as `qkv`, and is one."""
+
+    def __init__(self, attn: Attention):
+        self.attn = attn
+        self.qkv = attn.qkv
+        self.proj = attn.proj
+
+    def __call__(self, x, rotation=None, mask=None):
+        return self.attn(x, rotation, mask)
+
+
+class Mlp(nnx.Module):
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, hidden, rngs=rngs)
+        self.fc2 = Linear(hidden, width, rngs=rngs)
+
+    def __call__(self, x):
+        return self.fc2(gelu(self.fc1(x)))
+
+
+class LayerScale(nnx.Module):
+    """A learned gain per channel. Source: Touvron et al. 2021 (CaiT)."""
+
+    def __init__(self, width: int, init: float):
+        self.gamma = nnx.Param(jnp.full(width, init))
+
+    def __call__(self, x):
+        return x * self.gamma[...].astype(x.dtype)
+
+
+class Block(nnx.Module):
+    """x + drop_path(scale(attn(norm(x)))), then the same with the MLP. Source: timm Block."""
+
+    def __init__(self, size: ViTSize, drop_path: float, rope: bool, layerscale_init: float | None, *, rngs: nnx.Rngs):
+        width = size.embed_dim
+        self.norm1 = LayerNorm(width, NORM_EPS)
+        attn = Attention(width, size.num_heads, rngs=rngs)
+        self.attn = RotaryAttention(attn) if rope else attn
+        self.norm2 = LayerNorm(width, NORM_EPS)
+        self.mlp = Mlp(width, int(width * size.mlp_ratio), rngs=rngs)
+        self.drop_path = DropPath(drop_path)
+        self.ls_attn = LayerScale(width, layerscale_init) if layerscale_init is not None else None
+        self.ls_mlp = LayerScale(width, layerscale_init) if layerscale_init is not None else None
+
+    def __call__(self, x, rotation=None, mask=None, rngs=None):
+        x = x + self._branch(self.attn(self.norm1(x), rotation, mask), self.ls_attn, rngs)
+        return x + self._branch(self.mlp(self.norm2(x)), self.ls_mlp, rngs)
+
+    def _branch(self, y, scale, rngs):
+        return self.drop_path(y if scale is None else scale(y), rngs)
+
+
+class VisionTransformer(nnx.Module):
+    """Images [batch, channel, S, S] -> normalised tokens [batch, 1 + patch, embed_dim], the class token first.
+
+    drop_path: rate of the last block, rising linearly from 0. rope_theta: rotate queries and keys of patches by their
+    place in the grid; None leaves only the learned positions. checkpointing: the backward pass recomputes each block.
+    """
+
+    def __init__(
+        self,
+        img_size: int,
+        size: ViTSize,
+        *,
+        drop_path: float = 0.0,
+        rope_theta: float | None = None,
+        layerscale_init: float | None = None,
+        checkpointing: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        if img_size < size.patch_size:
+            raise UserError(f"data.image_size: {img_size} holds no patch of {size.patch_size} pixels")
+        width, grid = size.embed_dim, img_size // size.patch_size
+        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width), 1e-6))
+        self.pos_embed = nnx.Param(truncated_normal(rngs.params(), (1, grid * grid + 1, width), STD))
+        self.patch_embed = PatchEmbed(size.patch_size, size.in_chans, width, rngs=rngs)
+        rates = [drop_path * i / max(1, size.depth - 1) for i in range(size.depth)]
+        rope = rope_theta is not None
+        self.blocks = nnx.List([Block(size, rate, rope, layerscale_init, rngs=rngs) for rate in rates])
+        self.norm = LayerNorm(width, NORM_EPS)
+        self.size = size
+        self.grid = grid
+        self.rope_theta = rope_theta
+        self.checkpointing = checkpointing
+        reset_linear_and_norm(self, rngs)
+
+    def __call__(self, images, mask=None, keep=None, rngs=None):
+        """mask: bool or number [batch, patch]; 1 blanks a patch's token, which stays in the sequence.
+        keep: int [batch, kept]; only these patches enter the blocks, and the result is [batch, 1 + kept, embed_dim].
+        """
+        x = self.patch_embed(images) + self.pos_embed[...][:, 1:].astype(self.patch_embed.proj.weight.dtype)
+        if mask is not None:
+            x = x * (1 - mask.astype(x.dtype))[..., None]
+        if keep is not None:
+            x = jnp.take_along_axis(x, keep[..., None], axis=1)
+        first = (self.cls_token[...] + self.pos_embed[...][:, :1]).astype(x.dtype)
+        x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, x.shape[-1])), x], axis=1)
+        rotation = self._rotation(keep)
+        for block in self.blocks:
+            x = call_block(block, x, rotation, rngs, self.checkpointing)
+        return self.norm(x)
+
+    def _rotation(self, keep):
+        if self.rope_theta is None:
+            return None
+        cos, sin = grid_table(self.grid, self.grid, self.size.embed_dim // self.size.num_heads, self.rope_theta)
+        if keep is not None:
+            cos, sin = cos[keep], sin[keep]
+
+        def rotation(x):
+            return jnp.concatenate([x[:, :1], rotate_pairs(x[:, 1:], cos, sin)], axis=1)
+
+        return rotation
+
+
+def call_block(block, x, rotation, rngs, checkpointing: bool):
+    """block(x), keeping only x for the backward pass where `checkpointing`."""
+    if not checkpointing:
+        return block(x, rotation, rngs=rngs)
+    definition, state = nnx.split(block)
+    return jax.checkpoint(lambda state, x: nnx.merge(definition, state)(x, rotation, rngs=rngs))(state, x)
+
+
+class Encoder(nnx.Module):
+    """A ViT under the key `vit`: the context encoder, the target encoder and the frame encoder of the world model."""
+
+    def __init__(self, img_size: int, size: ViTSize, *, rngs: nnx.Rngs, **options):
+        self.vit = VisionTransformer(img_size, size, rngs=rngs, **options)
+
+    def __call__(self, images, mask=None, keep=None, rngs=None):
+        return self.vit(images, mask, keep, rngs=rngs)

@@ -2,18 +2,17 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
-from torch_bridge.datasets import to_numpy
+from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, key_of
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.interpreter import Graph, graph_of
@@ -146,10 +145,11 @@ class TorchModule(nnx.Module):
     Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared.
     """
 
-    def __init__(self, record: Record, module: torch.nn.Module):
+    def __init__(self, record: Record, module: torch.nn.Module, changed: Collection[str] = (), empty: bool = False):
+        """changed: further buffers outside the state dict that some graph writes. empty: zeros in place of weights,
+        which are to be loaded."""
         self._record = record
-        made: dict[int, nnx.Variable] = {}
-        _fill(self, module, made, record.changed())
+        _fill(self, module, {}, {*record.changed(), *changed}, empty)
 
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
         """What torch's module gives, as arrays in dicts, tuples and lists.
@@ -176,10 +176,12 @@ def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> 
             _collect(value, (*path, name), found)
 
 
-def _fill(level: nnx.Module, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], path=()) -> None:
+def _fill(level, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], empty: bool, path=()) -> None:
     def share(tensor, kind):
         if id(tensor) not in made:
-            made[id(tensor)] = kind(jnp.asarray(to_numpy(tensor)))
+            array = to_numpy(tensor)
+            zeros = empty and kind is not Carry
+            made[id(tensor)] = kind(jnp.zeros(array.shape, array.dtype) if zeros else jnp.asarray(array))
         return made[id(tensor)]
 
     for name, parameter in module._parameters.items():
@@ -195,8 +197,13 @@ def _fill(level: nnx.Module, module: torch.nn.Module, made: dict[int, nnx.Variab
     for name, child in module._modules.items():
         if child is not None and (any(True for _ in child.parameters()) or any(True for _ in child.buffers())):
             inner = _Level()
-            _fill(inner, child, made, changed, (*path, name))
+            _fill(inner, child, made, changed, empty, (*path, name))
             setattr(level, name, inner)
+
+
+def state_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    """The torch module's parameters and persistent buffers by name, tied ones under each."""
+    return {name: to_numpy(value) for name, value in module.state_dict().items()}
 
 
 def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
@@ -204,19 +211,5 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
 
     Raises RuntimeError, as torch does, where names or shapes differ. Gives the module.
     """
-    state = {key: _tensor(array) for key, array in state_dict(model).items()}
-    module.load_state_dict(state, strict=True)
+    module.load_state_dict({key: to_torch(array) for key, array in state_dict(model).items()}, strict=True)
     return module
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
-
-
-def trainable_keys(module: torch.nn.Module) -> dict[str, bool]:
-    """requires_grad of every parameter, by name."""
-    return {name: parameter.requires_grad for name, parameter in module.named_parameters(remove_duplicate=False)}
-
-

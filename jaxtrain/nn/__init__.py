@@ -11,6 +11,7 @@ from jaxtrain.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, Con
 from jaxtrain.nn.dropout import Dropout, DropPath
 from jaxtrain.nn.linear import Embedding, Identity, Linear
 from jaxtrain.nn.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from jaxtrain.nn.remat import block
 from jaxtrain.runtime.random import Rngs
 from torch_bridge.layouts import Buffer, Carry
 
@@ -38,6 +39,7 @@ __all__ = [
     "Sequential",
     "attention",
     "avg_pool1d",
+    "block",
     "gelu",
     "rotary_table",
     "rotate",

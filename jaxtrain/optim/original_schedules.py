@@ -51,7 +51,7 @@ def one_step_late(schedule: Schedule) -> Schedule:
 
 
 def with_extra_step_per_epoch(schedule: Schedule, updates_per_epoch: int) -> Schedule:
-    """The criteria trainer steps its scheduler once more after each epoch's validation, so every epoch skips a value."""
+    """The criteria trainer steps its scheduler once more after each epoch's validation: every epoch skips a value."""
     return lambda step: schedule(step + step // updates_per_epoch)
 
 

@@ -1,9 +1,14 @@
 """A jitted function that compiles once per announced shape, and says what changed when asked to compile again."""
 
+import inspect
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from jaxtrain.train import flops
+from jaxtrain.train.out_of_memory import OutOfMemoryError, is_out_of_memory
 
 
 class RetraceError(RuntimeError):
@@ -11,30 +16,57 @@ class RetraceError(RuntimeError):
 
 
 class Compiled:
-    """Compiles at the first call. batch: the argument whose shapes may vary. shapes: how many different ones may come
-    (length buckets); one more raises RetraceError, which names what changed."""
+    """Compiles at the first call.
 
-    def __init__(self, jitted: Any, name: str, batch: int, shapes: int = 1):
+    batch: the argument whose shapes may vary. shapes: how many different ones may come (length buckets); one more
+    raises RetraceError, which names what changed, as does a change in any other argument. out_of_memory: (arguments,
+    program or None) -> what to say where the device's memory does not suffice.
+    """
+
+    def __init__(
+        self,
+        jitted: Any,
+        name: str,
+        batch: int,
+        shapes: int = 1,
+        out_of_memory: Callable[[tuple, Any], str] | None = None,
+    ):
         self.jitted = jitted
         self.name = name
         self.batch = batch
         self.shapes = shapes
+        self.out_of_memory = out_of_memory
         self.seconds = 0.0
+        self.flops: float | None = None  # of one call, over all devices; known once compiled
         self._programs: dict[tuple, Any] = {}
+        self._first: tuple[Any, ...] = ()  # shapes and dtypes of the first call
 
     def __call__(self, *arguments):
         signature = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments[self.batch]))
         program = self._programs.get(signature)
-        if program is None:
-            program = self._compile(signature, arguments)
-        return program(*arguments)
+        try:
+            if program is None:
+                program = self._compile(signature, arguments)
+            return program(*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            if self.out_of_memory is None or not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(self.out_of_memory(arguments, program)) from error
+        except TypeError as error:  # jax's for a program that is called with other arrays than it was compiled for
+            changed = self._differences(arguments)
+            if not changed:
+                raise
+            raise RetraceError(self._explain(changed)) from error
 
     def _compile(self, signature: tuple, arguments: tuple):
         if len(self._programs) >= self.shapes:
-            raise RetraceError(self._explain(signature, arguments[self.batch]))
+            raise RetraceError(self._explain(self._differences(arguments)))
         started = time.perf_counter()
-        program = self.jitted.lower(*arguments).compile()
+        traced = self.jitted.trace(*arguments)
+        program = traced.lower().compile()
         self.seconds += time.perf_counter() - started
+        self.flops = self.flops or flops.count(traced.jaxpr.jaxpr)
+        self._first = self._first or jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
         self._programs[signature] = program
         return program
 
@@ -43,17 +75,30 @@ class Compiled:
         """Compiled programs, for their memory and cost analysis."""
         return list(self._programs.values())
 
-    def _explain(self, signature: tuple, batch: Any) -> str:
-        known = next(iter(self._programs))
-        names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(batch)[0]]
-        if len(known) != len(signature):
-            return f"{self.name} was compiled for {len(known)} arrays and is called with {len(signature)}"
-        changed = [
-            f"batch{name}: {old[1]}{list(old[0])} -> {new[1]}{list(new[0])}"
-            for name, old, new in zip(names, known, signature, strict=True)
-            if old != new
-        ]
+    def _differences(self, arguments: tuple) -> list[str]:
+        """What is not as in the first call, argument by argument: "batch['image']: float32[8, 1] -> float32[4, 1]"."""
+        changed = []
+        for name, old, new in zip(_names(self.jitted, len(arguments)), self._first, arguments, strict=True):
+            known = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(old)[0]}
+            given = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(new)[0]}
+            for key in [*known, *(key for key in given if key not in known)]:
+                before, after = _describe(known.get(key)), _describe(given.get(key))
+                if before != after:
+                    changed.append(f"{name}{key}: {before} -> {after}")
+        return changed
+
+    def _explain(self, changed: list[str]) -> str:
+        more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         return (
-            f"{self.name} would compile again, because {'; '.join(changed[:4])}. Every new shape costs a compilation: "
-            "pad the data to one shape, or to a few buckets that the source announces"
+            f"{self.name} would compile again, because {'; '.join(changed[:4])}{more}. Every new shape costs a "
+            "compilation: pad the data to one shape, or to a few buckets that the source announces"
         )
+
+
+def _names(jitted: Any, count: int) -> list[str]:
+    names = [p.name for p in inspect.signature(jitted).parameters.values() if p.kind != p.VAR_POSITIONAL]
+    return names if len(names) == count else [f"argument {i}" for i in range(count)]
+
+
+def _describe(leaf: Any) -> str:
+    return "absent" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"

@@ -1,5 +1,6 @@
 """The loop: it owns cadence (when to log, evaluate, save, stop) and nothing else."""
 
+import dataclasses
 import json
 import math
 import time
@@ -14,10 +15,17 @@ from jaxtrain.optim.plateau import Plateau
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.early_stop import Best
+from jaxtrain.train.histograms import Histograms
+from jaxtrain.train.system_metrics import SystemMetrics
+from jaxtrain.train.throughput import Throughput
 from jaxtrain.train.tracking import Tracker
 
 if TYPE_CHECKING:
+    from jaxtrain.train.init_from import Origin
     from jaxtrain.train.trainer import Trainer
+
+MOST_PROGRAMS = 4  # different numbers of steps per call, each compiled
+MOST_OVERFLOWS = 40  # float16: in a row; by then even the smallest useful scale overflows
 
 
 class Loop:
@@ -38,7 +46,7 @@ class Loop:
             self.plateau = Plateau(
                 config.optim.lr, schedule.factor, schedule.patience, schedule.threshold, schedule.mode, schedule.min_lr
             )
-        self.pending: list[tuple[int, int, Any]] = []  # (first step, count, metrics on the device)
+        self.pending: list[Call] = []
         self.window: list[dict[str, float]] = []  # steps since the last logged point
         self.epoch_sums: dict[str, float] = {}
         self.epoch_steps = 0
@@ -46,7 +54,7 @@ class Loop:
         self.val_history: list[dict[str, float]] = []
         self.best_metrics: dict[str, float] = {}
         self.last_metrics: dict[str, float] = {}
-        self.skipped = 0
+        self.skipped = self.skipped_in_a_row = self.last_skipped = 0
         self.samples_per_s = 0.0
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -58,15 +66,23 @@ class Loop:
         self.tracker.progress(start, total)
         hyper = trainer.hyper(self._lr_scale())
         columns = trainer.columns(trainer.train_loader)
-        programs = {count: trainer.train_step(count) for count in {1, self.config.train.steps_per_call}}
-        self.clock = _Clock(start)
-        step = start
+        programs: dict[int, Any] = {}
+        self.clock = Throughput(start, trainer.work())
+        self.system = SystemMetrics()
+        histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
+        step, began = start, time.perf_counter()
         for first, count, batch in trainer.train_loader.batches(self._calls(start, total)):
-            trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
-            if first == start:
-                self._say_compiled(programs[count], metrics)
+            histograms.log(first, count, batch, columns, self.tracker)
+            if count in programs:
+                trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
+            else:
+                programs[count] = trainer.train_step(count)
+                with self.clock.phase("compile"):
+                    trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
+                    jax.block_until_ready(metrics)
+                self._say_compiled(programs[count], count)
             step = first + count
-            self.pending.append((first, count, metrics))
+            self.pending.append(Call(first, count, metrics, began, time.perf_counter(), trainer.train_loader.stall_s))
             self.watchdog.beat(step)
             if (step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
@@ -84,11 +100,13 @@ class Loop:
                     f"best {self.best.best:.6g}"
                 )
                 break
+            began = time.perf_counter()
         self._drain()
         if step > start and self.checkpoints.newest != step:
             self._save(step, evaluated=False)
         self.checkpoints.wait()
-        self.samples_per_s = self.clock.overall(step, self.config.data.batch_size)
+        self.samples_per_s = self.clock.samples_per_s(step)
+        self.system.close()
         return self.history()
 
     def history(self) -> dict[str, Any]:
@@ -100,12 +118,17 @@ class Loop:
         }
 
     def _calls(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Steps in calls of `steps_per_call`, cut where something is due in between."""
+        """Steps in calls of `steps_per_call`, cut where something is due in between. A rest is one call too, as long as
+        that takes few different programs."""
         step, most = start, self.config.train.steps_per_call
-        every = [n for n in (self.evaluate_every, self.save_every, self.trainer.steps_per_epoch) if n]
+        sizes = {most}
+        every = [self.evaluate_every, self.save_every, self.config.tracking.histograms_every_steps]
         while step < stop:
-            boundary = min([stop, *((step // n + 1) * n for n in every)])
-            count = most if boundary - step >= most else 1
+            boundary = min([stop, *((step // n + 1) * n for n in every if n)])
+            count = min(most, boundary - step)
+            if count not in sizes and len(sizes) >= MOST_PROGRAMS:
+                count = 1
+            sizes.add(count)
             yield step, count
             step += count
 
@@ -119,38 +142,49 @@ class Loop:
         """Fetch the metrics of finished calls, all but the last `keep`, and log what is due."""
         ready = self.pending[: len(self.pending) - keep]
         self.pending = self.pending[len(ready) :]
-        for (first, count, _), metrics in zip(ready, jax.device_get([m for _, _, m in ready]), strict=True):
-            for i in range(count):
-                values = {name: float(np.asarray(v)[i] if count > 1 else v) for name, v in metrics.items()}
-                self._take(first + i + 1, values)
+        for call, metrics in zip(ready, jax.device_get([call.metrics for call in ready]), strict=True):
+            for i in range(call.count):
+                values = {name: float(np.asarray(v)[i] if call.count > 1 else v) for name, v in metrics.items()}
+                self._take(call.first + i + 1, values, call)
 
-    def _take(self, step: int, values: dict[str, float]) -> None:
+    def _take(self, step: int, values: dict[str, float], call: "Call") -> None:
         """One finished step's metrics, in order."""
         values.pop("weight")
+        self.clock.add_tokens(values.pop("tokens"))
         if values.pop("skipped"):
             self._skipped(step, values)
-        for name, value in values.items():
-            self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
-        self.epoch_steps += 1
-        self.window.append(values)
+        else:
+            for name, value in values.items():
+                self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
+            self.epoch_steps += 1
+            self.window.append(values)
+        latest = {name: value for name, value in values.items() if name.partition("/")[0] in ("lr", "loss_scale")}
         if step % self.config.train.log_every_steps == 0 or step == self.trainer.total_steps:
-            means = {name: float(np.mean([v[name] for v in self.window])) for name in values}
-            means["lr"] = self._lr(step - 1)
-            means |= self.clock.lap(step, self.config.data.batch_size, self.trainer.train_loader)
+            mean = lambda name: float(np.mean([v[name] for v in self.window])) if self.window else math.nan
+            means = {name: mean(name) for name in values} | latest
+            if self.skipped:
+                means["skipped_steps"] = self.skipped
+            means |= self.clock.lap(step, call.time_of(step), call.stall_s) | self.system.read()
             self.tracker.point(step, step / self.trainer.steps_per_epoch, "train", means)
             self.tracker.advance(0, {"loss": means["loss"], "samples/s": means["samples_per_s"]})
             self.window = []
         if step % self.trainer.steps_per_epoch == 0:
-            means = {name: total / self.epoch_steps for name, total in self.epoch_sums.items()}
-            self.train_history.append({**means, "lr": self._lr(step - 1)})
+            means = {name: total / max(1, self.epoch_steps) for name, total in self.epoch_sums.items()}
+            self.train_history.append(means | latest)
             self.epoch_sums, self.epoch_steps = {}, 0
 
     def _skipped(self, step: int, values: dict[str, float]) -> None:
-        """A step whose loss or gradients were not finite; its update was not applied."""
+        """A step whose update was not applied: loss or gradients not finite, or a spike."""
         self.skipped += 1
-        policy = "scale" if self.trainer.precision.scaled else self.config.train.nan_policy
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if step == self.last_skipped + 1 else 1
+        self.last_skipped = step
         what = f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}"
-        if policy in ("stop", "skip") and (policy == "stop" or self.skipped > self.config.train.max_skipped_steps):
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            self.tracker.warn(f"{what}: a spike, skipped ({self.skipped} skipped so far)")
+        elif self._endures():
+            scale = f", loss scale {values['loss_scale']:g}" if "loss_scale" in values else ""
+            self.tracker.warn(f"{what}{scale}: skipped ({self.skipped} skipped so far)")
+        else:
             indices, valid = self.trainer.train_loader.stream.batch(step - 1)
             path = self.trainer.folder / "not_finite.json"
             shown = {k: str(v) for k, v in values.items()}
@@ -159,11 +193,17 @@ class Loop:
                 f"{what}. The update was not applied; the batch's sample indices are in {path}. The last checkpoint is "
                 f"step {self.checkpoints.latest()}. Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
             )
-        self.tracker.warn(f"{what}: skipped ({self.skipped} so far)")
+
+    def _endures(self) -> bool:
+        """Whether the run goes on after a step that was not finite: float16 expects some, while its scale settles."""
+        if self.trainer.precision.scaled:
+            return self.skipped_in_a_row <= MOST_OVERFLOWS
+        return self.config.train.nan_policy == "skip" and self.skipped <= self.config.train.max_skipped_steps
 
     def _evaluate(self, step: int) -> None:
         self._drain()
-        metrics = self.trainer.evaluate()
+        with self.clock.phase("evaluation"):
+            metrics = self.trainer.evaluate()
         if self.best.metric not in metrics:
             raise UserError(f"evaluation.metric: {self.best.metric} is unknown; this task has {', '.join(metrics)}")
         self.last_metrics = metrics
@@ -177,11 +217,6 @@ class Loop:
         train = f"train loss {self.train_history[-1]['loss']:.4f}  " if self.train_history else ""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.tracker.say(f"epoch {epoch:g}  step {step}  {train}validation {shown}")
-        self.clock.pause()
-
-    def _lr(self, step: int) -> float:
-        factor = self.trainer.schedule(max(0, step - self.skipped))
-        return float(self.config.optim.lr * factor * self._lr_scale())
 
     def _lr_scale(self) -> float:
         return self.plateau.lr / self.config.optim.lr if self.plateau and self.config.optim.lr else 1.0
@@ -203,8 +238,11 @@ class Loop:
             "best_metrics": self.best_metrics,
             "last_metrics": self.last_metrics,
             "skipped": self.skipped,
+            "total_steps": self.trainer.total_steps,
+            "steps_per_epoch": self.trainer.steps_per_epoch,
         }
-        self.checkpoints.save(self.trainer.state, step, meta)
+        with self.clock.phase("checkpoint"):
+            self.checkpoints.save(self.trainer.state, step, meta)
 
     def restore(self, meta: dict) -> None:
         """Go on from what a checkpoint's meta.json holds."""
@@ -214,6 +252,13 @@ class Loop:
         for name in ("window", "epoch_sums", "epoch_steps", "train_history", "val_history", "skipped"):
             setattr(self, name, meta[name])
         self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]
+
+    def start_from(self, origin: "Origin") -> None:
+        """Go on from what `init_from` brought."""
+        for line in origin.lines:
+            self.tracker.say(line)
+        if self.plateau is not None and origin.plateau is not None:
+            self.plateau.restore(dict(origin.plateau))
 
     # --- words --------------------------------------------------------------------------------------------------
 
@@ -229,41 +274,31 @@ class Loop:
             f"{self.config.data.batch_size} on {device} ({trainer.layout.strategy}, {self.config.precision.policy})"
         )
 
-    def _say_compiled(self, program, metrics) -> None:
-        jax.block_until_ready(metrics)
+    def _say_compiled(self, program: Any, count: int) -> None:
+        work = self.clock.work
+        if work.flops is None and program.flops:
+            self.clock.work = dataclasses.replace(work, flops=self.trainer.model_flops(program.flops) / count)
         self.tracker.say(f"compiled: {self.trainer.compile_count}; the step alone {program.seconds:.1f} s")
-        self.clock = _Clock(int(self.trainer.state.step))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of the compiled step: what it runs, its metrics on the device, its time on the host."""
+
+    first: int
+    count: int
+    metrics: Any
+    began: float
+    ended: float
+    stall_s: float  # of the whole run up to here
+
+    def time_of(self, step: int) -> float:
+        """When `step` (1-based) was about done."""
+        return self.began + (self.ended - self.began) * (step - self.first) / self.count
 
 
 class NotFiniteError(RuntimeError):
     """Training met NaN or infinity and the policy is to stop."""
-
-
-class _Clock:
-    """Throughput and input stall between two logged points."""
-
-    def __init__(self, step: int):
-        self.first = self.step = step
-        self.began = self.time = time.perf_counter()
-        self.paused = 0.0
-        self.stall = 0.0
-
-    def lap(self, step: int, batch_size: int, loader) -> dict[str, float]:
-        now = time.perf_counter()
-        elapsed, steps = max(now - self.time, 1e-9), step - self.step
-        stall = max(0.0, loader.stall_s - self.stall)
-        self.time, self.step, self.stall = now, step, loader.stall_s
-        return {"samples_per_s": steps * batch_size / elapsed, "input_stall_ratio": min(1.0, stall / elapsed)}
-
-    def pause(self) -> None:
-        """What passed since the last lap was not training."""
-        now = time.perf_counter()
-        self.paused += now - self.time
-        self.time = now
-
-    def overall(self, step: int, batch_size: int) -> float:
-        elapsed = time.perf_counter() - self.began - self.paused
-        return (step - self.first) * batch_size / max(elapsed, 1e-9)
 
 
 def _cadence(every_steps: int | None, every_epochs: int | None, steps_per_epoch: int) -> int | None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from torch_bridge.layouts import key_of
+from torch_bridge.layouts import attribute_order, key_of, restore_order
 
 Arrays = dict[str, jax.Array]  # by the variable's path joined with dots, which is its torch key
 
@@ -21,6 +21,7 @@ class TrainState:
     step: int32, batches seen; it fixes the data position and the random keys. updates: int32, optimizer updates made;
     a skipped step does not count. params: trained. frozen: parameters that are not. buffers: all other variables
     (running statistics, carried state). ema: averaged params, or empty. scale: dynamic loss scale, or empty.
+    guard: running mean of the gradient norm, where loss spikes are skipped, or empty.
     """
 
     step: jax.Array
@@ -32,6 +33,7 @@ class TrainState:
     opt_state: Any
     ema: Arrays
     scale: Arrays
+    guard: Arrays
 
     def replace(self, **changes) -> "TrainState":
         return dataclasses.replace(self, **changes)
@@ -45,16 +47,21 @@ class Skeleton:
     treedef: Any
     keys: tuple[str, ...]
     kinds: tuple[str, ...]  # "params", "frozen" or "buffers", by key
+    order: tuple  # of attributes, as torch registers them
 
     @classmethod
     def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "Skeleton":
+        """Marks every variable with its key, so that a part of the model knows its parameters' names."""
+        for path, variable in nnx.iter_graph(model):
+            if isinstance(variable, nnx.Variable):
+                variable.set_metadata(key=key_of(path))
         graphdef, state = nnx.split(model)
         keys, kinds = [], []
         for path, variable in nnx.to_flat_state(state):
             keys.append(key_of(path))
             is_param = isinstance(variable, nnx.Param)
             kinds.append(("params" if trainable(keys[-1]) else "frozen") if is_param else "buffers")
-        return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds))
+        return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds), attribute_order(model))
 
     def split(self, model: nnx.Module) -> tuple[Arrays, Arrays, Arrays]:
         """The model's params, frozen parameters and buffers."""
@@ -65,9 +72,16 @@ class Skeleton:
 
     def merge(self, params: Arrays, frozen: Arrays, buffers: Arrays) -> nnx.Module:
         arrays = params | frozen | buffers
-        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, [arrays[key] for key in self.keys]))
+        model = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, [arrays[key] for key in self.keys]))
+        restore_order(model, self.order)
+        return model
 
 
 def initial_scale(scaled: bool) -> Arrays:
     """Loss scale of float16: the value and the updates since it last changed. Source: torch GradScaler's defaults."""
     return {"value": jnp.float32(2.0**16), "good_steps": jnp.int32(0)} if scaled else {}
+
+
+def initial_guard(guarded: bool) -> Arrays:
+    """What the spike guard remembers: mean gradient norm and the updates behind it."""
+    return {"mean_norm": jnp.float32(0), "count": jnp.int32(0)} if guarded else {}

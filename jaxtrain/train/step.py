@@ -5,77 +5,143 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from jaxtrain.data.loader import gather
+from jaxtrain.errors import UserError
+from jaxtrain.nn.remat import rematerialise
 from jaxtrain.optim.optimizer import Optimizer
+from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.random import Rngs
 from jaxtrain.task import Batch, Loss, Task
+from jaxtrain.train import guards
 from jaxtrain.train.state import Arrays, Skeleton, TrainState
 
 Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
+Gradients = Callable[[TrainState, Batch], tuple[Arrays, Loss, Arrays]]
 
-SCALE_GROWTH_STEPS = 2000  # torch GradScaler's growth_interval; it doubles then, and halves on an overflow
 
-
-def make_train_step(task: Task, config: Any, skeleton: Skeleton, optimizer: Optimizer, precision: Precision) -> Step:
+def make_train_step(
+    task: Task, config: Any, skeleton: Skeleton, optimizer: Optimizer, precision: Precision, layout: Layout
+) -> Step:
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
     batch: leaves [micro_batch, sample, ...]. hyper: `factor` float32 [updates] of the schedule, `lr` and
     `weight_decay` by group, `lr_scale` of the plateau rule. columns: the dataset, where it lives on the device.
     """
-
-    def loss_fn(params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
-        model = skeleton.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
-        value, weight, parts = task.loss(model, batch, config, Rngs(rng))
-        loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
-        return loss.value * scale, (loss, skeleton.split(model)[2])
-
-    compute_grads = _accumulate(loss_fn, config.train.accumulate_steps, config.train.accumulate_mean == "micro")
+    gradients = make_gradients(task, config, skeleton, precision, layout)
+    guard = guards.Guard.of(config, precision)
 
     def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
-        rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         batch = gather(batch, columns)
-        scale = state.scale["value"] if precision.scaled else jnp.float32(1)
-        grads, loss, buffers = compute_grads(state, batch, rng, scale)
+        grads, loss, buffers = gradients(state, batch)
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
         params, opt_state, norm = optimizer.update(grads, state.opt_state, state.params, lr, hyper["weight_decay"])
 
-        done = state.replace(params=params, opt_state=opt_state, buffers=buffers, updates=state.updates + 1)
+        new = state.replace(params=params, opt_state=opt_state, buffers=buffers, updates=state.updates + 1)
         if task.after_update is not None:
-            model = skeleton.merge(done.params, done.frozen, done.buffers)
-            stale = task.after_update(model, done.updates, config) or {}
-            new_params, new_frozen, new_buffers = skeleton.split(model)
-            done = done.replace(params=new_params, frozen=new_frozen, buffers=new_buffers)
-            done = done.replace(opt_state=_forget(done.opt_state, stale))
+            model = skeleton.merge(new.params, new.frozen, new.buffers)
+            stale = task.after_update(model, new.updates, config) or {}
+            params, frozen, new_buffers = skeleton.split(model)
+            new = new.replace(params=params, frozen=frozen, buffers=new_buffers)
+            new = new.replace(opt_state=_forget(new.opt_state, stale))
         if state.ema:
             decay = config.optim.ema_decay
-            ema = {key: decay * mean + (1 - decay) * done.params[key] for key, mean in state.ema.items()}
-            done = done.replace(ema=ema)
+            ema = {key: decay * mean + (1 - decay) * new.params[key] for key, mean in state.ema.items()}
+            new = new.replace(ema=ema)
 
+        verdict = guard.judge(state, loss, norm)
+        old = state.replace(buffers=_where(verdict.finite, buffers, state.buffers))
         counted = loss.weight > 0  # a batch of weight 0 moves no parameter, but what the loss carries on is kept
-        done = jax.tree.map(lambda new, old: jnp.where(counted, new, old), done, state.replace(buffers=buffers))
-        finite = jnp.isfinite(norm) & jnp.isfinite(loss.value)
-        if precision.scaled or config.train.nan_policy != "ignore":
-            done = jax.tree.map(lambda new, old: jnp.where(finite, new, old), done, state)
-        done = done.replace(step=state.step + 1, scale=_next_scale(state.scale, finite))
-        metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight, "skipped": ~finite}
-        return done, metrics
+        done = _where(counted & ~verdict.skipped, new, old)
+        done = done.replace(step=state.step + 1, scale=verdict.scale, guard=verdict.guard)
+        metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
+        metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
+        metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
+        return done, metrics | rates_of(lr)
 
     return train_step
 
 
-def repeat(step: Step, times: int) -> Step:
-    """`times` steps in one call: batches and metrics get a leading axis. One dispatch instead of many."""
-    if times == 1:
-        return step
+def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Precision, layout: Layout) -> Gradients:
+    """(state, gathered batch) -> gradients by parameter, Loss and the buffers after the forward pass."""
 
-    def many_steps(state, batches, hyper, columns):
-        return jax.lax.scan(lambda state, batch: step(state, batch, hyper, columns), state, batches)
+    def loss_fn(params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
+        pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; blocks gather their own
+        model = skeleton.merge(layout.gather(pieces), {}, buffers)
+        with rematerialise(config.train.remat, pieces, layout.gather if layout.gathers else None) as scope:
+            value, weight, parts = task.loss(model, batch, config, Rngs(rng))
+        if scope.policy != "none" and not scope.blocks:
+            raise UserError(
+                f"train.remat: {scope.policy}, but this model marks no blocks to recompute; let it call them through "
+                "jaxtrain.nn.block(module, x, rngs=rngs), or take train.remat=none"
+            )
+        loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
+        return loss.value * scale, (loss, skeleton.split(model)[2])
 
-    return many_steps
+    compute = _accumulate(loss_fn, config.train.accumulate_steps, config.train.accumulate_mean == "micro")
+
+    def gradients(state: TrainState, batch: Batch):
+        rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
+        scale = state.scale["value"] if precision.scaled else jnp.float32(1)
+        grads, loss, buffers = compute(state, batch, rng, scale)
+        return layout.scatter(grads), loss, buffers
+
+    return gradients
+
+
+def repeat(step: Step, times: int, looped: bool = False) -> Step:
+    """`times` steps in one call: batches and metrics get a leading axis where there are several. One dispatch.
+
+    looped: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this
+    makes the parameters the same bits whatever `times` is.
+    """
+    if times > 1:
+
+        def train_step(state, batches, hyper, columns):
+            return jax.lax.scan(lambda state, batch: step(state, batch, hyper, columns), state, batches)
+
+        return train_step
+    return _once(step) if looped else step
+
+
+def _once(step: Step) -> Step:
+    def train_step(state, batch, hyper, columns):
+        jaxpr, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch, hyper, columns)
+        body = jaxpr_as_fun(jaxpr)
+        stop = jax.lax.optimization_barrier(jnp.int32(1))  # the compiler takes a loop of known length 1 apart
+
+        def loop(index, carry):
+            part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf[None], index, keepdims=False), batch)
+            flat = body(*jax.tree.leaves((carry[0], part, hyper, columns)))
+            state, metrics = jax.tree.unflatten(jax.tree.structure(shapes), flat)
+            put = lambda whole, value: jax.lax.dynamic_update_index_in_dim(whole, value, index, 0)
+            return state, jax.tree.map(put, carry[1], metrics)
+
+        empty = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes[1])
+        state, metrics = jax.lax.fori_loop(0, stop, loop, (state, empty))
+        return state, jax.tree.map(lambda leaf: leaf[0], metrics)
+
+    return train_step
+
+
+def rates_of(lr: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The learning rates of a step as metrics: "lr", and "lr/<group>" where there are several."""
+    names = sorted(lr)
+    first = "default" if "default" in lr else names[0]
+    return {"lr": lr[first]} | ({f"lr/{name}": lr[name] for name in names} if len(names) > 1 else {})
+
+
+def count_tokens(batch: Batch) -> jax.Array:
+    """Tokens of a batch of text: its attention_mask, where it has one, over the valid rows; else 0."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return jnp.float32(0)
+    valid = batch["valid"].reshape(batch["valid"].shape + (1,) * (mask.ndim - batch["valid"].ndim))
+    return jnp.sum((mask > 0) & valid).astype(jnp.float32)
 
 
 def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):
@@ -115,6 +181,10 @@ def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):
     return whole if micro_batches == 1 else in_parts
 
 
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)
+
+
 def _forget(opt_state: Any, stale: Mapping[str, jax.Array]) -> Any:
     """The optimizer's state with the moments of the marked elements zeroed; counters stay."""
 
@@ -123,12 +193,3 @@ def _forget(opt_state: Any, stale: Mapping[str, jax.Array]) -> Any:
         return leaf if mask is None or mask.shape != leaf.shape else jnp.where(mask, 0, leaf).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(clear, opt_state) if stale else opt_state
-
-
-def _next_scale(scale: Arrays, finite) -> Arrays:
-    if not scale:
-        return scale
-    grown = scale["good_steps"] + 1 >= SCALE_GROWTH_STEPS
-    value = jnp.where(finite, jnp.where(grown, scale["value"] * 2, scale["value"]), scale["value"] / 2)
-    good_steps = jnp.where(finite & ~grown, scale["good_steps"] + 1, 0)
-    return {"value": value, "good_steps": good_steps}

@@ -1,42 +1,43 @@
-"""What a run tells: console, train.log, metrics.jsonl, TensorBoard. Only process 0 writes."""
+"""What a run tells: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
 
 import json
 import logging
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
-from jaxtrain.errors import UserError
+from jaxtrain.train.trackers import Backend, make_backends
 
 LOG = logging.getLogger("jaxtrain")
 
 
 class Tracker:
-    """One place to send numbers to. `point` is one line of metrics.jsonl and one TensorBoard point per value."""
+    """One place to send numbers to. `point` is one line of metrics.jsonl and one point per value in every tracker.
+
+    Raises UserError for a tracker whose package is missing; whatever one raises later is reported once, and the run
+    goes on without it.
+    """
 
     def __init__(self, folder: pathlib.Path, config: Any, active: bool):
         self.folder = folder
+        self.config = config
         self.quiet = config.run.quiet
         self.active = active
         self._bar: tqdm | None = None
         self._metrics = None
-        self._board = None
+        self._backends: dict[str, Backend] = {}
+        self._constructors: dict[str, Callable[[], Backend]] = {}
         if not active:
             LOG.addHandler(logging.NullHandler())
             return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._log_to(folder / "train.log")
-            self._metrics = (folder / "metrics.jsonl").open("a")
-        except OSError as error:
-            raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}; choose another run.dir") from None
-        if config.tracking.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._constructors = make_backends(config, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log_to(folder / "train.log")
+        self._metrics = (folder / "metrics.jsonl").open("a")
 
     def _log_to(self, path: pathlib.Path) -> None:
         LOG.setLevel(logging.INFO)
@@ -52,7 +53,7 @@ class Tracker:
         LOG.addHandler(to_console)
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after `step`, as the run goes on from there."""
+        """Forget what was logged after `step`, as the run goes on from there, and start the trackers."""
         if not self.active:
             return
         self._metrics.close()
@@ -62,6 +63,20 @@ class Tracker:
         aside.write_text("".join(line + "\n" for line in kept))
         aside.rename(path)
         self._metrics = path.open("a")
+        self._start_backends(step)
+
+    def _start_backends(self, step: int) -> None:
+        from jaxtrain import config_io
+
+        settings, text = self.config.model_dump(mode="json"), config_io.dump(self.config)
+        for name, construct in self._constructors.items():
+            try:
+                backend = construct()
+                backend.start(step, settings, text)
+            except Exception as error:
+                self._report(name, error)
+            else:
+                self._backends[name] = backend
 
     def point(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         if not self.active:
@@ -69,9 +84,27 @@ class Tracker:
         line = {"step": step, "epoch": round(epoch, 6), "split": split, "values": dict(values)}
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{split}/{name}", value, step)
+        shared = lambda name: name.partition("/")[0] in ("lr", "system", "throughput", "time")
+        self._send("scalars", step, {n if shared(n) and "/" in n else f"{split}/{n}": v for n, v in values.items()})
+
+    def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
+        """counts: [bin]. edges: [bin + 1]."""
+        self._send("histogram", step, name, counts, edges)
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """image: float in 0..1 or uint8, [height, width, 1 or 3]."""
+        self._send("image", step, name, image)
+
+    def _send(self, method: str, *arguments: Any) -> None:
+        for name, backend in list(self._backends.items()):
+            try:
+                getattr(backend, method)(*arguments)
+            except Exception as error:
+                del self._backends[name]
+                self._report(name, error)
+
+    def _report(self, name: str, error: Exception) -> None:
+        self.warn(f"{name} failed and is off for the rest of the run: {type(error).__name__}: {error}")
 
     def progress(self, done: int, total: int) -> None:
         """Start the bar (only on a terminal)."""
@@ -90,14 +123,13 @@ class Tracker:
     def warn(self, message: str) -> None:
         LOG.warning(message)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
         if self._metrics is not None:
             self._metrics.close()
-        if self._board is not None:
-            self._board.close()
+        self._send("close", failed)
 
 
 class _ConsoleHandler(logging.Handler):

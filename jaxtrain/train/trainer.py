@@ -23,15 +23,18 @@ from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache
 from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
+from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Loss, Task, find_task
-from jaxtrain.train import evaluation
+from jaxtrain.train import evaluation, init_from, out_of_memory
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.compiled import Compiled
+from jaxtrain.train.flops import model_flops
 from jaxtrain.train.loop import Loop
 from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale
 from jaxtrain.train.step import make_train_step, repeat
+from jaxtrain.train.throughput import Work
 from jaxtrain.train.tracking import Tracker
 from torch_bridge import state_dict as bridge
 
@@ -42,7 +45,8 @@ class Trainer:
     model: an nnx.Module of your own, or None to let the task build it, sharded from the start.
     train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> scalar
-    or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples.
+    or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples. devices: all there are, if
+    left out. abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
     """
 
@@ -55,6 +59,8 @@ class Trainer:
         *,
         task: Task | str | None = None,
         loss: Callable | None = None,
+        devices: list | None = None,
+        abstract: bool = False,
     ):
         config = TrainingConfig() if config is None else config
         self.task = _resolve_task(task, loss, config)
@@ -65,9 +71,9 @@ class Trainer:
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
 
         self.precision = POLICIES[self.config.precision.policy]
-        self.layout = make_layout(self.config.shard, self.task.shard_rules)
+        self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
         self._make_data(train_dataset, val_dataset)
-        self._make_model(model)
+        self._make_model(model, abstract)
         self.user_model = model
 
     # --- assembly -----------------------------------------------------------------------------------------------
@@ -136,11 +142,12 @@ class Trainer:
 
         return jax.tree.map(place, *batches)
 
-    def _make_model(self, model: nnx.Module | None) -> None:
+    def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
         task, config = self.task, self.config
         build = lambda: task.build_model(self.resolved, nnx.Rngs(config.seed))
-        abstract = nnx.eval_shape(build) if model is None else model
-        self.skeleton = Skeleton.of(abstract, lambda key: task.trainable(key, config))
+        self.skeleton = Skeleton.of(
+            nnx.eval_shape(build) if model is None else model, lambda key: task.trainable(key, config)
+        )
         shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
         self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
         self.schedule = schedules.build(config.optim.schedule, config.optim.lr, self.total_steps, self.steps_per_epoch)
@@ -164,7 +171,11 @@ class Trainer:
             )
 
         arrays = None if model is None else self.skeleton.split(model)
-        self.shardings = state_shardings(jax.eval_shape(create, arrays), self.layout)
+        shapes = jax.eval_shape(create, arrays)
+        self.shardings = state_shardings(shapes, self.layout)
+        if abstract:
+            self.state = jax.tree.map(_abstract, shapes, self.shardings)
+            return
         self.state = jax.jit(create, out_shardings=self.shardings)(arrays)
         weights = task.initial_weights(config) if model is None and task.initial_weights is not None else None
         if weights is not None:
@@ -228,7 +239,9 @@ class Trainer:
             tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
             for change in self._changes():
                 tracker.say(f"changed since then: {change}")
-        tracker.rewind(step or 0)
+        elif config.init_from is not None:
+            loop.start_from(init_from.apply(self, config.init_from))
+        tracker.rewind(int(self.state.step))
         if jax.process_index() == 0:
             config_io.save(config, self.folder / "config.yaml")
             (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
@@ -244,9 +257,44 @@ class Trainer:
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
-        step = make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision)
-        jitted = jax.jit(repeat(step, steps), donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
-        return Compiled(jitted, "the training step", batch=1)
+        step = make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
+        on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
+        repeated = repeat(step, steps, looped=on_cpu)
+        jitted = jax.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
+        return Compiled(jitted, "the training step", batch=1, out_of_memory=self._out_of_memory)
+
+    def _out_of_memory(self, arguments: tuple, program: Any) -> str:
+        memory = out_of_memory.measure(arguments[0], arguments[3], program)
+        return out_of_memory.explain(self.config, memory, self.layout.mesh.size)
+
+    def work(self) -> Work:
+        """What one step is worth, but for its FLOPs, which the compiled step knows."""
+        precision = self.config.precision
+        peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
+        return Work(self.config.data.batch_size, None, self.layout.mesh.size, peak)
+
+    def model_flops(self, flops: float) -> float:
+        return model_flops(flops, self.config.train.remat)
+
+    def abstract_arguments(self) -> tuple:
+        """Shapes and shardings of the training step's arguments, from the first sample of the data."""
+        accumulate = self.config.train.accumulate_steps
+        loader = self.train_loader
+        columns = (
+            jax.tree.map(lambda c: _abstract(c, self.layout.replicated), loader.source.columns)
+            if loader.on_device
+            else {}
+        )
+        sharding = self.layout.batch(leading=1)
+        size = self.config.data.batch_size // accumulate
+        one = loader.host_batch(0, rows=np.arange(1))
+        batch = jax.tree.map(
+            lambda row: jax.ShapeDtypeStruct((accumulate, size, *row.shape[1:]), row.dtype, sharding=sharding), one
+        )
+        rates = optimizers.rates(self.config.optim, set(self.optimizer.groups.values()) or {"default"})
+        hyper = {"factor": np.zeros(self.total_steps, np.float32), "lr_scale": np.float32(1), **rates}
+        hyper = jax.tree.map(lambda v: _abstract(np.asarray(v, np.float32), self.layout.replicated), hyper)
+        return self.state, batch, hyper, columns
 
     def hyper(self, lr_scale: float = 1.0) -> dict:
         """What the step takes as numbers, not as code: a change compiles nothing anew."""
@@ -324,14 +372,23 @@ class Trainer:
         """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them."""
         return bridge.state_dict(self.model())
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take weights from a torch state dict (tensors or arrays). Raises StateDictMismatch where they do not fit."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
+    ) -> tuple[list[str], list[str]]:
+        """Take weights from a torch state dict (tensors, arrays or Leaves); gives its missing and unexpected keys.
+
+        Raises StateDictMismatch, which names `source`, where they do not fit.
+        """
         model = self.skeleton.merge(self.state.params, self.state.frozen, self.state.buffers)
-        bridge.load_state_dict(model, {key: np.asarray(value) for key, value in state.items()}, strict)
-        params, frozen, buffers = self.skeleton.split(model)
-        self.state = self.state.replace(
-            params=params, frozen=frozen, buffers=buffers, ema=params if self.state.ema else {}
-        )
+        averaged = self.state.ema
+        self.state = self.state.replace(params={}, frozen={}, buffers={}, ema={})  # an old array goes as its heir comes
+        try:
+            keys = bridge.load_state_dict(model, state, strict, source)
+            averaged = averaged and jax.tree.map(jnp.copy, self.skeleton.split(model)[0])
+        finally:
+            params, frozen, buffers = self.skeleton.split(model)
+            self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
+        return keys
 
     def _write_back(self) -> None:
         if self.user_model is not None:
@@ -357,6 +414,10 @@ class Trainer:
 
 class ProcessLostError(RuntimeError):
     """Another process of the run was killed, stopped or cut off."""
+
+
+def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def agreed(step: int | None) -> int | None:

@@ -42,7 +42,7 @@ class DigitsViT(nnx.Module):
         x = self.patch_embed(nn.gelu(self.stem(image)))
         x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2) + self.pos_embed[...]
         for block in self.blocks:
-            x = block(x, rngs)
+            x = nn.block(block, x, rngs)
         return self.head(jnp.mean(self.norm(x), axis=1))
 
 

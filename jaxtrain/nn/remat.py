@@ -1,0 +1,79 @@
+"""Activation rematerialisation: what the backward pass computes again instead of keeping.
+
+A model calls its blocks through `block(module, x, rngs=rngs)`; what that does is decided by the run
+(`train.remat: none | dots | full`), not by the model.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+POLICIES = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps weight products, recomputes the rest
+    "full": jax.checkpoint_policies.nothing_saveable,  # keeps a block's inputs only
+}
+
+
+@dataclasses.dataclass
+class Scope:
+    """policy: one of POLICIES. blocks: how many blocks were called under it. pieces: the model's parameters as they are
+    kept between steps, by key, where every device holds a piece of each; gather puts some of them together."""
+
+    policy: str
+    blocks: int = 0
+    pieces: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+    gather: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
+
+    def checkpoint(self, function: Callable) -> Callable:
+        """`function`, which keeps for its backward pass what the policy says, and never a gathered weight."""
+        if self.policy == "none":
+            return jax.checkpoint(function, policy=lambda primitive, *_, **__: primitive.name != "sharding_constraint")
+        return jax.checkpoint(function, policy=POLICIES[self.policy])
+
+
+_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("remat", default=None)
+
+
+@contextlib.contextmanager
+def rematerialise(policy: str, pieces: Mapping[str, jax.Array], gather: Callable | None) -> Iterator[Scope]:
+    """Blocks called inside follow `policy`, and gather their own weights where these are kept in pieces."""
+    scope = Scope(policy, 0, pieces, gather)
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _scope.reset(token)
+
+
+def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
+    """module(*arguments, **options), recomputed in the backward pass where the run asks for it.
+
+    Dropout is replayed with the same masks; running statistics are updated once. The numbers are those of the plain
+    call, up to how the compiler fuses them.
+    """
+    scope = _scope.get()
+    if scope is None or (scope.policy == "none" and scope.gather is None):
+        return module(*arguments, **options)
+    scope.blocks += 1
+    graphdef, params, others = nnx.split(module, nnx.Param, ...)
+    if scope.gather is not None:
+        keys = [variable.get_metadata("key") for _, variable in nnx.to_flat_state(params)]
+        params = jax.tree.unflatten(jax.tree.structure(params), [scope.pieces[key] for key in keys])
+
+    def run(params, others):
+        if scope.gather is not None:
+            whole = scope.gather(dict(zip(keys, jax.tree.leaves(params), strict=True)))
+            params = jax.tree.unflatten(jax.tree.structure(params), [whole[key] for key in keys])
+        inner = nnx.merge(graphdef, params, others)
+        result = inner(*arguments, **options)
+        return result, nnx.split(inner, nnx.Param, ...)[2]
+
+    result, others = scope.checkpoint(run)(params, others)
+    nnx.update(module, others)
+    return result

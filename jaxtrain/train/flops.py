@@ -1,0 +1,61 @@
+"""Floating-point operations of a compiled step, counted in its jaxpr: products of matrices and convolutions.
+
+XLA's own count is not used: it takes the body of a loop once, however often it runs.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+def count(jaxpr: core.Jaxpr) -> float:
+    """Operations (a multiply and an add are two) of one call, over all devices; element-wise work is left out.
+
+    A loop counts its length (a `while` once), a branch its dearest arm.
+    """
+    return float(sum(_equation(equation) for equation in jaxpr.eqns))
+
+
+def model_flops(flops: float, remat: str) -> float:
+    """Without what `train.remat: full` computes again: a fourth of forward (1), recomputed (1) and backward (2)."""
+    return flops * (0.75 if remat == "full" else 1.0)
+
+
+def _equation(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (left_contract, _), (left_batch, _) = params["dimension_numbers"]
+        left, right = (variable.aval.shape for variable in equation.invars)
+        depth = math.prod(left[a] for a in left_contract)
+        shared = math.prod(left[a] for a in left_batch)
+        return (
+            2.0
+            * depth
+            * shared
+            * (math.prod(left) / max(1, depth * shared))
+            * math.prod(right)
+            / max(1, depth * shared)
+        )
+    if name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        out_channels = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / max(1, out_channels)
+    inner = [count(jaxpr) for jaxpr in _jaxprs(params)]
+    if name == "cond":
+        return max(inner, default=0.0)
+    if name == "shard_map":
+        return sum(inner) * params["mesh"].size
+    return sum(inner) * (params["length"] if name == "scan" else 1)
+
+
+def _jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+    leaves = jax.tree.leaves(
+        list(params.values()), is_leaf=lambda leaf: isinstance(leaf, (core.Jaxpr, core.ClosedJaxpr))
+    )
+    return [
+        leaf.jaxpr if isinstance(leaf, core.ClosedJaxpr) else leaf
+        for leaf in leaves
+        if isinstance(leaf, (core.Jaxpr, core.ClosedJaxpr))
+    ]

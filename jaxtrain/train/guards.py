@@ -1,0 +1,70 @@
+"""Whether a step's update is applied: the dynamic loss scale of float16, NaN and infinity, spikes."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.runtime.precision import Precision
+from jaxtrain.task import Loss
+from jaxtrain.train.state import Arrays, TrainState
+
+SCALE_GROWTH_STEPS = 2000  # torch GradScaler's growth_interval; it doubles then, and halves on an overflow
+SPIKE_MEMORY = 0.98  # of the running mean of the gradient norm
+SPIKE_WARMUP_STEPS = 20  # updates before the mean is trusted
+
+
+class Verdict(NamedTuple):
+    """finite: loss and gradients are. skipped: the update is not applied. scale, guard: the next step's."""
+
+    finite: jax.Array
+    skipped: jax.Array
+    scale: Arrays
+    guard: Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """What makes a step skip its update. A skipped step moves neither weights nor schedule, only the data position."""
+
+    not_finite: bool
+    spike_factor: float | None
+
+    @classmethod
+    def of(cls, config: Any, precision: Precision) -> "Guard":
+        return cls(precision.scaled or config.train.nan_policy != "ignore", config.train.spike_factor)
+
+    def judge(self, state: TrainState, loss: Loss, norm: jax.Array) -> Verdict:
+        """norm: of the unscaled gradients, before clipping."""
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss.value)
+        skipped = ~finite if self.not_finite else jnp.bool_(False)
+        guard = state.guard
+        if self.spike_factor is not None:
+            trusted = guard["count"] >= SPIKE_WARMUP_STEPS
+            limit = self.spike_factor * guard["mean_norm"]
+            skipped = skipped | (trusted & (norm > limit))
+            guard = _follow(guard, jnp.where(trusted, jnp.minimum(norm, limit), norm), finite)
+        return Verdict(finite | (not self.not_finite), skipped, next_scale(state.scale, finite), guard)
+
+
+def next_scale(scale: Arrays, finite: jax.Array) -> Arrays:
+    """Half after an overflow, double after 2,000 good steps. Source: torch.amp.GradScaler's defaults."""
+    if not scale:
+        return scale
+    grown = scale["good_steps"] + 1 >= SCALE_GROWTH_STEPS
+    doubled = scale["value"] * 2
+    value = jnp.where(grown & jnp.isfinite(doubled), doubled, scale["value"])
+    good_steps = jnp.where(finite & ~grown, scale["good_steps"] + 1, 0)
+    return {"value": jnp.where(finite, value, scale["value"] / 2), "good_steps": good_steps}
+
+
+def _follow(guard: Arrays, norm: jax.Array, finite: jax.Array) -> Arrays:
+    """A lasting rise is followed too: a spike counts as the limit it broke."""
+    count = guard["count"]
+    memory = jnp.minimum(SPIKE_MEMORY, count / (count + 1.0))  # a plain mean at first
+    mean = memory * guard["mean_norm"] + (1 - memory) * jnp.where(finite, norm, 0)
+    return {
+        "mean_norm": jnp.where(finite, mean, guard["mean_norm"]),
+        "count": count + finite.astype(count.dtype),
+    }

@@ -1,0 +1,65 @@
+"""Histograms of parameters and gradients, every so many steps, for the trackers that show them."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.data.loader import gather
+from jaxtrain.train.step import make_gradients
+
+if TYPE_CHECKING:
+    from jaxtrain.train.tracking import Tracker
+    from jaxtrain.train.trainer import Trainer
+
+BINS = 64
+
+
+class Histograms:
+    """every_steps: None switches them off; then nothing is compiled.
+
+    The gradients of a logged step are computed a second time, by a program of their own: the same batch and the same
+    random keys give the same gradients, and the training step stays as it is.
+    """
+
+    def __init__(self, trainer: "Trainer", every_steps: int | None):
+        self.trainer, self.every_steps = trainer, every_steps
+        self._programs: dict[bool, Any] = {}
+
+    def log(self, first: int, count: int, batch: Any, columns: Any, tracker: "Tracker") -> None:
+        """Before the call that runs steps `first` to `first + count`: log, if the first of them is due."""
+        if self.every_steps is None or first % self.every_steps:
+            return
+        several = count > 1
+        if several not in self._programs:
+            self._programs[several] = self._program(several)
+        for name, (counts, low, high) in jax.device_get(
+            self._programs[several](self.trainer.state, batch, columns)
+        ).items():
+            tracker.histogram(first, name, np.asarray(counts), np.linspace(low, high, BINS + 1))
+
+    def _program(self, several: bool):
+        trainer = self.trainer
+        gradients = make_gradients(trainer.task, trainer.resolved, trainer.skeleton, trainer.precision, trainer.layout)
+
+        def histograms(state, batch, columns):
+            if several:
+                batch = jax.tree.map(lambda leaf: leaf[0], batch)
+            grads, _, _ = gradients(state, gather(batch, columns))
+            named = {"parameters": state.params, "gradients": grads}
+            return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
+
+        return jax.jit(histograms, out_shardings=trainer.layout.replicated)
+
+
+def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Counts int32 [BINS] of equal bins between the smallest and the largest finite value, and those two."""
+    values = values.astype(jnp.float32).ravel()
+    finite = jnp.isfinite(values)
+    low = jnp.min(jnp.where(finite, values, jnp.inf), initial=jnp.inf)
+    high = jnp.max(jnp.where(finite, values, -jnp.inf), initial=-jnp.inf)
+    low, high = jnp.where(low <= high, low, 0.0), jnp.where(low <= high, high, 0.0)
+    high = jnp.where(high > low, high, low + 1e-6 + 1e-6 * jnp.abs(low))
+    bins = jnp.clip(((values - low) / (high - low) * BINS).astype(jnp.int32), 0, BINS - 1)
+    return jnp.zeros(BINS, jnp.int32).at[jnp.where(finite, bins, BINS)].add(1, mode="drop"), low, high

@@ -1,0 +1,73 @@
+"""Where the numbers of a run go besides its own files: TensorBoard, Weights & Biases, MLflow.
+
+A backend is a small class with the methods of `Backend`. What it raises is reported once and then ignored: no tracker
+stops a run.
+"""
+
+import importlib.util
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxtrain.errors import UserError
+
+
+class Backend(Protocol):
+    """Names are "train/loss", "validation/accuracy", ...; steps count optimizer steps."""
+
+    def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
+        """step: points after it are about to be logged (again). config: all settings, nested; text: as YAML."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
+        """counts: [bin]. edges: [bin + 1]."""
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """image: float in 0..1 or uint8, [height, width, 1 or 3]."""
+
+    def close(self, failed: bool) -> None: ...
+
+
+def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], Backend]]:
+    """Constructors of the backends that `tracking` asks for, by name. Raises UserError where a package is missing."""
+    tracking = config.tracking
+    wanted: dict[str, Callable[[], Backend]] = {}
+    if tracking.tensorboard:
+        _require("tensorboardX", "tracking.tensorboard", "tensorboardX")
+
+        def tensorboard() -> Backend:
+            from jaxtrain.train.trackers.tensorboard import TensorBoard
+
+            return TensorBoard(folder / "tensorboard")
+
+        wanted["TensorBoard"] = tensorboard
+    if tracking.wandb:
+        _require("wandb", "tracking.wandb", "wandb")
+
+        def wandb() -> Backend:
+            from jaxtrain.train.trackers.wandb import WeightsAndBiases
+
+            return WeightsAndBiases(folder, tracking.wandb_project, config.run.name or folder.name)
+
+        wanted["W&B"] = wandb
+    if tracking.mlflow:
+        _require("mlflow", "tracking.mlflow", "mlflow")
+
+        def mlflow() -> Backend:
+            from jaxtrain.train.trackers.mlflow import MLflow
+
+            return MLflow(folder, tracking.mlflow_uri, config.task or "jaxtrain", config.run.name or folder.name)
+
+        wanted["MLflow"] = mlflow
+    return wanted
+
+
+def _require(module: str, setting: str, package: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UserError(
+            f"{setting}: true, but the package {package} is not installed; pip install 'jaxtrain[tracking]', or "
+            f"{setting}=false"
+        )

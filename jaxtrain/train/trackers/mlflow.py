@@ -1,0 +1,66 @@
+"""MLflow: parameters, metrics, the config and pictures, in a local store or on a tracking server."""
+
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
+PARAM_LENGTH = 500  # characters that every MLflow store takes
+BATCH = 100  # parameters of one request
+
+
+class MLflow:
+    """One MLflow run per run folder: a resumed run goes on in it.
+
+    uri: sqlite:///..., http://...; None: `mlflow.db` in the run folder, artifacts beside it.
+    """
+
+    def __init__(self, folder: pathlib.Path, uri: str | None, experiment: str, name: str):
+        self.folder, self.experiment, self.name = folder.absolute(), experiment, name
+        self.uri = uri or f"sqlite:///{self.folder / 'mlflow.db'}"
+        self.artifacts = None if uri and uri.startswith("http") else (self.folder / "mlflow_artifacts").as_uri()
+        self._client: Any = None
+        self._run = ""
+
+    def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
+        self._client = MlflowClient(tracking_uri=self.uri)
+        known = self._client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self.experiment, self.artifacts)
+        remembered = self.folder / "mlflow_run.txt"
+        if step and remembered.is_file():
+            self._run = remembered.read_text().strip()
+            self._client.set_terminated(self._run, status="RUNNING")
+            return
+        self._run = self._client.create_run(experiment, run_name=self.name).info.run_id
+        remembered.write_text(self._run)
+        params = [Param(key, str(value)[:PARAM_LENGTH]) for key, value in _leaves(config)]
+        for first in range(0, len(params), BATCH):
+            self._client.log_batch(self._run, params=params[first : first + BATCH])
+        self._client.log_text(self._run, text, "config.yaml")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, [Metric(name, value, now, step) for name, value in values.items()])
+
+    def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
+        document = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step}
+        self._client.log_dict(self._run, document, f"histograms/{name}/{step}.json")
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        self._client.log_image(self._run, image, f"images/{name}/{step}.png")
+
+    def close(self, failed: bool) -> None:
+        if self._run:
+            self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -10,7 +10,15 @@ from flax import nnx
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import original_schedules
-from jaxtrain.systems.criteria_evidence import architecture_models, families, losses, scores
+from jaxtrain.systems.criteria_evidence import (
+    architecture_models,
+    csv_files,
+    examples,
+    families,
+    losses,
+    scores,
+    tokenization,
+)
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora, is_adapter
 from jaxtrain.systems.criteria_evidence.pooling import SequencePooler
@@ -49,7 +57,7 @@ def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, n
     return recipes[kind_of(case)](case, tensors)
 
 
-# --- building -------------------------------------------------------------------------------------------------------
+# --- building ------------------------------------------------------------------------------------------------------
 
 
 def encoder_of(values: dict) -> Encoder:
@@ -62,9 +70,7 @@ def encoders_of(case: dict) -> dict[str, Encoder]:
     if case["architecture"] != "joint":
         return {"encoder": encoder_of(case["encoder"])}
     shared = case.get("encoder") or case.get("criteria_encoder")
-    return {
-        name: encoder_of(case.get(name) or shared) for name in ("criteria_encoder", "evidence_encoder")
-    }
+    return {name: encoder_of(case.get(name) or shared) for name in ("criteria_encoder", "evidence_encoder")}
 
 
 def options_of(case: dict) -> dict:
@@ -144,7 +150,7 @@ def losses_of(outputs: dict, batch: dict, weights: dict) -> dict[str, jax.Array]
     return {**found, "total": total}
 
 
-# --- one model: outputs, losses, gradients, three steps ----------------------------------------------------------------
+# --- one model: outputs, losses, gradients, three steps ------------------------------------------------------------
 
 
 def replay_model(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -178,7 +184,11 @@ def encodings(model: nnx.Module, inputs: dict) -> dict[str, jax.Array]:
     for name in ("encoder", "criteria_encoder", "evidence_encoder"):
         encoder = getattr(model, name, None)
         prefix = name.removesuffix("encoder")
-        own = {key: inputs[f"{prefix}{key}"] for key in ("input_ids", "attention_mask", "token_type_ids") if f"{prefix}{key}" in inputs}
+        own = {
+            key: inputs[f"{prefix}{key}"]
+            for key in ("input_ids", "attention_mask", "token_type_ids")
+            if f"{prefix}{key}" in inputs
+        }
         if encoder is None or "input_ids" not in own or isinstance(model, families.base_models.Classifier):
             continue
         encoding = encoder(**own)
@@ -250,11 +260,44 @@ def replay_variants(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.
     return result
 
 
-# --- heads ------------------------------------------------------------------------------------------------------------
+# --- heads ---------------------------------------------------------------------------------------------------------
+
+
+FIXTURE = pathlib.Path(__file__).parents[1] / "golden" / "criteria_evidence" / "fixture"
 
 
 def replay_data(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {}
+    """Items of every dataset over the rows whose answer is found, padded to the full length."""
+    beside = pathlib.Path(case.get("folder", "")) / case.get("fixture", "fixture")
+    folder = beside if "folder" in case and (beside / "tokenizer.json").is_file() else FIXTURE
+    tokenizer = tokenization.load(folder / "tokenizer.json")
+    texts = csv_files.read_criteria(folder / "dsm_criteria.json")
+    result = {}
+    for dataset in case["ok_rows"]:
+        family, architecture = dataset.split("_", 1)
+        file = "redsm5_annotations.csv" if architecture == "criteria" else "redsm5_matched_evidence.csv"
+        found = examples.make_examples(
+            csv_files.read_rows(folder / file, ("sentence_text", "status")),
+            tokenizer,
+            architecture,
+            pair=family == "arch",
+            criterion_texts=texts,
+            max_length=case["criteria_max_length"],
+            evidence_max_length=case["evidence_max_length"],
+        )
+        some = next(iter(found.texts.values()))
+        rows = [row for row in range(len(some)) if row not in found.problems]
+        for side, encoded in found.texts.items():
+            short = architecture == "criteria" or side == "criteria_"
+            width = case["criteria_max_length" if short else "evidence_max_length"]
+            columns = examples.padded(encoded, rows, width, tokenizer.pad_id)
+            result |= {f"out/{dataset}.{side}{name}": column for name, column in columns.items()}
+        if found.labels is not None:
+            result[f"out/{dataset}.labels"] = found.labels[rows]
+        if found.spans is not None:
+            result[f"out/{dataset}.start_positions"] = found.spans[rows, 0]
+            result[f"out/{dataset}.end_positions"] = found.spans[rows, 1]
+    return {key: np.asarray(value, np.int64) for key, value in result.items()}
 
 
 def replay_heads(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -265,7 +308,9 @@ def replay_heads(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
     width = hidden.shape[-1]
     result: dict[str, jax.Array] = {}
     for pooling in ("mean", "max", "attn"):
-        pooler = loaded(abstract(lambda: SequencePooler(width, pooling, rngs=nnx.Rngs(0))), tensors, f"param/pooler_{pooling}.")
+        pooler = loaded(
+            abstract(lambda: SequencePooler(width, pooling, rngs=nnx.Rngs(0))), tensors, f"param/pooler_{pooling}."
+        )
         for suffix, given in (("", mask), ("_nomask", None), ("_floatmask", mask.astype(jnp.float32))):
             result[f"out/{pooling}{suffix}"] = pooler(hidden, given)
         result[f"grad/hidden_{pooling}_rows1plus"] = jax.grad(lambda h: jnp.square(pooler(h, mask)[1:]).sum())(hidden)
@@ -274,7 +319,9 @@ def replay_heads(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
     for name, options in case["head_cfgs"].items():
         labels = tensors[f"param/cls{name}.out.weight"].shape[0] if f"param/cls{name}.out.weight" in tensors else 3
         head = abstract(lambda: architecture_models.ClassificationHead(width, labels, **options, rngs=nnx.Rngs(0)))
-        result[f"out/cls{name}"] = loaded(head, tensors, f"param/cls{name}.")(hidden[:, 0] if pooled is None else pooled)
+        result[f"out/cls{name}"] = loaded(head, tensors, f"param/cls{name}.")(
+            hidden[:, 0] if pooled is None else pooled
+        )
         span = abstract(lambda: architecture_models.SpanPredictionHead(width, **options, rngs=nnx.Rngs(0)))
         start, end = loaded(span, tensors, f"param/span{name}.")(hidden)
         result |= {f"out/span{name}_start": start, f"out/span{name}_end": end}
@@ -287,7 +334,7 @@ def loaded(module: nnx.Module, tensors: dict[str, np.ndarray], prefix: str) -> n
     return module
 
 
-# --- the trainer ------------------------------------------------------------------------------------------------------
+# --- the trainer ---------------------------------------------------------------------------------------------------
 
 TRAINER = {
     "num_epochs": 10,

@@ -23,7 +23,7 @@ def build(
     rngs: nnx.Rngs,
     **options,
 ) -> nnx.Module:
-    """family: project, architectures or base. architecture: criteria, evidence, share or joint (base has the first two).
+    """family: project, architectures or base. architecture: criteria, evidence, share, joint (base: the first two).
 
     encoders: {"encoder": ...}, for joint {"criteria_encoder": ..., "evidence_encoder": ...}. options: the keyword
     arguments of that family's constructor. Raises UserError for what the family does not have.

@@ -41,8 +41,8 @@ class SequencePooler(nnx.Module):
 
 
 def first_maximum(x):
-    """max over axis 1 of [batch, token, width]. The gradient goes to the place that was picked; that of jnp.max compares
-    values again, which a fused recomputation may round otherwise."""
+    """max over axis 1 of [batch, token, width]. The gradient goes to the place that was picked; that of jnp.max
+    compares values again, which a fused recomputation may round otherwise."""
     return jnp.take_along_axis(x, jnp.argmax(x, axis=1, keepdims=True), axis=1)[:, 0]
 
 

@@ -1,0 +1,109 @@
+"""Rows of the annotation files -> tokens, labels and answer positions, before padding."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxtrain.systems.criteria_evidence.alignment import AnswerNotFound, find_answer_span, token_span_from_char
+from jaxtrain.systems.criteria_evidence.csv_files import Row, criterion_text, labels_of
+from jaxtrain.systems.criteria_evidence.tokenization import Encoded, Tokenizer
+
+SIDES = {
+    "criteria": ("criteria",),
+    "evidence": ("evidence",),
+    "share": ("evidence",),
+    "joint": ("criteria", "evidence"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names of the CSV columns."""
+
+    sentence: str = "sentence_text"
+    status: str = "status"
+    context: str = "post_text"
+    answer: str = "sentence_text"
+    criterion: str | None = None  # looked at before criterion_id and DSM5_symptom
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """All rows of a file for one architecture.
+
+    texts: by side ("" where there is one text, "criteria_" and "evidence_" for joint) the tokens of every row. labels:
+    int32 [row] or None. spans: int32 [row, 2], first and last token of the answer, -1 where it was not found, or None.
+    problems: row -> why its answer was not found. contexts, answers: the texts, for reports.
+    """
+
+    texts: Mapping[str, Encoded]
+    labels: np.ndarray | None
+    spans: np.ndarray | None
+    problems: Mapping[int, str]
+    contexts: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    criteria: Sequence[str] = ()
+
+
+def make_examples(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    architecture: str,
+    *,
+    pair: bool = False,
+    criterion_texts: Mapping[str, str] | None = None,
+    columns: Columns = Columns(),
+    max_length: int = 256,
+    evidence_max_length: int = 512,
+    cache: pathlib.Path | None = None,
+) -> Examples:
+    """Tokens of what the architecture reads: criteria the sentence, evidence and share the post, joint both.
+
+    pair: read (text, criterion text) together, as family `architectures` does. The answer is then looked for in the
+    text alone. Statuses do not filter: absent symptoms have answers, too.
+    """
+    sides = SIDES[architecture]
+    names = [criterion_text(row, criterion_texts or {}, columns.criterion) for row in rows]
+    pairs = names if pair else None
+    texts = {}
+    for side in sides:
+        column = columns.sentence if side == "criteria" else columns.context
+        longest = max_length if side == "criteria" else evidence_max_length
+        key = f"{side}_" if len(sides) > 1 else ""
+        texts[key] = tokenizer.encode_cached([row[column] for row in rows], pairs, longest, cache)
+    labels = np.array(labels_of(rows, columns.status), np.int32) if architecture != "evidence" else None
+    if architecture == "criteria":
+        sentences = [row[columns.sentence] for row in rows]
+        return Examples(texts, labels, None, {}, sentences, (), names)
+    contexts, answers = [row[columns.context] for row in rows], [row[columns.answer] for row in rows]
+    spans, problems = locate_answers(contexts, answers, texts["evidence_" if len(sides) > 1 else ""], pair)
+    return Examples(texts, labels, spans, problems, contexts, answers, names)
+
+
+def locate_answers(
+    contexts: Sequence[str], answers: Sequence[str], encoded: Encoded, pair: bool
+) -> tuple[np.ndarray, dict[int, str]]:
+    """First and last token of every answer, (-1, -1) with the reason where there is none."""
+    spans, problems = np.full((len(contexts), 2), -1, np.int32), {}
+    for i, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
+        row = encoded.row(i)
+        offsets = [tuple(pair) for pair in row["offsets"].tolist()]
+        try:
+            start, end = find_answer_span(context, answer)
+            spans[i] = token_span_from_char(offsets, start, end, row["sequence"].tolist() if pair else None)
+        except AnswerNotFound as error:
+            problems[i] = str(error)
+    return spans, problems
+
+
+def padded(encoded: Encoded, rows: Sequence[int], width: int, pad_id: int) -> dict[str, np.ndarray]:
+    """input_ids, token_type_ids and attention_mask int32 [row, width], padding at the end."""
+    shape = (len(rows), width)
+    ids, types, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for i, row in enumerate(rows):
+        piece = slice(encoded.bounds[row], encoded.bounds[row + 1])
+        length = piece.stop - piece.start
+        ids[i, :length], types[i, :length], mask[i, :length] = encoded.ids[piece], encoded.types[piece], 1
+    return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}

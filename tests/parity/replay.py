@@ -36,7 +36,7 @@ def main(argv=None) -> int:
     parser.add_argument("tensors", type=pathlib.Path, help="its parameters and inputs, safetensors")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True, help="where the outputs go, safetensors")
     arguments = parser.parse_args(argv)
-    case = json.loads(arguments.case.read_text())
+    case = {"folder": str(arguments.case.parent)} | json.loads(arguments.case.read_text())  # fixtures lie beside it
     outputs = replay(case, load_file(arguments.tensors), arguments.case.stem)
     wanted = {key: np.ascontiguousarray(outputs[key]) for key in case["expects"] if key in outputs}
     save_file(wanted, arguments.output)

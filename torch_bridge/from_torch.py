@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -20,6 +19,8 @@ from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
 
 log = logging.getLogger(__name__)
+
+PREFIX = "wrapped_module."  # what a module's names begin with inside an entry
 
 
 def from_torch(
@@ -92,7 +93,7 @@ class Record:
 
     def changed(self) -> set[str]:
         """Names of the buffers that some graph writes."""
-        return {_short(name) for graph in self.graphs() for name in graph.changed}
+        return {name for graph in self.graphs() for name in graph.changed}
 
     def _record(self, leaves, spec, training: bool) -> Graph:
         module = self.entry.wrapped_module
@@ -103,7 +104,7 @@ class Record:
                 self.entry.train()
             elif not training:
                 self.entry.eval()
-            return graph_of(recording.export(self.entry, examples))
+            return graph_of(recording.export(self.entry, examples), PREFIX)
         finally:
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
@@ -112,16 +113,11 @@ class Record:
         """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
         graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
-        state = {name: variables[_short(name)].get_value() for name in graph.state}
+        state = {name: variables[name].get_value() for name in graph.state}
         outputs, changed = graph.run(state, leaves, Call(rngs, valid))
         for name, value in changed.items():
-            variable = variables[_short(name)]
-            variable.set_value(jnp.asarray(value, variable.dtype))
+            variables[name].set_value(jnp.asarray(value, variables[name].dtype))
         return outputs
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("wrapped_module.")
 
 
 def _example(leaf: Any) -> Any:
@@ -176,7 +172,9 @@ def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> 
             _collect(value, (*path, name), found)
 
 
-def _fill(level, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], empty: bool, path=()) -> None:
+def _fill(
+    level, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], empty: bool, path=()
+) -> None:
     def share(tensor, kind):
         if id(tensor) not in made:
             array = to_numpy(tensor)

@@ -96,7 +96,9 @@ def compare(architecture: Architecture, seed: int = 0) -> Distance:
 
     (_, (ours, rest)), grads = jax.jit(jax.value_and_grad(project, has_aux=True))(params, rest)
     nnx.update(model, rest)
-    buffers = {name: to_numpy(b) for name, b in module.named_buffers() if name in model.variables() and b.is_floating_point()}
+    buffers = {
+        name: to_numpy(b) for name, b in module.named_buffers() if name in model.variables() and b.is_floating_point()
+    }
     moved = {name: np.asarray(model.variables()[name].get_value()) for name in buffers}
     nnx.update(model, grads)
     wanted = {name: to_numpy(p.grad) for name, p in module.named_parameters() if p.grad is not None}

@@ -35,7 +35,18 @@ ARCHITECTURES = [
     _image("ConvNeXt", "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
     _image("DenseNet", "densenet121", growth_rate=4, block_config=(1, 2)),
     _image("ViT, timm", "vit_tiny_patch16_224", **VIT),
-    _image("Swin V2", "swinv2_tiny_window8_256", img_size=32, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(2, 2)),
+    _image(
+        "Swin V2", "swinv2_tiny_window8_256", img_size=32, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(2, 2)
+    ),
     Architecture("MLP-Mixer", "timm", lambda: (_mixer(), torch.randn(2, 3, 32, 32))),
-    _image("LeViT", "levit_128s", size=64, img_size=64, embed_dim=(16, 24, 32), depth=(1, 1, 1), num_heads=(2, 3, 4), key_dim=8),
+    _image(
+        "LeViT",
+        "levit_128s",
+        size=64,
+        img_size=64,
+        embed_dim=(16, 24, 32),
+        depth=(1, 1, 1),
+        num_heads=(2, 3, 4),
+        key_dim=8,
+    ),
 ]

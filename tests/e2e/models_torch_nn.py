@@ -11,7 +11,13 @@ class MLP(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.0), nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3)
+            nn.Linear(6, 12),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Dropout(0.0),
+            nn.Linear(12, 8),
+            nn.GELU(),
+            nn.Linear(8, 3),
         )
 
     def forward(self, x):
@@ -290,9 +296,7 @@ ARCHITECTURES = [
     ),
     Architecture("nn.Transformer", "torch.nn", lambda: (Seq2Seq(), (_ids(2, 6), _ids(2, 5)))),
     Architecture("Tied language model", "torch.nn", lambda: (Tied(), _ids(2, 6))),
-    Architecture(
-        "Graph network", "torch.nn", lambda: (GraphNet(), (torch.randn(6, 4), torch.randint(0, 6, (2, 11))))
-    ),
+    Architecture("Graph network", "torch.nn", lambda: (GraphNet(), (torch.randn(6, 4), torch.randint(0, 6, (2, 11))))),
     Architecture("Mixture of experts", "torch.nn", lambda: (Experts(), torch.randn(2, 5, 6))),
     Architecture("Variational autoencoder", "torch.nn", lambda: (Autoencoder(), torch.randn(5, 6))),
     Architecture("DLRM", "torch.nn", lambda: (Recommender(), (_ids(4, high=7), _ids(4), torch.randn(4, 5)))),

@@ -110,7 +110,7 @@ def _t5():
     model = _model(
         "T5",
         "ForConditionalGeneration",
-        **{"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
         use_cache=False,
         decoder_start_token_id=0,
     )
@@ -121,7 +121,7 @@ def _bart():
     model = _model(
         "Bart",
         "ForConditionalGeneration",
-        **{"vocab_size": VOCABULARY, "d_model": 16, "max_position_embeddings": 24, "use_cache": False},
+        vocab_size=VOCABULARY, d_model=16, max_position_embeddings=24, use_cache=False,
         **{f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in _BART_SIDE.items()},
     )
     return model, {**_padded(), "labels": _ids(2, 5)}
@@ -139,15 +139,25 @@ IMAGES = [
     _image("ViT", "ViT", "ForImageClassification", **VIT),
     _image("DINOv2, position resize", "Dinov2", size=24, **VIT),
     _image("BEiT, relative positions", "Beit", use_relative_position_bias=True, use_mask_token=True, **VIT),
-    _image("Swin", "Swin", size=32, image_size=32, patch_size=4, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4),
+    _image(
+        "Swin",
+        "Swin",
+        size=32,
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[2, 1],
+        num_heads=[2, 2],
+        window_size=4,
+    ),
     _image("ConvNeXt V2", "ConvNextV2", size=32, hidden_sizes=[4, 8], depths=[1, 1], num_stages=2),
     _image(
         "SegFormer",
         "Segformer",
         "ForSemanticSegmentation",
         size=32,
-        **{"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 8]},
-        **{"patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]},
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 8],
+        patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
         decoder_hidden_size=8,
     ),
 ]
@@ -204,15 +214,15 @@ SOUNDS = [
         "ForAudioClassification",
         lambda: {"input_values": torch.randn(2, 24, 16)},
         **WIDTHS,
-        **{"patch_size": 8, "max_length": 24, "num_mel_bins": 16, "time_stride": 4, "frequency_stride": 4},
+        patch_size=8, max_length=24, num_mel_bins=16, time_stride=4, frequency_stride=4,
     ),
     _sound(
         "PatchTST, forecasting",
         "PatchTST",
         "ForPrediction",
         lambda: {"past_values": torch.randn(2, 16, 3), "future_values": torch.randn(2, 4, 3)},
-        **{"num_input_channels": 3, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 8},
-        **{"num_attention_heads": 2, "num_hidden_layers": 1, "ffn_dim": 12, "prediction_length": 4},
+        num_input_channels=3, context_length=16, patch_length=4, patch_stride=4, d_model=8,
+        num_attention_heads=2, num_hidden_layers=1, ffn_dim=12, prediction_length=4,
     ),
 ]
 

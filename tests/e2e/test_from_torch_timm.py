@@ -1,4 +1,4 @@
-"""Models of timm compute the same in JAX as in torch: outputs 1e-5, gradients 1e-4, running statistics 1e-5 relative."""
+"""Models of timm in JAX: outputs within 1e-5 of torch, gradients 1e-4, running statistics 1e-5."""
 
 import pytest
 

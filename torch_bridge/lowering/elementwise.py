@@ -385,4 +385,3 @@ def prelu(call, x, weight):
 def glu(call, x, dim=-1):
     value, gate = jnp.split(x, 2, axis=dim)
     return value * jax.nn.sigmoid(gate)
-

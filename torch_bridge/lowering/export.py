@@ -74,7 +74,11 @@ def _any_size(leaf):
 def _quiet():
     """torch.export warns about its own internals; what a user can mend arrives as UnsupportedModel."""
     disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:
@@ -152,9 +156,7 @@ def _data_dependent(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_data_dependent, value))
     sizes = [size for size in getattr(value, "shape", ()) if isinstance(size, torch.SymInt)]
-    return any(
-        torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(size) for size in sizes
-    )
+    return any(torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(size) for size in sizes)
 
 
 def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
@@ -168,7 +170,7 @@ def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
         ]
         _cut_gradients(draft.graph_module)
         found += _obstacles(draft.run_decompositions(decompositions()))
-    except Exception:  # noqa: BLE001  the draft is a second opinion; the first error is reported in any case
+    except Exception:
         return [first]
     return merge([obstacle for obstacle in found if obstacle.what]) or [first]
 

@@ -179,7 +179,7 @@ def searchsorted(call, sorted_sequence, values, *, out_int32=False, right=False,
     values = cast(values, result_type(sorted_sequence, values))
     if sorted_sequence.ndim == 1:
         return jnp.searchsorted(sorted_sequence, values, side=side).astype(jnp.int32)
-    search = lambda rows, wanted: jnp.searchsorted(rows, wanted, side=side)  # noqa: E731
+    search = lambda rows, wanted: jnp.searchsorted(rows, wanted, side=side)
     for _ in range(sorted_sequence.ndim - 1):
         search = jax.vmap(search)
     return search(sorted_sequence, values).astype(jnp.int32)

@@ -57,17 +57,20 @@ class Graph:
         return self.structure.build(leaves), changed
 
 
-def graph_of(program: torch.export.ExportedProgram) -> Graph:
-    """The runnable form of an exported program."""
+def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
+    """The runnable form of an exported program. Parameters and buffers whose names start with `prefix` are its state
+    (without the prefix); others, a loss's class weights say, are constants."""
     signature = program.graph_signature
     changed = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
+    own = lambda target: target is not None and target.startswith(prefix)
     placeholders, inputs, constants = [], [], {}
     for spec in signature.input_specs:
         name = spec.arg.name
         stateful = spec.kind == InputKind.PARAMETER or (
             spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
         )
-        placeholders.append((name, spec.target if stateful else None))
+        stateful = stateful and own(spec.target)
+        placeholders.append((name, spec.target.removeprefix(prefix) if stateful else None))
         if spec.kind == InputKind.USER_INPUT:
             inputs.append(name)
             if isinstance(spec.arg, ConstantArgument):
@@ -79,7 +82,10 @@ def graph_of(program: torch.export.ExportedProgram) -> Graph:
         placeholders=tuple(placeholders),
         inputs=tuple(inputs),
         constants=constants,
-        outputs=tuple((spec.kind, spec.target) for spec in signature.output_specs),
+        outputs=tuple(
+            (spec.kind, spec.target.removeprefix(prefix) if own(spec.target) else None)
+            for spec in signature.output_specs
+        ),
         structure=Structure.of(program.call_spec.out_spec),
         sizes=Sizes.of(program, inputs),
     )

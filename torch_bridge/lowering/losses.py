@@ -42,7 +42,7 @@ def huber_loss(call, x, target, reduction=1, delta=1.0):
 @lowering("binary_cross_entropy.default")
 def binary_cross_entropy(call, x, target, weight=None, reduction=1):
     """Logarithms are held above -100, as in torch."""
-    log = lambda p: jnp.maximum(jnp.log(p), -100)  # noqa: E731
+    log = lambda p: jnp.maximum(jnp.log(p), -100)
     values = -(target * log(x) + (1 - target) * log(1 - x))
     return _reduce(values if weight is None else values * weight, reduction)
 

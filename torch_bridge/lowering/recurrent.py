@@ -71,7 +71,7 @@ def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, 
             weights = layers[which]
             projected = _project(x, weights["ih"], weights.get("bias_ih"))
             start = tuple(state[which].astype(projected.dtype) for state in states)
-            step = lambda carry, row, weights=weights: cell(carry, row, weights)  # noqa: E731
+            step = lambda carry, row, weights=weights: cell(carry, row, weights)
             end, output = jax.lax.scan(step, start, projected, reverse=direction == 1)
             outputs.append(output)
             last.append(end)

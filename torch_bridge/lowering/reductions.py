@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.dtypes import category, is_float, jax_dtype, wide
+from torch_bridge.lowering.dtypes import category, jax_dtype, wide
 from torch_bridge.lowering.table import lowering
 
 

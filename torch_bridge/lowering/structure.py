@@ -26,9 +26,7 @@ def _flatten(outputs: Outputs):
     return [(jax.tree_util.DictKey(key), dict.__getitem__(outputs, key)) for key in keys], keys
 
 
-jax.tree_util.register_pytree_with_keys(
-    Outputs, _flatten, lambda keys, values: Outputs(zip(keys, values, strict=True))
-)
+jax.tree_util.register_pytree_with_keys(Outputs, _flatten, lambda keys, values: Outputs(zip(keys, values, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +49,9 @@ class Structure:
             return cls(spec.context, (), children)
         keys = spec.context
         if isinstance(keys, (list, tuple)) and len(keys) != len(children):
-            keys = keys[0]  # torch's context of a dataclass: names of the fields that are there, and of those that are None
+            keys = keys[
+                0
+            ]  # torch's context of a dataclass: names of the fields that are there, and of those that are None
         if not isinstance(keys, (list, tuple)) or len(keys) != len(children):
             keys = range(len(children))
         return cls("dict" if issubclass(spec.type, dict) and spec.type is dict else "outputs", tuple(keys), children)

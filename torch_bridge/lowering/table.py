@@ -54,7 +54,9 @@ def register(name: str, function: Callable | None = None):
     "namespace.operator.overload".
     """
     if name.count(".") != 2:
-        raise ValueError(f"{name!r} is not the name of an operator: write namespace.operator.overload, as aten.add.Tensor")
+        raise ValueError(
+            f"{name!r} is not the name of an operator: write namespace.operator.overload, as aten.add.Tensor"
+        )
 
     def add(function: Callable) -> Callable:
         TABLE[name] = function

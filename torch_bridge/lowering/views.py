@@ -123,9 +123,7 @@ def split(call, x, split_size, dim=0):
 @lowering("split_with_sizes.default")
 def split_with_sizes(call, x, sizes, dim=0):
     ends = np.cumsum(sizes).tolist()
-    return [
-        jax.lax.slice_in_dim(x, end - size, end, axis=dim % x.ndim) for size, end in zip(sizes, ends, strict=True)
-    ]
+    return [jax.lax.slice_in_dim(x, end - size, end, axis=dim % x.ndim) for size, end in zip(sizes, ends, strict=True)]
 
 
 @lowering("unbind.int")

@@ -1,0 +1,39 @@
+"""Any torch.nn.Module as a task: `task: torch_module`, with the module, its dataset and its loss by import path.
+
+In Python the same is `Trainer(torch_module, train_dataset, val_dataset, config, loss=...)`.
+"""
+
+from jaxtrain.systems.torch_module.config import Data, LossSection, Model
+from jaxtrain.task import Task, TorchTwin
+
+
+def _definition(config):
+    from jaxtrain.systems.torch_module.torch_task import definition_of
+
+    return definition_of(config)
+
+
+def _build_data(config, split):
+    from jaxtrain.systems.torch_module.torch_task import build_data
+
+    return build_data(config, split)
+
+
+TASKS = {
+    "train": Task(
+        sections={"model": Model, "data": Data, "loss": LossSection},
+        build_model=lambda config, rngs: _definition(config).build(),
+        initial_weights=lambda config: _definition(config).weights(),
+        build_data=_build_data,
+        loss=lambda model, batch, config, rngs: _definition(config).loss(model, batch, rngs),
+        outputs=lambda model, batch: model.definition.outputs(model, batch),
+        statistics=lambda outputs, batch, config: _definition(config).statistics(outputs, batch),
+        finish=lambda sums, rows, config: _definition(config).finish(sums),
+        trainable=lambda key, config: _definition(config).trainable(key),
+        twin=TorchTwin(
+            build=lambda config: _definition(config).copy(),
+            call=lambda module, batch: module.definition.call(module, batch),
+        ),
+        tiny_config="torch_module_tiny",
+    )
+}

@@ -1,0 +1,89 @@
+"""Modules and Datasets for the example configurations and the tests: small, offline, deterministic."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+
+class DigitsNet(nn.Module):
+    """A small classifier of 8 x 8 digits: convolution, attention over rows, dropout. image: float [batch, 1, 8, 8]."""
+
+    def __init__(self, width: int = 16, classes: int = 10, dropout: float = 0.1):
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3, padding=1)
+        self.norm = nn.GroupNorm(2, width)
+        self.rows = nn.Linear(8 * width, width)
+        self.encoder = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout, activation="gelu", batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, image):
+        rows = nn.functional.gelu(self.norm(self.conv(image))).permute(0, 2, 3, 1).flatten(2)
+        return self.head(self.encoder(self.rows(rows)).mean(1))
+
+
+class Named(Dataset):
+    """A Dataset of dicts from named tensors."""
+
+    def __init__(self, **columns: torch.Tensor):
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+SPLITS = {"train": (0, 1437), "validation": (1437, 1617), "test": (1617, 1797)}
+
+
+def digits(split: str, size: int = 8, channels: int = 1, limit: int | None = None) -> Dataset:
+    """scikit-learn's digits as {image: float [channel, size, size], label: int}; larger sizes repeat pixels."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    start, end = SPLITS[split]
+    chosen = slice(start, end if limit is None else min(end, start + limit))
+    images = torch.from_numpy(images[chosen].astype(np.float32)).reshape(-1, 1, 8, 8) / 16
+    images = images.repeat_interleave(size // 8, 2).repeat_interleave(size // 8, 3).expand(-1, channels, -1, -1)
+    return Named(image=images.contiguous(), label=torch.from_numpy(labels[chosen]))
+
+
+def digits_tuples(split: str, limit: int | None = None) -> Dataset:
+    """As `digits`, as the tuples of a TensorDataset."""
+    named = digits(split, limit=limit)
+    return TensorDataset(named.columns["image"], named.columns["label"])
+
+
+def keywords(split: str, samples: int = 256, length: int = 16, vocabulary: int = 100, labels: int = 2) -> Dataset:
+    """Sentences of random tokens, padded; the label says which of a few keywords is in it. For text classifiers:
+    {input_ids, attention_mask: int [length], labels: int}."""
+    rng = np.random.default_rng(["train", "validation", "test"].index(split))
+    tokens = rng.integers(10 + labels, vocabulary, (samples, length))
+    wanted = rng.integers(0, labels, samples)
+    sizes = rng.integers(length // 2, length + 1, samples)
+    tokens[np.arange(samples), rng.integers(1, length // 2, samples)] = 10 + wanted
+    mask = np.arange(length) < sizes[:, None]
+    tokens = np.where(mask, tokens, 0)
+    return Named(
+        input_ids=torch.from_numpy(tokens),
+        attention_mask=torch.from_numpy(mask.astype(np.int64)),
+        labels=torch.from_numpy(wanted),
+    )
+
+
+def hugging_face(head: str, name: str | None = None, model_type: str | None = None, **settings: Any) -> nn.Module:
+    """A transformers model: `head` is an Auto class ("AutoModelForSequenceClassification").
+
+    name: a model of the hub or a local folder, with its weights. model_type ("bert", "llama", ...) instead: random
+    weights. settings: entries of its configuration.
+    """
+    import transformers
+
+    auto = getattr(transformers, head)
+    if name is not None:
+        return auto.from_pretrained(name, **settings)
+    return auto.from_config(transformers.AutoConfig.for_model(model_type, **settings))

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, SampleIndex
-from jaxtrain.data.sources import ArraySource
+from jaxtrain.data.sources import ArraySource, BucketedSource
 from jaxtrain.errors import UserError
 
 
@@ -45,10 +45,22 @@ class Loader:
         self.fetch = fetch or (lambda indices: [read_item(source, index) for index in indices])
         self.stall_s = 0.0  # time the consumer waited for data
 
-    def host_batch(self, step: int) -> dict[str, Any]:
-        """This process's rows of the batch for `step`, in numpy."""
+    def host_batches(self, first: int, count: int) -> list[dict[str, Any]]:
+        """The batches of one call of `count` steps, all of one shape."""
+        together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
+        return [self.host_batch(first + i, together=together) for i in range(count)]
+
+    def host_batch(
+        self, step: int, rows: np.ndarray | None = None, together: np.ndarray | None = None
+    ) -> dict[str, Any]:
+        """This process's rows (or the given ones) of the batch for `step`, in numpy.
+
+        together: positions that share its shape, those of the batch if left out.
+        """
         indices, valid = self.stream.batch(step)
-        indices, valid = indices[self.rows], valid[self.rows]
+        together = indices if together is None else together
+        rows = self.rows if rows is None else rows
+        indices, valid = indices[rows], valid[rows]
         batch = {"index": indices.astype(np.int32), "valid": valid}
         if self.on_device:
             return batch
@@ -56,8 +68,10 @@ class Loader:
             return batch | self.source[indices]
         epoch = step // self.stream.steps_per_epoch
         items = self.fetch([SampleIndex.of(index, epoch) for index in indices])
+        bucketed = isinstance(self.source, BucketedSource)
+        collate = self.source.collate_for(together) if bucketed else self.collate
         try:
-            return batch | self.collate(items)
+            return batch | collate(items)
         except UserError as error:
             raise UserError(f"{error} (samples {_shorten(indices)})") from None
 
@@ -82,8 +96,7 @@ class Loader:
         def produce():
             try:
                 for first, count in calls:
-                    batches = [self.host_batch(first + i) for i in range(count)]
-                    if not put(self.place(batches)):
+                    if not put(self.place(self.host_batches(first, count))):
                         return
             except BaseException as error:  # carried over to the consumer, whatever it is
                 put(error)

@@ -1,6 +1,6 @@
 """What can be trained on: torch Datasets, sequences, arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,25 @@ class ArraySource:
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns.values())
+
+
+class BucketedSource:
+    """Samples of different sizes that a batch brings to one of a few shapes; a base class for a task's own source.
+
+    batch_shapes: how many different shapes may come, each compiled once. The shape is a function of all positions of
+    a global batch, so that every process pads its rows alike; the batches of one call of several steps share it.
+    """
+
+    batch_shapes: int = 1
+
+    def collate_for(self, indices: np.ndarray) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """The collate function for a batch of which `indices` are the positions (of all processes)."""
+        raise TypeError(f"{type(self).__name__} must define collate_for")
+
+
+def batch_shapes(source: Any) -> int:
+    """How many shapes the batches of a source come in."""
+    return source.batch_shapes if isinstance(source, BucketedSource) else 1
 
 
 def as_source(dataset: Any, name: str = "dataset"):

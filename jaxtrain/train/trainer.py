@@ -17,7 +17,7 @@ from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader
-from jaxtrain.data.sources import ArraySource, as_source
+from jaxtrain.data.sources import ArraySource, as_source, batch_shapes
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
@@ -261,7 +261,8 @@ class Trainer:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, looped=on_cpu)
         jitted = jax.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
-        return Compiled(jitted, "the training step", batch=1, out_of_memory=self._out_of_memory)
+        shapes = batch_shapes(self.source("train"))
+        return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=self._out_of_memory)
 
     def _out_of_memory(self, arguments: tuple, program: Any) -> str:
         memory = out_of_memory.measure(arguments[0], arguments[3], program)
@@ -333,7 +334,8 @@ class Trainer:
         first_micro = lambda *arguments: step(
             *arguments[:3], jax.tree.map(lambda leaf: leaf[0], arguments[3]), arguments[4]
         )
-        compiled = Compiled(jax.jit(first_micro, out_shardings=self.layout.replicated), "the evaluation step", batch=3)
+        jitted = jax.jit(first_micro, out_shardings=self.layout.replicated)
+        compiled = Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
 
         def run() -> dict[str, float]:
             params = self.state.ema or self.state.params

@@ -290,7 +290,7 @@ def _decode(case: dict, tensors: dict) -> dict:
         wanted = [key for key in case["expects"] if key.startswith(f"{prefix}/step")]
         steps = len(wanted)
         new = case["expects"].get(f"{prefix}/greedy_ids") if isinstance(case["expects"], dict) else None
-        total = (new[0][-1] if new else ids.shape[1] + steps) - ids.shape[1]
+        total = (new[-1] if new else ids.shape[1] + steps) - ids.shape[1]
         trace = decoding.greedy_trace(model, ids, mask, max(total, steps + 1))
         out[f"{prefix}/prefill_logits"] = trace.prefill_logits
         out |= {f"{prefix}/step{i}_logits": trace.step_logits[i] for i in range(steps)}
@@ -462,16 +462,16 @@ def _router(case: dict, tensors: dict) -> dict:
         out[f"loss/{strategy}/total_0.3_0.7_0.05"] = total
         out[f"grad/{strategy}/hidden"] = inputs
         out |= {f"grad/{strategy}/router.{name}": value for name, value in weights.items()}
-        if strategy == "sequence":
+        if strategy == "token_level":
             twice = {name: 2 * value for name, value in terms.items()}
             out["loss/losses_py_mean_of_two"] = compute_router_auxiliary_loss([terms, twice, {}], 0.3, 0.7, 0.05)
     router = router_with(params)
     for strategy in ("sequence", "sequence-rolling", "rolling", "token", "hybrid"):
         helper = create_inference_router(strategy, router, window_size=window)
-        if strategy == "hybrid":
-            helper.start_generation(hidden)
         first = helper.route(hidden)
         out[f"out/infer_{strategy}/indices"], out[f"out/infer_{strategy}/weights"] = first
+        if strategy == "hybrid":
+            helper.start_generation(hidden)
         if strategy in ("rolling", "hybrid"):
             step = helper.route(3 * hidden[:, :1])
             out[f"out/infer_{strategy}/step_indices"], out[f"out/infer_{strategy}/step_weights"] = step
@@ -491,11 +491,11 @@ def _lora(case: dict, tensors: dict) -> dict:
         x = jnp.asarray(tensors[f"in/{kind}/x"])
         graphdef, state = nnx.split(layer)
 
-        def objective(lora, x, graphdef=graphdef, state=state):
-            layer = nnx.merge(graphdef, state)
-            layer.lora_A.set_value(lora["lora_A"])
-            layer.lora_B.set_value(lora["lora_B"])
-            y = layer(x)
+        names, treedef = [key_of(path) for path, _ in nnx.to_flat_state(state)], jax.tree.structure(state)
+
+        def objective(lora, x, graphdef=graphdef, names=names, treedef=treedef, given=given):
+            arrays = given | lora
+            y = nnx.merge(graphdef, jax.tree.unflatten(treedef, [arrays[name] for name in names]))(x)
             return jnp.square(y).mean(), y
 
         grads, y = jax.grad(objective, argnums=(0, 1), has_aux=True)({k: given[k] for k in ("lora_A", "lora_B")}, x)
@@ -528,7 +528,7 @@ def _schedules(case: dict, tensors: dict) -> dict:
             one["scheduler"], one["total_steps"], **{key: one[key] for key in SCHEDULE_KEYS if key in one}
         )
         rows = case["expects"][f"out/{name}"] if isinstance(case["expects"], dict) else None
-        count = rows[0][0] if rows else one["total_steps"] + 6
+        count = rows[0] if rows else one["total_steps"] + 6
         out[f"out/{name}"] = np.array([[factor(step), 0.25 * factor(step)] for step in range(count)])
     return out
 

@@ -68,6 +68,7 @@ class View:
             self.mask = self.mask & token_mask[:, None, None, :]
         if segments is not None:
             self.mask = self.mask & (segments[:, None, :, None] == segments[:, None, None, :])
+        self.starts = None if segments is None else _starts(segments)
         self.keys = {} if cache is None else dict(enumerate(cache.keys))
         self.values = {} if cache is None else dict(enumerate(cache.values))
         self.routing = {} if cache is None else dict(cache.routing)
@@ -110,3 +111,10 @@ class View:
             self.cache.length + self.time,
             self.routing,
         )
+
+
+def _starts(segments):
+    """The first position of each one's segment: int [batch, time]."""
+    place = jnp.arange(segments.shape[1])
+    changed = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return jax.lax.cummax(jnp.where(changed, place, 0), axis=1)

@@ -17,7 +17,7 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
     mask = view.token_mask if memory.mask_aware_pooling else None
     if strategy == "prefix":
         state = view.routing.get(str(layer), (None, None))
-        means, total, count = prefix_mean(hidden, view.token_mask, *state)
+        means, total, count = prefix_mean(hidden, view.token_mask, *state, view.starts)
         if view.cache is not None:
             view.routing[str(layer)] = (total, count)
         return router.route_tokens(means)

@@ -91,15 +91,26 @@ def _window_sums(values, first, last):
     return total[:, last + 1] - total[:, first]
 
 
-def prefix_mean(hidden, mask=None, total=None, count=None):
-    """Mean over all positions up to each: [batch, time, width], causal. total [batch, width], count [batch]: what a
-    cache holds of earlier positions. Gives the means, the new total and count."""
+def prefix_mean(hidden, mask=None, total=None, count=None, starts=None):
+    """Mean over all positions up to each: [batch, time, width], causal.
+
+    total [batch, width], count [batch]: what a cache holds of earlier positions. starts: int [batch, time], the first
+    position of each one's document, where rows hold several. Gives the means, the new total and count.
+    """
     ones = jnp.ones(hidden.shape[:2], jnp.float32) if mask is None else mask.astype(jnp.float32)
     sums = jnp.cumsum(hidden.astype(jnp.float32) * ones[..., None], axis=1)
     counts = jnp.cumsum(ones, axis=1)
     if total is not None:
         sums, counts = sums + total[:, None], counts + count[:, None]
-    return (sums / jnp.maximum(counts, 1.0)[..., None]).astype(hidden.dtype), sums[:, -1], counts[:, -1]
+    last = (sums[:, -1], counts[:, -1])
+    if starts is not None:
+        before = lambda values: jnp.take_along_axis(
+            jnp.pad(values, ((0, 0), (1, 0), *((0, 0),) * (values.ndim - 2))),
+            starts.reshape(*starts.shape, *(1,) * (values.ndim - 2)),
+            axis=1,
+        )
+        sums, counts = sums - before(sums), counts - before(counts)
+    return (sums / jnp.maximum(counts, 1.0)[..., None]).astype(hidden.dtype), *last
 
 
 def router_losses(routing: Routing, rows=None) -> dict[str, jax.Array]:

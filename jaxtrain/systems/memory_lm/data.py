@@ -1,0 +1,178 @@
+"""From `data` settings to rows of tokens: reading, tokenising once, keeping the result."""
+
+import hashlib
+import json
+import pathlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data.sources import ArraySource
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm import corpus
+from jaxtrain.systems.memory_lm.packing import pack
+from jaxtrain.systems.memory_lm.text_dataset import Encoder
+from jaxtrain.systems.memory_lm.tokenizers import load_tokenizer
+
+BUILTIN = "python"
+FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+FORMAT = 1  # of the cached rows; a change makes old ones unread
+
+
+def build_data(config, split: str) -> ArraySource | None:
+    """Training or validation rows; None for other splits, or without an eval_split."""
+    data = config.data
+    name = {"train": data.dataset_split, "validation": data.eval_split}.get(split)
+    if name is None:
+        return None
+    tokenizer = tokenizer_of(config)
+    if tokenizer.vocab_size > vocabulary(config):
+        raise UserError(
+            f"model.vocab_size: {vocabulary(config)}, but the tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
+            f"entries; set model.vocab_size={tokenizer.vocab_size}"
+        )
+    columns = cached_rows(config, tokenizer, name, data.num_samples if split == "train" else data.eval_samples)
+    if not len(columns["input_ids"]):
+        raise UserError(f"data.dataset_name: {data.dataset_name}, split {name}, holds no text to learn from")
+    return ArraySource(columns, batched=True)
+
+
+def vocabulary(config) -> int:
+    """Entries of the model's embedding."""
+    if config.model.base_config is not None:
+        return config.model.base_config["vocab_size"]
+    if config.model.base_model_name is not None:
+        from jaxtrain.systems.memory_lm.adapter import backbone_config
+
+        return backbone_config(config.model).vocab_size
+    return config.model.vocab_size
+
+
+def tokenizer_of(config):
+    """The tokenizer of a config: data.tokenizer, else model.tokenizer_name, else the base model's, else bytes."""
+    data = config.data
+    name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
+    texts = lambda: training_texts(config)
+    return load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(config))
+
+
+def training_texts(config) -> Iterator[str]:
+    """What a BPE is trained on: the training split's text."""
+    data = config.data
+    if data.dataset_name == BUILTIN:
+        yield from corpus.documents("train", data.corpus_bytes)
+        return
+    fields = [data.text_field] if isinstance(data.text_field, str) else data.text_field
+    for row in read_rows(data, data.dataset_split, data.num_samples):
+        yield from (str(row[field]) for field in fields if row.get(field) is not None)
+
+
+def cache_folder(config) -> pathlib.Path:
+    given = config.data.cache_dir
+    home = os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")
+    return pathlib.Path(given) if given else pathlib.Path(home) / "jaxtrain" / "tokens"
+
+
+def cached_rows(config, tokenizer, split: str, num_samples: int | None) -> dict[str, np.ndarray]:
+    """The rows of a split, tokenised once for every (dataset, tokenizer, options) and kept on disk."""
+    path = cache_folder(config) / f"rows-{_identity(config, tokenizer, split, num_samples)}.npz"
+    if path.is_file():
+        with np.load(path) as kept:
+            return {name: kept[name] for name in kept.files}
+    columns = make_rows(config, tokenizer, read_rows(config.data, split, num_samples))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part.npz")
+    np.savez(aside, **columns)
+    aside.rename(path)
+    return columns
+
+
+def make_rows(config, tokenizer, rows: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Columns of int32 [row, max_length]: packed documents, or one padded document per row."""
+    data = config.data
+    pretraining = data.training_mode == "pretraining"
+    original = config.compat == "original"
+    packing = data.packing and not original
+    encoder = Encoder(
+        tokenizer,
+        None if packing and pretraining else data.max_length,
+        data.training_mode,
+        data.text_field,
+        original=original,
+        append_eos=data.append_eos,
+        chat_template=data.chat_template,
+    )
+    if packing:
+        encoded = (encoder.encode(row) for row in rows)
+        return pack(encoded, data.max_length, tokenizer.pad_token_id, split=pretraining)
+    items = [encoder.padded(row) for row in rows]
+    empty = np.zeros((0, data.max_length), np.int32)
+    names = ("input_ids", "attention_mask", "labels")
+    return {name: np.stack([item[name] for item in items]) if items else empty for name in names}
+
+
+def read_rows(data, split: str, num_samples: int | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of a dataset, as mappings of columns. Raises UserError where it cannot be read."""
+    if data.dataset_name == BUILTIN:
+        rows = ({"text": text} for text in corpus.documents(split, data.corpus_bytes))
+    else:
+        rows = iter(_load(data, split))
+    for number, row in enumerate(rows):
+        if num_samples is not None and number >= num_samples:
+            return
+        yield row
+
+
+def _load(data, split: str):
+    """A `datasets` dataset: of a local file, of a folder whose files are named after their splits, or of the hub."""
+    import datasets
+
+    path = pathlib.Path(data.dataset_name)
+    options: dict[str, Any] = {"split": split, "streaming": data.streaming}
+    try:
+        if path.is_file():
+            kind = FILE_KINDS.get(path.suffix)
+            if kind is None:
+                known = ", ".join(FILE_KINDS)
+                raise UserError(f"data.dataset_name: {path}: unknown kind of file, wanted one of {known}")
+            files = {split: str(path)}
+            return datasets.load_dataset(kind, data_files=files, **options)
+        if data.dataset_subset is not None:
+            options["name"] = data.dataset_subset
+        return datasets.load_dataset(data.dataset_name, **options)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises a dozen kinds
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"data.dataset_name: {data.dataset_name}, split {split}: {reason}") from None
+
+
+def _identity(config, tokenizer, split: str, num_samples: int | None) -> str:
+    data = config.data
+    what = data.model_dump(
+        include={
+            "dataset_name",
+            "dataset_subset",
+            "text_field",
+            "training_mode",
+            "max_length",
+            "packing",
+            "append_eos",
+            "chat_template",
+            "corpus_bytes",
+        }
+    )
+    what |= {"split": split, "num_samples": num_samples, "tokenizer": tokenizer.name, "compat": config.compat}
+    what |= {"format": FORMAT, "template": tokenizer.chat_template, "files": _files(data.dataset_name)}
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _files(name: str) -> list | str:
+    """What changes when the dataset does."""
+    if name == BUILTIN:
+        return corpus.identity()
+    path = pathlib.Path(name)
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
+    return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths if p.is_file()]

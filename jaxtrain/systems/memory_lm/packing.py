@@ -1,0 +1,81 @@
+"""Documents of any length -> rows of one length, with what keeps them apart."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+IGNORE = -100
+OPEN_ROWS = 64  # rows that a document may still be put into
+
+
+def pack(
+    documents: Iterable[tuple[np.ndarray, np.ndarray]], length: int, pad_token_id: int, split: bool = True
+) -> dict[str, np.ndarray]:
+    """Rows of `length` tokens from (ids, labels) pairs, in order.
+
+    split: cut a document at a row's end (its rest starts the next row, as a segment of its own); otherwise it goes
+    whole into the fullest open row with room, cut to `length` where it is longer. Gives input_ids, labels,
+    position_ids (from 0 in each segment) and segment_ids (1, 2, ... in each row, 0 for padding), int32 [row, length].
+    A document of fewer than two tokens teaches nothing and is left out.
+    """
+    rows = _fill(documents, length) if split else _fit(documents, length)
+    count = len(rows)
+    columns = {
+        "input_ids": np.full((count, length), pad_token_id, np.int32),
+        "labels": np.full((count, length), IGNORE, np.int32),
+        "position_ids": np.zeros((count, length), np.int32),
+        "segment_ids": np.zeros((count, length), np.int32),
+    }
+    for row, pieces in enumerate(rows):
+        place = 0
+        for number, (ids, labels) in enumerate(pieces, start=1):
+            span = slice(place, place + len(ids))
+            columns["input_ids"][row, span] = ids
+            columns["labels"][row, span] = labels
+            columns["position_ids"][row, span] = np.arange(len(ids))
+            columns["segment_ids"][row, span] = number
+            place += len(ids)
+    return columns
+
+
+def padding_ratio(columns: dict[str, np.ndarray]) -> float:
+    """Fraction of tokens that are padding."""
+    present = columns["segment_ids"] > 0 if "segment_ids" in columns else columns["attention_mask"] > 0
+    return float(1 - present.mean()) if present.size else 0.0
+
+
+def _fill(documents, length: int) -> list[list[Sequence]]:
+    rows: list[list] = []
+    room = 0
+    for ids, labels in documents:
+        start = 0
+        while len(ids) - start >= 2:
+            if room < 2:
+                rows.append([])
+                room = length
+            take = min(room, len(ids) - start)
+            if len(ids) - start - take == 1:  # a single token left over could not be learned
+                take -= take > 2
+            rows[-1].append((ids[start : start + take], labels[start : start + take]))
+            start, room = start + take, room - take
+    return rows
+
+
+def _fit(documents, length: int) -> list[list[Sequence]]:
+    rows: list[list] = []
+    open_rows: list[tuple[int, int]] = []  # (room, row)
+    for ids, labels in documents:
+        ids, labels = ids[:length], labels[:length]
+        if len(ids) < 2:
+            continue
+        fitting = [entry for entry in open_rows if entry[0] >= len(ids)]
+        if fitting:
+            room, row = min(fitting)
+            open_rows.remove((room, row))
+        else:
+            room, row = length, len(rows)
+            rows.append([])
+        rows[row].append((ids, labels))
+        if room - len(ids) >= 2:
+            open_rows = [*open_rows, (room - len(ids), row)][-OPEN_ROWS:]
+    return rows

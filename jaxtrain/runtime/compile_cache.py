@@ -6,41 +6,79 @@ import pathlib
 
 import jax
 
+HIT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"  # loading from the cache counts too
+
 
 @dataclasses.dataclass
-class CompileCount:
-    """Compilations since `watch`: requests, how many came from the cache, seconds spent."""
+class Totals:
+    """Of the whole process so far."""
 
     requests: int = 0
     hits: int = 0
     seconds: float = 0.0
 
+
+@dataclasses.dataclass(frozen=True)
+class CompileCount:
+    """Compilations since `watch`: requests, how many came from the cache, seconds spent. It goes on rising."""
+
+    start: Totals
+
+    @property
+    def requests(self) -> int:
+        return _totals.requests - self.start.requests
+
+    @property
+    def hits(self) -> int:
+        return _totals.hits - self.start.hits
+
+    @property
+    def misses(self) -> int:
+        return self.requests - self.hits
+
+    @property
+    def seconds(self) -> float:
+        return _totals.seconds - self.start.seconds
+
     def __str__(self):
         return f"{self.requests} programs, {self.hits} from the cache, {self.seconds:.1f} s"
 
 
+_totals = Totals()
+_listening = False
+
+
 def enable() -> pathlib.Path:
     """Use the folder of JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxtrain/xla, for everything however quick."""
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    folder = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or home / "jaxtrain" / "xla")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    path = folder()
+    jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return folder
+    return path
+
+
+def folder() -> pathlib.Path:
+    """Local to the machine: XLA's autotuning results are kept there too, and a shared one would be slow."""
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    return pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or home / "jaxtrain" / "xla")
 
 
 def watch() -> CompileCount:
-    """A count that goes on rising with every compilation of this process."""
-    count = CompileCount()
+    """A count of the compilations of this process from now on."""
+    global _listening
+    if not _listening:
+        jax.monitoring.register_event_listener(_on_event)
+        jax.monitoring.register_event_duration_secs_listener(_on_duration)
+        _listening = True
+    return CompileCount(dataclasses.replace(_totals))
 
-    def on_event(name: str, **_):
-        count.hits += name == "/jax/compilation_cache/cache_hits"
 
-    def on_duration(name: str, seconds: float, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            count.requests += 1
-            count.seconds += seconds
+def _on_event(name: str, **_):
+    _totals.hits += name == HIT
 
-    jax.monitoring.register_event_listener(on_event)
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
-    return count
+
+def _on_duration(name: str, seconds: float, **_):
+    if name == COMPILED:
+        _totals.requests += 1
+        _totals.seconds += seconds

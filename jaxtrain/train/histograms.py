@@ -50,7 +50,7 @@ class Histograms:
             named = {"parameters": state.params, "gradients": grads}
             return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
 
-        return jax.jit(histograms, out_shardings=trainer.layout.replicated)
+        return trainer.jit(histograms, out_shardings=trainer.layout.replicated)
 
 
 def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -36,6 +36,7 @@ from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_sc
 from jaxtrain.train.step import make_train_step, repeat
 from jaxtrain.train.throughput import Work
 from jaxtrain.train.tracking import Tracker
+from torch_bridge import layouts
 from torch_bridge import state_dict as bridge
 
 
@@ -146,7 +147,7 @@ class Trainer:
         task, config = self.task, self.config
         build = lambda: task.build_model(self.resolved, nnx.Rngs(config.seed))
         self.skeleton = Skeleton.of(
-            nnx.eval_shape(build) if model is None else model, lambda key: task.trainable(key, config)
+            layouts.abstract(build) if model is None else model, lambda key: task.trainable(key, config)
         )
         shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
         self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
@@ -260,9 +261,15 @@ class Trainer:
         step = make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, looped=on_cpu)
-        jitted = jax.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
+        jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
         shapes = batch_shapes(self.source("train"))
         return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=self._out_of_memory)
+
+    def jit(self, function: Callable, **options: Any) -> Any:
+        """jax.jit; on a GPU with the operations that `deterministic` asks for."""
+        on_gpu = self.layout.mesh.devices.flat[0].platform == "gpu"
+        wanted = {"xla_gpu_deterministic_ops": True} if on_gpu and self.config.deterministic else None
+        return jax.jit(function, compiler_options=wanted, **options)
 
     def _out_of_memory(self, arguments: tuple, program: Any) -> str:
         memory = out_of_memory.measure(arguments[0], arguments[3], program)
@@ -334,7 +341,7 @@ class Trainer:
         first_micro = lambda *arguments: step(
             *arguments[:3], jax.tree.map(lambda leaf: leaf[0], arguments[3]), arguments[4]
         )
-        jitted = jax.jit(first_micro, out_shardings=self.layout.replicated)
+        jitted = self.jit(first_micro, out_shardings=self.layout.replicated)
         compiled = Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
 
         def run() -> dict[str, float]:

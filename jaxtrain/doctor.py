@@ -1,0 +1,155 @@
+"""What this machine offers a run: `python -m jaxtrain.doctor`."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from typing import Any
+
+from jaxtrain import commands
+
+CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
+EXTRAS = {  # module -> what needs it
+    "torch": "torch Datasets and .pt exports",
+    "transformers": "the text systems",
+    "matplotlib": "the picture of jaxtrain.lr_find",
+    "wandb": "tracking.wandb",
+    "mlflow": "tracking.mlflow",
+    "optuna": "jaxtrain.tune",
+}
+LAUNCHERS = ("JAXTRAIN_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "JOB_COMPLETION_INDEX")
+ACCELERATOR = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "JAX_", "CUDA_VISIBLE_DEVICES", "NCCL_")
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser("doctor", "Say what this machine offers a run.", "python -m jaxtrain.doctor --json")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    return commands.main(run, p.parse_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    commands.quiet_jax()
+    found = examine()
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for title, values in found.items():
+        print(title)
+        lines = values.items() if isinstance(values, dict) else ((f"{i}.", v) for i, v in enumerate(values, 1))
+        for name, value in lines:
+            print(f"  {name:<24}{value}")
+    if not found["advice"]:
+        print("  nothing to mend")
+
+
+def examine() -> dict[str, Any]:
+    """Everything, as plain values; "advice" holds one sentence per thing to mend."""
+    found = {
+        "machine": machine(),
+        "versions": versions(),
+        "devices": devices(),
+        "precision": precision(),
+        "compile cache": cache(),
+        "launch": launch(),
+    }
+    return {**found, "advice": advice(found)}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": f"{_memory_bytes() / 1e9:.1f} GB",
+        "disk here": f"{shutil.disk_usage('.').free / 1e9:.1f} GB free",
+    }
+
+
+def versions() -> dict[str, str]:
+    known = {name: importlib.metadata.version(name) for name in CORE}
+    providers = importlib.metadata.packages_distributions()  # the module mlflow comes from mlflow or mlflow-skinny
+    for module, purpose in EXTRAS.items():
+        names = providers.get(module)
+        known[module] = importlib.metadata.version(names[0]) if names else f"not installed ({purpose})"
+    return known
+
+
+def devices() -> dict[str, str]:
+    import jax
+
+    found = {"backend": jax.default_backend(), "count": str(jax.local_device_count())}
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        limit = f", {stats['bytes_limit'] / 1e9:.1f} GB for JAX" if "bytes_limit" in stats else ""
+        capability = getattr(device, "compute_capability", None)
+        found[str(device)] = device.device_kind + (f", compute capability {capability}" if capability else "") + limit
+    return found
+
+
+def precision() -> dict[str, str]:
+    """By policy: whether a product in its dtype runs here, and the device's peak where it is known."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtrain.runtime.peaks import peak_flops
+    from jaxtrain.runtime.precision import POLICIES
+
+    kind, found = jax.devices()[0].device_kind, {}
+    for name, policy in POLICIES.items():
+        ones = jnp.ones((16, 16), policy.compute)
+        right = float((ones @ ones)[0, 0]) == 16.0
+        peak = peak_flops(kind, policy.compute)
+        found[name] = ("works" if right else "gives wrong products") + (
+            f", peak {peak / 1e12:g} TFLOP/s" if peak else ""
+        )
+    return found
+
+
+def cache() -> dict[str, str]:
+    from jaxtrain.runtime import compile_cache
+
+    folder = compile_cache.folder()
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return {
+        "folder": str(folder),
+        "writable": "yes" if os.access(existing, os.W_OK) else "no",
+        "holds": f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB",
+    }
+
+
+def launch() -> dict[str, str]:
+    """The launcher that a run would recognise, and the variables it would read."""
+    from jaxtrain.errors import UserError
+    from jaxtrain.runtime.launch import detect
+
+    try:
+        recognised = str(detect())
+    except UserError as error:
+        recognised = f"contradictory: {error}"
+    seen = {key: value for key, value in sorted(os.environ.items()) if key.startswith(LAUNCHERS + ACCELERATOR)}
+    return {"recognised": recognised, **seen}
+
+
+def advice(found: dict[str, Any]) -> list[str]:
+    lines = []
+    if found["devices"]["backend"] == "cpu" and shutil.which("nvidia-smi"):
+        lines.append("nvidia-smi is here but JAX sees no GPU: pip install 'jaxtrain[cuda]', and unset JAX_PLATFORMS")
+    if found["compile cache"]["writable"] == "no":
+        lines.append("the compile cache cannot be written: set JAX_COMPILATION_CACHE_DIR to a local folder")
+    if found["launch"]["recognised"].startswith("contradictory"):
+        lines.append(found["launch"]["recognised"])
+    if any(value.startswith("gives wrong") for value in found["precision"].values()):
+        lines.append("a precision gives wrong products: update the driver, or take precision.policy=fp32")
+    return lines
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Suggest a learning rate: `python -m jaxtrain.lr_find --config configs/digits.yaml`."""
+
+import argparse
+import json
+import pathlib
+import sys
+
+from jaxtrain import commands
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "lr_find",
+        "Raise the learning rate step by step, watch the loss, suggest a value. Trains nothing.",
+        "python -m jaxtrain.lr_find --config configs/digits.yaml",
+    )
+    p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
+    p.add_argument("--min-lr", type=float, default=1e-7, help="first rate (default 1e-7)")
+    p.add_argument("--max-lr", type=float, default=1.0, help="rate that the last step approaches (default 1)")
+    p.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
+    p.add_argument("--no-clip", action="store_true", help="without optim.clip_norm")
+    p.add_argument("--output", metavar="DIR", help="where lr_find.json and lr_find.png go (default: the run folder)")
+    return commands.main(run, p.parse_intermixed_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from jaxtrain import config_io
+
+    task, config = config_io.load(arguments.config, arguments.overrides)
+    commands.quiet_jax()
+    from jaxtrain.train.lr_range import range_test
+    from jaxtrain.train.trainer import Trainer
+
+    trainer = Trainer(config=config, task=task)
+    folder = pathlib.Path(arguments.output) if arguments.output else trainer.folder
+    found = range_test(trainer, arguments.min_lr, arguments.max_lr, arguments.steps, not arguments.no_clip)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lr_find.json").write_text(json.dumps(found.document(), indent=1))
+    plot(found, folder / "lr_find.png")
+    print(f"{len(found.lr)} steps from {found.lr[0]:.1e} to {found.lr[-1]:.1e} ({found.stopped})")
+    print(f"steepest descent at {found.steepest:.1e}: optim.lr={found.steepest:.1e}")
+    print(f"a tenth of the minimum: optim.lr={found.minimum_tenth:.1e}")
+    print(f"written {folder / 'lr_find.json'} and {folder / 'lr_find.png'}")
+
+
+def plot(found, path: pathlib.Path) -> None:
+    """The loss over the rate, with both suggestions."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(found.lr, found.loss, color="0.8", label="loss")
+    axes.plot(found.lr, found.smoothed, label="smoothed")
+    for rate, name, style in ((found.steepest, "steepest", "--"), (found.minimum_tenth, "minimum / 10", ":")):
+        axes.axvline(rate, color="black", linestyle=style, label=f"{name}: {rate:.1e}")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss before the update")
+    axes.set_ylim(top=min(max(found.loss), 2 * found.loss[0]))
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The learning-rate range test: raise the rate exponentially for some steps and watch the loss.
+
+Source: Smith 2017, "Cyclical learning rates for training neural networks", sec. 3.3.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.errors import UserError
+from jaxtrain.train.compiled import Compiled
+from jaxtrain.train.step import make_train_step, repeat
+
+if TYPE_CHECKING:
+    from jaxtrain.train.trainer import Trainer
+
+SMOOTHING = 0.8  # of the loss, before its slope is read
+DIVERGED = 4.0  # times the first loss
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """lr, loss: one per step, the loss before that step's update. stopped: "diverged", "not finite" or "finished"."""
+
+    lr: list[float]
+    loss: list[float]
+    stopped: str
+
+    @property
+    def smoothed(self) -> list[float]:
+        """Exponential average of the loss, without the pull towards zero at the start."""
+        mean, values = 0.0, []
+        for i, loss in enumerate(self.loss):
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+            values.append(mean / (1 - SMOOTHING ** (i + 1)))
+        return values
+
+    @property
+    def minimum(self) -> int:
+        """Where the smoothed loss is lowest."""
+        return int(np.argmin(self.smoothed))
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the smoothed loss falls fastest per factor of the rate, up to its minimum."""
+        last = max(self.minimum, 1)
+        slope = np.gradient(np.array(self.smoothed[: last + 1]), np.log(self.lr[: last + 1]))
+        return self.lr[int(np.argmin(slope))]
+
+    @property
+    def minimum_tenth(self) -> float:
+        """A tenth of the rate at the lowest loss: the cautious choice."""
+        return self.lr[self.minimum] / 10
+
+    def document(self) -> dict[str, Any]:
+        """What `lr_find.json` holds."""
+        return {
+            "suggestion": {"steepest": self.steepest, "minimum_tenth": self.minimum_tenth},
+            "stopped": self.stopped,
+            "lr": self.lr,
+            "loss": self.loss,
+            "smoothed": self.smoothed,
+        }
+
+
+def range_test(
+    trainer: "Trainer", min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, clip: bool = True
+) -> RangeTest:
+    """Run the test on a copy of the trainer's state; weights, optimizer, schedule and data position stay as they are.
+
+    Step i trains every parameter group at min_lr * (max_lr / min_lr)^(i / steps). It ends early when a loss exceeds
+    four times the first, or is not finite. clip: keep `optim.clip_norm`. Raises UserError for an empty range.
+    """
+    if not 0 < min_lr < max_lr:
+        raise UserError(f"the learning rates go from {min_lr} to {max_lr}; wanted 0 < min_lr < max_lr")
+    if steps < 3:
+        raise UserError(f"{steps} steps are too few to see a slope; take at least 3")
+    rates = [min_lr * (max_lr / min_lr) ** (i / steps) for i in range(steps)]
+    program, state, hyper = _program(trainer, clip), _copy(trainer), _hyper(trainer, rates)
+    columns = trainer.columns(trainer.train_loader)
+    losses: list[float] = []
+    stopped = "finished"
+    for _, _, batch in trainer.train_loader.batches((step, 1) for step in range(steps)):
+        state, metrics = program(state, batch, hyper, columns)
+        loss = float(metrics["loss"])
+        if not math.isfinite(loss):
+            stopped = "not finite"
+            break
+        losses.append(loss)
+        if loss > DIVERGED * losses[0]:
+            stopped = "diverged"
+            break
+    if len(losses) < 3:
+        raise UserError(f"the loss was not finite after {len(losses)} steps; start from a lower rate than {min_lr:g}")
+    return RangeTest(rates[: len(losses)], losses, stopped)
+
+
+def _program(trainer: "Trainer", clip: bool) -> Compiled:
+    resolved = trainer.resolved
+    train = resolved.train.model_copy(update={"nan_policy": "ignore", "spike_factor": None})
+    config = resolved.model_copy(update={"train": train})
+    optimizer = trainer.optimizer if clip else dataclasses.replace(trainer.optimizer, clip_norm=None)
+    step = make_train_step(trainer.task, config, trainer.skeleton, optimizer, trainer.precision, trainer.layout)
+    jitted = trainer.jit(
+        repeat(step, 1), donate_argnums=0, out_shardings=(trainer.shardings, trainer.layout.replicated)
+    )
+    return Compiled(jitted, "the range test's step", batch=1)
+
+
+def _copy(trainer: "Trainer") -> Any:
+    """The state in buffers of its own, at update 0, where the table of rates starts."""
+    copy = lambda leaf: jax.device_put(jnp.copy(leaf), leaf.sharding)
+    state = jax.tree.map(copy, trainer.state)
+    return state.replace(updates=jnp.zeros_like(state.updates))
+
+
+def _hyper(trainer: "Trainer", rates: list[float]) -> dict:
+    hyper = trainer.hyper()
+    put = lambda value: jax.device_put(np.asarray(value, np.float32), trainer.layout.replicated)
+    return {**hyper, "factor": put(rates), "lr_scale": put(1), "lr": {name: put(1) for name in hyper["lr"]}}

@@ -59,8 +59,9 @@ class BatchNorm(nnx.Module):
     x: [batch, channel, *space]. Training (`rngs` given) uses the statistics of the global batch, on any number of
     devices, and moves `running_mean`/`running_var` (unbiased) by `momentum`; evaluation uses the running ones.
     valid: bool [batch], False keeps a padded row out of the statistics; a batch without a valid row moves nothing.
-    groups: cut the batch into this many runs of rows that are normalised apart, as torch.s DistributedDataParallel does
+    groups: cut the batch into this many runs of rows that are normalised apart, as torch's DistributedDataParallel does
     without SyncBatchNorm on as many devices; the running statistics then move by the mean over the groups.
+    Where JAX has float64 enabled it is used inside, as torch does on a CPU.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, groups: int = 1):
@@ -74,7 +75,7 @@ class BatchNorm(nnx.Module):
         self.groups = groups
 
     def __call__(self, x, rngs=None, valid=None):
-        y = x.astype(jnp.float32)
+        y = x.astype(_widest())
         shape = (1, -1) + (1,) * (x.ndim - 2)
         if rngs is None:
             mean, var = self.running_mean[...], self.running_var[...]
@@ -89,7 +90,7 @@ class BatchNorm(nnx.Module):
         counted = jnp.ones((), bool) if valid is None else valid.reshape(*y.shape[:2], *(1,) * (y.ndim - 2))
         size = math.prod(y.shape[axis] for axis in axes)
         space = size // y.shape[1]
-        count = jnp.float32(size) if valid is None else counted.sum(axes).astype(jnp.float32) * space  # [group, 1]
+        count = jnp.asarray(size, y.dtype) if valid is None else counted.sum(axes).astype(y.dtype) * space  # [group, 1]
         average = lambda z: jnp.where(counted, z, 0).sum(axes, keepdims=True) / shaped(jnp.maximum(count, 1))
         shaped = lambda n: n.reshape(n.shape + (1,) * (y.ndim - n.ndim)) if n.ndim else n
         mean = average(y)
@@ -105,8 +106,12 @@ class BatchNorm(nnx.Module):
         share = filled / jnp.maximum(filled.sum(), 1)
         for running, value in ((self.running_mean, mean), (self.running_var, var)):
             moved = (1 - self.momentum) * running[...] + self.momentum * (share * value).sum(0)
-            running[...] = jnp.where(filled.any(), moved, running[...])
+            running[...] = jnp.where(filled.any(), moved, running[...]).astype(jnp.float32)
         self.num_batches_tracked[...] += filled.any().astype(jnp.int32)
+
+
+def _widest():
+    return jnp.result_type(float)  # float32, or float64 where jax_enable_x64 is set
 
 
 def _affine(y, weight, bias, axis: int = -1):

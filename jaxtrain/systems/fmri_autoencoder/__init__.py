@@ -1,0 +1,3 @@
+"""The Sherlock autoencoders: film, sound and text in, brain activity predicted, film reconstructed."""
+
+TASKS = {}

@@ -1,0 +1,42 @@
+"""How well voxels are predicted: per volume over voxels, as the original reports it, and per voxel over time."""
+
+import jax.numpy as jnp
+import numpy as np
+
+EPSILON = 1e-8
+
+
+def compute_correlation_metric(prediction, target, dim: int = 1):
+    """Pearson correlation along `dim`; a constant slice gives 0. dim=1: over voxels, one value per volume."""
+    x, y = (_centred(z, dim) for z in (prediction, target))
+    norms = jnp.sqrt(jnp.square(x).sum(dim)) * jnp.sqrt(jnp.square(y).sum(dim))
+    return (x * y).sum(dim) / (norms + EPSILON)
+
+
+def compute_r2_score(prediction, target, dim: int = 1):
+    """1 - residual / total sum of squares along `dim`."""
+    prediction, target = (jnp.asarray(z).astype(jnp.float32) for z in (prediction, target))
+    residual = jnp.square(target - prediction).sum(dim)
+    return 1 - residual / (jnp.square(_centred(target, dim)).sum(dim) + EPSILON)
+
+
+def _centred(x, dim: int):
+    x = jnp.asarray(x).astype(jnp.float32)
+    return x - x.mean(dim, keepdims=True)
+
+
+def voxel_sums(prediction, target, valid) -> dict:
+    """Additive statistics of [batch, voxel] behind `voxel_correlation`, each [voxel] but the scalar `count`."""
+    mask = valid[:, None]
+    x, y = (jnp.where(mask, jnp.asarray(z).astype(jnp.float32), 0) for z in (prediction, target))
+    sums = {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
+    return {name: value.sum(0) for name, value in sums.items()} | {"count": valid.sum().astype(jnp.float32)}
+
+
+def voxel_correlation(sums) -> np.ndarray:
+    """Pearson correlation of every voxel over all volumes, from summed `voxel_sums`. A constant voxel gives 0."""
+    n = max(float(sums["count"]), 1.0)
+    x, y, xx, yy, xy = (np.asarray(sums[name], np.float64) for name in ("x", "y", "xx", "yy", "xy"))
+    covariance = xy - x * y / n
+    spread = np.sqrt(np.maximum(xx - x * x / n, 0) * np.maximum(yy - y * y / n, 0))
+    return np.where(spread > EPSILON * n, covariance / np.maximum(spread, EPSILON), 0.0)

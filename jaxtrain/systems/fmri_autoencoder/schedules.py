@@ -1,0 +1,91 @@
+"""The originals' learning rates, faults included, for `compat: original`. A correct run uses the core's schedules."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from jaxtrain.errors import UserError
+
+HEAD_START = 1e-5  # absolute learning rate of the second generation's first step
+GEN1_START = 0.1  # fraction of the base rate at which the first generation starts
+
+
+@dataclasses.dataclass(frozen=True)
+class OriginalRate:
+    """What both originals were told. steps: training batches per epoch."""
+
+    base: float
+    steps: int
+    epochs: int
+    warmup_epochs: int = 5
+    min_lr: float = 1e-6
+    kind: str = "cosine"  # cosine, step or none
+
+    @property
+    def warmup(self) -> int:
+        return self.steps * self.warmup_epochs
+
+    @property
+    def after(self) -> int:
+        """Steps after the warm-up; the cosine's half period."""
+        return self.steps * self.epochs - self.warmup
+
+    def annealed(self, start: float, position: int) -> float:
+        """Cosine from `start` at 0 to min_lr at `after`. One position later it turns back up from `base`, as torch's
+        CosineAnnealingLR does."""
+        if position == self.after + 1:
+            return self.min_lr + (self.base - self.min_lr) * (1 - math.cos(math.pi / self.after)) / 2
+        return self.min_lr + (start - self.min_lr) * (1 + math.cos(math.pi * position / self.after)) / 2
+
+
+def head_rate(given: OriginalRate) -> Callable[[int], float]:
+    """Learning rate of the 0-based optimizer step, second generation: linear from 1e-5, then a cosine.
+
+    The base rate is never reached, and without warm-up the whole cosine starts at 1e-5. Raises UserError where the
+    original stops: a base below 1e-5, scheduler `step` after one step, as many warm-up epochs as epochs at the end.
+    """
+    if given.kind == "none":
+        return lambda step: given.base
+    if given.kind == "step":
+        return lambda step: given.base if step == 0 else _stop("scheduler_type 'step' fails after its first step")
+    if given.base < HEAD_START:
+        _stop(f"a learning rate of {given.base:g} is below the warm-up's start of 1e-5")
+    start = HEAD_START / given.base
+
+    def ramp(step: int) -> float:
+        return given.base * (start + (1 - start) * step / given.warmup)
+
+    def rate(step: int) -> float:
+        if step < given.warmup:
+            return ramp(step)
+        if given.after == 0:
+            _stop("warm-up lasts the whole run, which fails at its last step")
+        if given.warmup == 0:
+            return given.annealed(HEAD_START, step)
+        return given.annealed(ramp(given.warmup - 1), step - given.warmup + 1)
+
+    return rate
+
+
+def gen1_rate(given: OriginalRate) -> Callable[[int], float]:
+    """Learning rate of the 0-based optimizer step, first generation: its warm-up and cosine are counted in steps but
+    moved once per epoch, so a run of 195 steps per epoch stays at a tenth of its base rate."""
+
+    def ramp(epoch: int) -> float:
+        return given.base * (GEN1_START + (1 - GEN1_START) * epoch / given.warmup if given.warmup else GEN1_START)
+
+    def rate(step: int) -> float:
+        epoch = step // given.steps
+        if given.kind == "none":
+            return given.base
+        if given.kind == "step":
+            return given.base * 0.1 ** (epoch // 30)
+        if epoch <= given.warmup_epochs:
+            return ramp(epoch)
+        return given.annealed(ramp(given.warmup_epochs), epoch - given.warmup_epochs)
+
+    return rate
+
+
+def _stop(why: str):
+    raise UserError(f"compat: original reproduces a fault of the original here: {why}. Use compat: correct")

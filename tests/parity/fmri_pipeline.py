@@ -1,0 +1,5 @@
+STAGES = ("hrf/", "align/", "encodec/", "fmri/", "dataset/", "video/", "text/")
+
+
+def replay(case, tensors):
+    return {}

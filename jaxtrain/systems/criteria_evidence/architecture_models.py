@@ -127,13 +127,12 @@ class Criteria(nnx.Module):
         classifier_dropout: float = 0.1,
         classifier_layer_num: int = 1,
         classifier_hidden_dims=None,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
         labels = first_given(task.get("num_labels"), head.get("num_labels"), num_labels)
         options = classifier_of(head, labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims)
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+        self.encoder = build_encoder(encoder, rngs=rngs)
         self.pooler = SequencePooler(encoder.hidden_size, pooling_of(head, task), rngs=rngs)
         self.classifier = ClassificationHead(encoder.hidden_size, **options, rngs=rngs)
 
@@ -143,12 +142,10 @@ class Criteria(nnx.Module):
 
 
 class Evidence(nnx.Module):
-    def __init__(
-        self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, remat: str = "none", rngs
-    ):
+    def __init__(self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, rngs):
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
         layers = first_given(head.get("layers"), task.get("layers"), 1)
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+        self.encoder = build_encoder(encoder, rngs=rngs)
         self.span_head = SpanPredictionHead(encoder.hidden_size, **span_of(head, layers, dropout_prob), rngs=rngs)
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> dict:
@@ -168,14 +165,13 @@ class Share(nnx.Module):
         criteria_layer_num: int = 1,
         criteria_hidden_dims=None,
         evidence_dropout: float = 0.1,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         (criteria, evidence, _), task = nested(head_cfg), dict(task_cfg or {})
         labels = labels_of(criteria, task, criteria_num_labels)
         options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
         width = encoder.hidden_size
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+        self.encoder = build_encoder(encoder, rngs=rngs)
         self.pooler = SequencePooler(width, pooling_of(criteria, task), rngs=rngs)
         self.criteria_head = ClassificationHead(width, **options, rngs=rngs)
         span = span_of(evidence, span_depth(evidence), evidence_dropout)
@@ -205,15 +201,14 @@ class Joint(nnx.Module):
         criteria_hidden_dims=None,
         evidence_dropout: float = 0.1,
         fusion_dropout: float = 0.1,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         (criteria, evidence, shared), task = nested(head_cfg), dict(task_cfg or {})
         ours, theirs = criteria_encoder.hidden_size, evidence_encoder.hidden_size
         labels = labels_of(criteria, task, criteria_num_labels)
         options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
-        self.criteria_encoder = build_encoder(criteria_encoder, remat, rngs=rngs)
-        self.evidence_encoder = build_encoder(evidence_encoder, remat, rngs=rngs)
+        self.criteria_encoder = build_encoder(criteria_encoder, rngs=rngs)
+        self.evidence_encoder = build_encoder(evidence_encoder, rngs=rngs)
         self.pooler = SequencePooler(ours, pooling_of(criteria, task), rngs=rngs)
         self.criteria_head = ClassificationHead(ours, **options, rngs=rngs)
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs, rngs=rngs)

@@ -14,10 +14,10 @@ from jaxtrain.systems.criteria_evidence.pooling import masked_mean
 class TransformerEncoder(nnx.Module):
     """One vector per text [batch, width]: the first token ("cls", never through the pooler) or the masked mean."""
 
-    def __init__(self, encoder: Encoder, pooling_strategy: str = "cls", lora=None, remat: str = "none", *, rngs):
+    def __init__(self, encoder: Encoder, pooling_strategy: str = "cls", lora=None, *, rngs):
         if pooling_strategy not in ("cls", "mean"):
             raise UserError(f"pooling_strategy: {pooling_strategy!r} is unknown, wanted cls or mean")
-        self.encoder = add_lora(build_encoder(encoder, remat, rngs=rngs), lora, encoder, rngs=rngs)
+        self.encoder = add_lora(build_encoder(encoder, rngs=rngs), lora, encoder, rngs=rngs)
         self.pooling_strategy = pooling_strategy
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None):
@@ -56,10 +56,9 @@ class Classifier(nnx.Module):
         hidden_dim: int | None = None,
         pooling_strategy: str = "cls",
         lora=None,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
-        self.encoder = TransformerEncoder(encoder, pooling_strategy, lora, remat, rngs=rngs)
+        self.encoder = TransformerEncoder(encoder, pooling_strategy, lora, rngs=rngs)
         self.head = Head(encoder.hidden_size, num_classes, dropout, hidden_dim, rngs=rngs)
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> dict:

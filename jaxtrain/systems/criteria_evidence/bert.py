@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.nn.remat import block
 from jaxtrain.systems.criteria_evidence.dropout import drop
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
@@ -12,7 +13,6 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import (
     Encoding,
     Layer,
     Rates,
-    Rematerialised,
     Residual,
     initialise,
     split_heads,
@@ -77,15 +77,13 @@ class Attention(nnx.Module):
 
 
 class Layers(nnx.Module):
-    def __init__(self, config: Encoder, remat: str, *, rngs: nnx.Rngs):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         layers = [Layer(Attention(config, rngs=rngs), config, rngs=rngs) for _ in range(config.num_hidden_layers)]
         self.layer = nnx.List(layers)
-        self.remat = remat
 
     def __call__(self, x, visible, rates: Rates, rngs=None):
-        run = Rematerialised(self.remat)
         for layer in self.layer:
-            x = run(layer, x, visible, rates=rates, rngs=rngs)
+            x = block(layer, x, visible, rates=rates, rngs=rngs)
         return x
 
 
@@ -101,9 +99,9 @@ class BertEncoder(nnx.Module):
     """input_ids int [batch, token]; attention_mask [batch, token], 0 hides that key from every query (None: all are
     visible); token_type_ids int [batch, token], None for zeros -> Encoding."""
 
-    def __init__(self, config: Encoder, remat: str = "none", *, rngs: nnx.Rngs):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs=rngs)
-        self.encoder = Layers(config, remat, rngs=rngs)
+        self.encoder = Layers(config, rngs=rngs)
         self.pooler = Pooler(config.hidden_size, rngs=rngs)
         self.dropout = DropoutRates(config)
         initialise(self, config.initializer_range, rngs)

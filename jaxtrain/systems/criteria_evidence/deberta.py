@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.nn.remat import block
 from jaxtrain.systems.criteria_evidence.dropout import drop
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
@@ -13,7 +14,6 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import (
     Encoding,
     Layer,
     Rates,
-    Rematerialised,
     Residual,
     activation,
     initialise,
@@ -123,7 +123,7 @@ class Convolution(nnx.Module):
 
 
 class Layers(nnx.Module):
-    def __init__(self, config: Encoder, remat: str, *, rngs: nnx.Rngs):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         layers = [Layer(Attention(config, rngs=rngs), config, rngs=rngs) for _ in range(config.num_hidden_layers)]
         self.layer = nnx.List(layers)
         rows, width = 2 * config.relative_span, config.hidden_size
@@ -132,7 +132,6 @@ class Layers(nnx.Module):
         self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps) if normed else None
         self.conv = Convolution(config, rngs=rngs) if config.conv_kernel_size else None
         self.config = config
-        self.remat = remat
 
     def __call__(self, x, mask, rates: Rates, rngs=None):
         relative, rows = None, None
@@ -142,9 +141,9 @@ class Layers(nnx.Module):
                 relative = self.LayerNorm(relative)
             rows = jnp.asarray(relative_rows(x.shape[1], self.config), jnp.int32)
         visible = (mask != 0)[:, None, None, :] & (mask != 0)[:, None, :, None]
-        run, embedded = Rematerialised(self.remat), x
+        embedded = x
         for i, layer in enumerate(self.layer):
-            x = run(layer, x, visible, rows, relative, rates=rates, rngs=rngs)
+            x = block(layer, x, visible, rows, relative, rates=rates, rngs=rngs)
             if i == 0 and self.conv is not None:
                 x = self.conv(embedded, x, mask, rates, rngs)
         return x
@@ -153,9 +152,9 @@ class Layers(nnx.Module):
 class DebertaEncoder(nnx.Module):
     """Arguments as of BertEncoder; a padded query attends to all tokens alike, there is no pooled output."""
 
-    def __init__(self, config: Encoder, remat: str = "none", *, rngs: nnx.Rngs):
+    def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs=rngs)
-        self.encoder = Layers(config, remat, rngs=rngs)
+        self.encoder = Layers(config, rngs=rngs)
         self.dropout = DropoutRates(config)
         initialise(self, config.initializer_range, rngs)
 

@@ -7,10 +7,10 @@ from jaxtrain.systems.criteria_evidence.deberta import DebertaEncoder
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 
 
-def build_encoder(config: Encoder, remat: str = "none", *, rngs: nnx.Rngs) -> BertEncoder | DebertaEncoder:
-    """A freshly drawn encoder. remat: what its backward pass recomputes, layer by layer ("none", "dots", "full")."""
+def build_encoder(config: Encoder, *, rngs: nnx.Rngs) -> BertEncoder | DebertaEncoder:
+    """A freshly drawn encoder."""
     kind = DebertaEncoder if config.kind == "deberta" else BertEncoder
-    return kind(config, remat, rngs=rngs)
+    return kind(config, rngs=rngs)
 
 
 def unread_by(config: Encoder, prefix: str, pooled_is_read: bool) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ def build(
     architecture: str,
     encoders: Mapping[str, Encoder],
     *,
-    remat: str = "none",
     rngs: nnx.Rngs,
     **options,
 ) -> nnx.Module:
@@ -31,10 +30,10 @@ def build(
     if family == "base":
         if architecture not in ("criteria", "evidence"):
             raise UserError(f"model.family: base has criteria and evidence only, not {architecture}")
-        return base_models.Classifier(encoders["encoder"], remat=remat, rngs=rngs, **options)
+        return base_models.Classifier(encoders["encoder"], rngs=rngs, **options)
     kind = getattr(FAMILIES[family], CLASSES[architecture])
     names = ("criteria_encoder", "evidence_encoder") if architecture == "joint" else ("encoder",)
-    return kind(*(encoders[name] for name in names), remat=remat, rngs=rngs, **options)
+    return kind(*(encoders[name] for name in names), rngs=rngs, **options)
 
 
 def unread(family: str, architecture: str, encoders: Mapping[str, Encoder], pooling: str = "cls") -> tuple[str, ...]:

@@ -1,6 +1,9 @@
 """Low-rank adapters on an encoder's projections, under peft's keys. Source: Hu et al. 2021."""
 
+import functools
+
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
@@ -8,6 +11,7 @@ from jaxtrain.config import Section
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.dropout import Dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
+from torch_bridge.leaves import Leaf
 
 ADAPTER = "default"  # peft's name for the only adapter
 
@@ -40,13 +44,6 @@ class LoraLinear(nnx.Module):
     def __call__(self, x, rngs=None):
         low = self.lora_A[ADAPTER](self.dropout(x, rngs))
         return self.base_layer(x) + self.scale * self.lora_B[ADAPTER](low)
-
-    def merged_weight(self):
-        """The one matrix [out, in] that does the same without dropout."""
-        return (
-            self.base_layer.weight[...]
-            + self.scale * self.lora_B[ADAPTER].weight[...] @ self.lora_A[ADAPTER].weight[...]
-        )
 
 
 class PeftEncoder(nnx.Module):
@@ -89,8 +86,14 @@ def is_adapter(key: str) -> bool:
     return ".lora_A." in key or ".lora_B." in key
 
 
+def _sum(weight, up, down, scale: float) -> np.ndarray:
+    """weight + scale * up down, in float32, in the weight's dtype."""
+    weight, up, down = (np.asarray(value) for value in (weight, up, down))
+    return (weight.astype(np.float32) + scale * up.astype(np.float32) @ down.astype(np.float32)).astype(weight.dtype)
+
+
 def merge(state: dict, scale: float) -> dict:
-    """A state dict without adapters that does the same: peft's `merge_and_unload` on arrays."""
+    """A state dict without adapters that does the same, computed as it is read: peft's `merge_and_unload`."""
     merged = {}
     for key, value in state.items():
         if is_adapter(key):
@@ -99,6 +102,6 @@ def merge(state: dict, scale: float) -> dict:
         stem = key.removesuffix(".base_layer.weight")
         if stem != key:
             down, up = state[f"{stem}.lora_A.{ADAPTER}.weight"], state[f"{stem}.lora_B.{ADAPTER}.weight"]
-            value = (value + scale * up @ down).astype(value.dtype)
+            value = Leaf(value.shape, np.dtype(value.dtype), functools.partial(_sum, value, up, down, scale))
         merged[plain] = value
     return merged

@@ -95,13 +95,12 @@ class Criteria(nnx.Module):
         classifier_dropout: float = 0.1,
         classifier_layer_num: int = 1,
         classifier_hidden_dims=None,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         options = classifier_options(
             head_cfg, task_cfg, num_labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims
         )
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+        self.encoder = build_encoder(encoder, rngs=rngs)
         self.classifier = ClassificationHead(encoder.hidden_size, **options, rngs=rngs)
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> dict:
@@ -112,10 +111,8 @@ class Criteria(nnx.Module):
 class Evidence(nnx.Module):
     """Where in the post is the supporting sentence? start_logits and end_logits [batch, token]."""
 
-    def __init__(
-        self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, remat: str = "none", rngs
-    ):
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+    def __init__(self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, rngs):
+        self.encoder = build_encoder(encoder, rngs=rngs)
         dropout = dict(head_cfg or {}).get("dropout", dropout_prob)
         self.span_head = SpanPredictionHead(encoder.hidden_size, dropout, rngs=rngs)
 
@@ -138,7 +135,6 @@ class Share(nnx.Module):
         criteria_layer_num: int = 1,
         criteria_hidden_dims=None,
         evidence_dropout: float = 0.1,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         options = classifier_options(
@@ -150,7 +146,7 @@ class Share(nnx.Module):
             criteria_hidden_dims,
         )
         width = encoder.hidden_size
-        self.encoder = build_encoder(encoder, remat, rngs=rngs)
+        self.encoder = build_encoder(encoder, rngs=rngs)
         self.criteria_head = ClassificationHead(width, **options, rngs=rngs)
         dropout = part(head_cfg, "evidence").get("dropout", evidence_dropout)
         self.evidence_head = SpanPredictionHead(width, dropout, rngs=rngs)
@@ -182,7 +178,6 @@ class Joint(nnx.Module):
         criteria_hidden_dims=None,
         evidence_dropout: float = 0.1,
         fusion_dropout: float = 0.1,
-        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         options = classifier_options(
@@ -194,8 +189,8 @@ class Joint(nnx.Module):
             criteria_hidden_dims,
         )
         ours, theirs = criteria_encoder.hidden_size, evidence_encoder.hidden_size
-        self.criteria_encoder = build_encoder(criteria_encoder, remat, rngs=rngs)
-        self.evidence_encoder = build_encoder(evidence_encoder, remat, rngs=rngs)
+        self.criteria_encoder = build_encoder(criteria_encoder, rngs=rngs)
+        self.evidence_encoder = build_encoder(evidence_encoder, rngs=rngs)
         self.criteria_head = ClassificationHead(ours, **options, rngs=rngs)
         fusion = nn.Linear(ours, theirs, rngs=rngs)
         self.fusion = nn.Sequential(Dropout(fusion_dropout), fusion, nn.Activation(nn.gelu))

@@ -180,7 +180,7 @@ def evaluation_scores(labels, predictions, probabilities, names: Sequence[str] =
     }
 
 
-# --- spans ----------------------------------------------------------------------------------------------------------
+# --- spans ---------------------------------------------------------------------------------------------------------
 
 
 def span_scores(starts, ends, true_starts, true_ends) -> dict[str, float]:

@@ -69,21 +69,6 @@ class Layer(nnx.Module):
         return self.output(self.intermediate(x, rngs), x, rates, rngs)
 
 
-class Rematerialised:
-    """Calls layers, keeping for the backward pass everything ("none"), the matrix products ("dots") or only the
-    layers' inputs ("full")."""
-
-    def __init__(self, remat: str):
-        self.remat = remat
-
-    def __call__(self, layer: Layer, x, *context, rates: Rates, rngs=None):
-        call = lambda x, *context: layer(x, *context, rates=rates, rngs=rngs)
-        if self.remat != "none" and rngs is not None:
-            keep = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
-            call = jax.checkpoint(call, policy=keep)
-        return call(x, *context)
-
-
 class DropoutRates(nnx.Module):
     """The encoder's two dropout rates. A rate of 0 compiles no mask at all."""
 

@@ -1,0 +1,237 @@
+"""The splits of a run: rows, tokens, padding, length buckets."""
+
+import functools
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data.sources import ArraySource, BucketedSource
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence import csv_files, splits, synthetic, tokenization
+from jaxtrain.systems.criteria_evidence.examples import Columns, Examples, make_examples, padded
+
+log = logging.getLogger(__name__)
+
+
+def build_data(architecture: str, config: Any, split: str):
+    """The source of a split, or None where it is empty."""
+    corpus = load(architecture, config)
+    if not len(corpus.splits.get(split, ())):
+        return None
+    return source_of(corpus, corpus.splits[split], config)
+
+
+class Corpus:
+    """All rows of a run's file as tokens, their splits and what padding needs.
+
+    splits: name -> rows, without those whose answer was dropped. row_weights: float32 [row] of the loss.
+    """
+
+    def __init__(self, examples: Examples, tokenizer: Any, rows: list, split_rows: dict, config: Any, with_types: bool):
+        self.examples = examples
+        self.tokenizer = tokenizer
+        self.rows = rows
+        self.dropped = sorted(examples.problems) if config.data.on_missing_answer == "drop" else []
+        gone = set(self.dropped)
+        self.splits = {
+            name: np.array([i for i in members if i not in gone], int) for name, members in split_rows.items()
+        }
+        self.with_types = with_types
+        self.row_weights = row_weights(examples.labels, self.splits["train"], config.loss)
+
+    def columns(self, rows: Sequence[int], widths: dict[str, int]) -> dict[str, np.ndarray]:
+        """The tensors of these rows, padded to a width per side."""
+        found: dict[str, np.ndarray] = {}
+        for side, encoded in self.examples.texts.items():
+            tensors = padded(encoded, rows, widths[side], self.tokenizer.pad_id)
+            if not self.with_types:
+                del tensors["token_type_ids"]
+            found |= {f"{side}{name}": column for name, column in tensors.items()}
+        if self.examples.labels is not None:
+            found["labels"] = self.examples.labels[rows]
+        if self.examples.spans is not None:
+            found["start_positions"], found["end_positions"] = self.examples.spans[rows].T
+        if self.row_weights is not None:
+            found["row_weight"] = self.row_weights[rows]
+        return found
+
+
+def load(architecture: str, config: Any) -> Corpus:
+    """The corpus that a config describes, read and tokenized once per process."""
+    key = "\n".join(section.model_dump_json() for section in (config.data, config.model, config.loss))
+    return _load(architecture, key, config.compat, _Opaque(config))
+
+
+class _Opaque:
+    """Carries the config past the cache's key, which is its text."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opaque)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.lru_cache(maxsize=4)
+def _load(architecture: str, key: str, compat: str, box: _Opaque) -> Corpus:
+    config = box.config
+    data, model = config.data, config.model
+    needed = [data.status_column, data.sentence_column] + ([] if architecture == "criteria" else [data.context_column])
+    rows = synthetic.rows(data.synthetic_posts) if data.path is None else csv_files.read_rows(data.path, needed)
+    tokenizer = tokenizer_of(config)
+    pair = data.pair_with_criterion
+    examples = make_examples(
+        rows,
+        tokenizer,
+        architecture,
+        pair=model.family == "architectures" if pair is None else pair,
+        criterion_texts=csv_files.read_criteria(data.criteria_file) if data.criteria_file else None,
+        columns=Columns(
+            data.sentence_column, data.status_column, data.context_column, data.sentence_column, data.criterion_column
+        ),
+        max_length=data.max_length,
+        evidence_max_length=data.evidence_max_length,
+        cache=None if data.cache_dir is None else pathlib.Path(data.cache_dir),
+    )
+    check_sizes(examples, tokenizer, model)
+    report_problems(examples, data, architecture)
+    types = model.encoder.type_vocab_size > 1 or getattr(model, "evidence_encoder", model.encoder).type_vocab_size > 1
+    return Corpus(examples, tokenizer, rows, split_rows(rows, config), config, types)
+
+
+def tokenizer_of(config: Any) -> tokenization.Tokenizer:
+    """Raises UserError where neither data.tokenizer nor model.pretrained is set for a file of one's own."""
+    source = config.data.tokenizer or config.model.pretrained
+    if source is not None:
+        return tokenization.load(source)
+    if config.data.path is None:
+        return synthetic.tokenizer()
+    raise UserError("data.tokenizer: is not set and there is no model.pretrained; give a tokenizer.json or a folder")
+
+
+def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, model: Any) -> None:
+    """Raises UserError for a text longer than the encoder's positions, an id that its table does not have, or a padding
+    id that it takes for a word."""
+    for side, encoded in examples.texts.items():
+        encoder = model.evidence_encoder if side == "evidence_" else model.encoder
+        name = "model.evidence_encoder" if side == "evidence_" else "model.encoder"
+        longest, largest = int(encoded.lengths.max()), int(encoded.ids.max())
+        if longest > encoder.longest:
+            raise UserError(f"{name} takes {encoder.longest} tokens, a text has {longest}; lower data.max_length")
+        if largest >= encoder.vocab_size or tokenizer.pad_id >= encoder.vocab_size:
+            raise UserError(
+                f"{name}.vocab_size is {encoder.vocab_size}, the tokenizer ({tokenizer.source}) gives ids up to "
+                f"{largest}"
+            )
+        if tokenizer.pad_id != encoder.pad_token_id:
+            raise UserError(
+                f"{name}.pad_token_id is {encoder.pad_token_id}, the tokenizer ({tokenizer.source}) pads with "
+                f"{tokenizer.pad_id}; they must be of one model"
+            )
+
+
+def report_problems(examples: Examples, data: Any, architecture: str) -> None:
+    """Says which rows have no findable answer. Raises UserError under on_missing_answer: error."""
+    if not examples.problems:
+        return
+    reasons: dict[str, list[int]] = {}
+    for row, reason in examples.problems.items():
+        reasons.setdefault(reason, []).append(row)
+    lines = "; ".join(f"{reason} {len(found)} rows ({_shorten(found)})" for reason, found in reasons.items())
+    policy = data.on_missing_answer
+    if policy == "keep" and architecture == "evidence":
+        raise UserError(
+            "data.on_missing_answer: keep needs a classifier (share, joint); for evidence take drop or error"
+        )
+    text = f"{data.path or 'synthetic posts'}: {len(examples.problems)} answers cannot be used: {lines}"
+    if policy == "error":
+        raise UserError(f"{text}. Mend the rows, raise data.evidence_max_length, or data.on_missing_answer=drop")
+    log.warning("%s. %s", text, "The rows are dropped" if policy == "drop" else "Only their labels count")
+
+
+def _shorten(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+
+
+def split_rows(rows: list, config: Any) -> dict[str, list[int]]:
+    """Rows of every split; `compat: original` splits rows with the run's seed, as the original's scripts do."""
+    data, original = config.data, config.compat == "original"
+    kind = data.split or ("rows" if original else "posts")
+    if kind == "rows":
+        return splits.random_split(len(rows), config.seed if original else data.split_seed, data.ratios)
+    if data.post_column not in rows[0]:
+        raise UserError(f"data.post_column: no column {data.post_column}; set it, or data.split=rows")
+    return splits.group_split([row[data.post_column] for row in rows], data.split_seed, data.ratios)
+
+
+def row_weights(labels: np.ndarray | None, train: np.ndarray, loss: Any) -> np.ndarray | None:
+    """Class weights by row, scaled so that their mean over the training rows is 1; None where all count alike."""
+    if labels is None or loss.class_weights == "none":
+        return None
+    classes = int(labels.max()) + 1
+    counts = np.bincount(labels[train], minlength=classes).astype(float)
+    if isinstance(loss.class_weights, list):
+        weights = np.array(loss.class_weights, float)
+        if len(weights) < classes:
+            raise UserError(f"loss.class_weights: {len(weights)} weights for {classes} classes")
+    elif loss.class_weights == "balanced":
+        weights = 1 / np.maximum(counts, 1)
+    else:  # Cui et al. 2019: the effective number of samples
+        weights = (1 - loss.effective_beta) / (1 - loss.effective_beta ** np.maximum(counts, 1))
+    return (weights / weights[labels[train]].mean())[labels].astype(np.float32)
+
+
+# --- sources -------------------------------------------------------------------------------------------------------
+
+
+def source_of(corpus: Corpus, rows: np.ndarray, config: Any) -> "ArraySource | TextSource":
+    """Fixed padding: columns that may live on the device. Buckets: rows padded batch by batch."""
+    if config.data.padding == "fixed":
+        sides = corpus.examples.texts
+        widths = dict.fromkeys(sides, config.data.max_length)
+        for side in sides:
+            evidence = side == "evidence_" or (side == "" and corpus.examples.spans is not None)
+            widths[side] = config.data.evidence_max_length if evidence else config.data.max_length
+        return ArraySource(corpus.columns(rows, widths), batched=True)
+    return TextSource(corpus, rows, config.data.num_buckets)
+
+
+def bucket_widths(lengths: np.ndarray, count: int) -> list[int]:
+    """Up to `count` widths, multiples of 8, the last one for the longest text, the others at equal shares of texts."""
+    shares = np.quantile(lengths, np.arange(1, count + 1) / count, method="higher")
+    return sorted({int(-(-width // 8) * 8) for width in shares})
+
+
+class TextSource(BucketedSource):
+    """Rows of a corpus; a batch is padded to the smallest bucket that holds its longest text.
+
+    Where a row has two texts (joint) the i-th buckets of both go together, so that there are `batch_shapes` shapes in
+    all.
+    """
+
+    def __init__(self, corpus: Corpus, rows: np.ndarray, count: int):
+        self.corpus, self.rows = corpus, rows
+        every = np.concatenate([*corpus.splits.values()])
+        widths = {side: bucket_widths(e.lengths[every], count) for side, e in corpus.examples.texts.items()}
+        self.batch_shapes = max(len(found) for found in widths.values())
+        self.widths = {side: [found[0]] * (self.batch_shapes - len(found)) + found for side, found in widths.items()}
+        self.need = np.zeros(len(rows), int)  # the bucket of every row
+        for side, encoded in corpus.examples.texts.items():
+            self.need = np.maximum(self.need, np.searchsorted(self.widths[side], encoded.lengths[rows]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.rows[index])
+
+    def collate_for(self, indices: np.ndarray) -> Callable[[Sequence[int]], dict[str, np.ndarray]]:
+        bucket = int(self.need[indices].max())
+        widths = {side: found[bucket] for side, found in self.widths.items()}
+        return lambda rows: self.corpus.columns(list(rows), widths)

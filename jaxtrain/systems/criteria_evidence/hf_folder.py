@@ -1,0 +1,192 @@
+"""Hugging Face folders: encoder sizes and weights in, a fine-tuned model out."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence import encoder_config, lora
+from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
+from jaxtrain.systems.criteria_evidence.encoders import build_encoder
+from torch_bridge.layouts import named_variables
+from torch_bridge.leaves import Leaf
+from torch_bridge.state_dict import compare, explain
+
+FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "tokenizer*", "vocab*"]
+FILES += ["merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json", "added_tokens.json"]
+BASE_PREFIXES = ("bert.", "roberta.", "deberta.")
+
+
+def locate(name: str) -> pathlib.Path:
+    """The folder of a local path, or of a hub id through huggingface_hub (its cache, or a download).
+
+    Raises UserError where neither is there: no network, no such model, a gated one.
+    """
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(f"model.pretrained: {name}: no such folder; wanted one with config.json, weights and tokenizer")
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"model.pretrained: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "
+            f"Offline, download it elsewhere (`hf download {name} --local-dir DIR`) and set model.pretrained=DIR; "
+            "model.pretrained=null starts from random weights"
+        ) from None
+
+
+def read_sizes(name: str) -> dict[str, Any]:
+    """Settings of `Encoder` from the config.json of a folder or hub model. Raises UserError where it has none."""
+    path = locate(name) / "config.json"
+    if not path.is_file():
+        raise UserError(f"model.pretrained: {path}: no such file; wanted a Hugging Face folder")
+    try:
+        return encoder_config.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, ValueError) as error:
+        raise UserError(f"model.pretrained: {path}: {error}") from None
+
+
+def encoder_weights(name: str, sizes: Encoder) -> dict[str, Any]:
+    """The encoder's state dict in a folder or hub model, arrays still in their files.
+
+    Prefixes of a model with a head (`bert.`), old names (`gamma`, `beta`) and the heads themselves are seen to. A
+    missing pooler stays as drawn. Raises UserError for anything else that is missing or of another shape.
+    """
+    from torch_bridge import files
+
+    folder = locate(name)
+    state = rename(files.open_weights(folder))
+    model = nnx.eval_shape(lambda: build_encoder(sizes, rngs=nnx.Rngs(0)))
+    wanted = {key: (variable.shape, variable.dtype) for key, variable in named_variables(model)}
+    missing, _, wrong = compare(wanted, state)
+    missing = [key for key in missing if not key.startswith("pooler.")]
+    if missing or wrong:
+        raise UserError(explain(missing, [], wrong, f"model.pretrained {folder}"))
+    return {key: state[key] for key in wanted if key in state}
+
+
+def rename(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a bare encoder, whatever head it was saved with."""
+    found = {}
+    for key, value in state.items():
+        for prefix in BASE_PREFIXES:
+            key = key.removeprefix(prefix)
+        key = key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        found[key] = value
+    return found
+
+
+def initial_weights(config: Any) -> dict[str, Any] | None:
+    """What a fresh run starts from: the pretrained encoders under the model's own keys; None without any."""
+    model, found = config.model, {}
+    sources = {"evidence_encoder": "evidence_pretrained", "encoder": "pretrained"}
+    joint = hasattr(model, "evidence_encoder")
+    for section, source in sources.items():
+        name = getattr(model, source, None)
+        if name is not None:
+            sizes = getattr(model, section)
+            prefix = "criteria_encoder" if joint and section == "encoder" else section
+            for key, value in encoder_weights(name, sizes).items():
+                found[own_key(key, prefix, model, sizes)] = value
+    return found or None
+
+
+def own_key(key: str, prefix: str, model: Any, sizes: Encoder) -> str:
+    """The model's key of an encoder's parameter, under its family's and adapters' prefixes."""
+    parts = key.split(".")
+    if model.lora.enabled:
+        if len(parts) > 1 and parts[-2] in model.lora.target_names(sizes):
+            parts.insert(-1, "base_layer")
+        parts = ["base_model", "model", *parts]
+    if model.family == "base":
+        prefix = f"{prefix}.encoder"
+    return f"{prefix}.{'.'.join(parts)}"
+
+
+# --- out -----------------------------------------------------------------------------------------------------------
+
+
+def export(architecture: str, config: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and weights of a model that transformers' AutoModel reads; adapters are merged.
+
+    A plain head of family project becomes transformers' own (BertForSequenceClassification,
+    RobertaForQuestionAnswering, ...), so that AutoModelFor... gives the same logits, too; other heads keep their keys
+    beside the encoder's. Raises UserError for joint, which has two encoders.
+    """
+    model = config.model
+    if architecture == "joint":
+        raise UserError("--hf: a joint model has two encoders, a Hugging Face folder one; take --output F.safetensors")
+    described = encoder_config.to_hf(model.encoder)
+    if model.lora.enabled:
+        state = lora.merge(state, model.lora.alpha / model.lora.r)
+    inner = "encoder.encoder." if model.family == "base" else "encoder."
+    encoder = {key.removeprefix(inner): value for key, value in state.items() if key.startswith(inner)}
+    heads = {key: value for key, value in state.items() if not key.startswith(inner)}
+    known = transformers_head(architecture, model, heads, encoder)
+    if known is None:
+        return described, encoder | heads
+    name, tensors = known
+    described["architectures"] = [name]
+    described["num_labels"] = model.num_labels if architecture == "criteria" else 2
+    if architecture == "criteria":
+        described["id2label"] = {str(i): label for i, label in enumerate(label_names(model.num_labels))}
+        described["label2id"] = {label: i for i, label in enumerate(label_names(model.num_labels))}
+    prefix = "bert." if model.encoder.kind == "bert" else "roberta."
+    return described, {f"{prefix}{key}": value for key, value in encoder.items()} | tensors
+
+
+def transformers_head(architecture: str, model: Any, heads: Mapping[str, Any], encoder: dict) -> tuple | None:
+    """Class name and head tensors where transformers has exactly this head; removes from `encoder` what moves there."""
+    kind = model.encoder.kind
+    if model.family != "project" or kind == "deberta" or architecture == "share":
+        return None
+    class_prefix = {"bert": "Bert", "roberta": "Roberta"}[kind]
+    if model.encoder.model_type == "xlm-roberta":
+        class_prefix = "XLMRoberta"
+    if architecture == "evidence":
+        unused = [key for key in encoder if key.startswith("pooler.")]
+        for key in unused:
+            del encoder[key]
+        tensors = {f"qa_outputs.{kind_}": heads[f"span_head.linear.{kind_}"] for kind_ in ("weight", "bias")}
+        return f"{class_prefix}ForQuestionAnswering", tensors
+    if any(".hidden_layers." in key for key in heads):
+        return None
+    ends = ("weight", "bias")
+    if kind == "bert":
+        tensors = {f"classifier.{end}": heads[f"classifier.output_layer.{end}"] for end in ends}
+    else:  # RobertaClassificationHead is tanh(dense(first token)), which is our pooler, and a Linear
+        tensors = {f"classifier.dense.{end}": encoder.pop(f"pooler.dense.{end}") for end in ends}
+        tensors |= {f"classifier.out_proj.{end}": heads[f"classifier.output_layer.{end}"] for end in ends}
+    return f"{class_prefix}ForSequenceClassification", tensors
+
+
+def label_names(count: int) -> list[str]:
+    return ["absent", "present"] if count == 2 else [f"LABEL_{i}" for i in range(count)]
+
+
+def save(architecture: str, config: Any, state: Mapping[str, Any], folder: str | pathlib.Path, tokenizer=None):
+    """Write the folder: config.json, model.safetensors and, where given, tokenizer.json with its settings."""
+    from torch_bridge import files
+
+    described, tensors = export(architecture, config, state)
+    folder = files.save_folder({key: as_array(value) for key, value in tensors.items()}, described, folder)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": tokenizer.pad_token}
+        settings["model_max_length"] = min(config.model.encoder.longest, 512)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return folder
+
+
+def as_array(value: Any) -> Any:
+    return value if isinstance(value, (Leaf, np.ndarray)) else np.asarray(value)

@@ -1,0 +1,235 @@
+"""The same models in plain torch: load an exported state dict with strict=True. No transformers, no peft needed."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.systems.criteria_evidence import model as options
+from jaxtrain.systems.criteria_evidence.torch_encoders import Act, Encoder, PeftEncoder
+
+# --- heads ---------------------------------------------------------------------------------------------------------
+
+
+class ProjectClassifier(nn.Module):
+    def __init__(self, width, labels, head):
+        super().__init__()
+        dropout, hidden = head.get("dropout", 0.1), head.get("hidden")
+        layers = head.get("layers", 1)
+        if hidden is None:
+            hidden = [width] * (layers - 1)
+        hidden = [hidden] * (layers - 1) if isinstance(hidden, int) else hidden
+        sizes = [width, *hidden]
+        parts = [[nn.Linear(a, b), nn.GELU(), nn.Dropout(dropout)] for a, b in zip(sizes, hidden, strict=False)]
+        self.dropout = nn.Dropout(dropout)
+        self.hidden_layers = nn.Sequential(*sum(parts, []))
+        self.output_layer = nn.Linear(sizes[-1], labels)
+
+    def forward(self, x):
+        return self.output_layer(self.hidden_layers(self.dropout(x)))
+
+
+class ProjectSpans(nn.Module):
+    def __init__(self, width, head):
+        super().__init__()
+        self.dropout = nn.Dropout(head.get("dropout", 0.1))
+        self.linear = nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.linear(self.dropout(x)).unbind(-1)
+
+
+def stack(width, head, layers):
+    hidden = head.get("hidden")
+    if layers == 1:
+        return nn.Sequential(), width
+    sizes = [width if hidden is None else hidden] * (layers - 1) if not isinstance(hidden, list) else hidden
+    act, dropout = head.get("activation", "gelu"), head.get("dropout", 0.1)
+    parts = [[nn.Linear(a, b), Act(act), nn.Dropout(dropout)] for a, b in zip([width, *sizes], sizes, strict=False)]
+    return nn.Sequential(*sum(parts, [])), sizes[-1]
+
+
+class DeepClassifier(nn.Module):
+    def __init__(self, width, labels, head):
+        super().__init__()
+        self.ffn, last = stack(width, head, head.get("layers", 1))
+        self.dropout = nn.Dropout(head.get("dropout", 0.1))
+        self.out = nn.Linear(last, labels)
+
+    def forward(self, x):
+        return self.out(self.dropout(self.ffn(x)))
+
+
+class DeepSpans(nn.Module):
+    def __init__(self, width, head, layers):
+        super().__init__()
+        self.layers, last = stack(width, head, layers)
+        self.dropout = nn.Dropout(head.get("dropout", 0.1))
+        self.out_proj = nn.Linear(last, 2)
+
+    def forward(self, x):
+        return self.out_proj(self.dropout(self.layers(x))).unbind(-1)
+
+
+class SequencePooler(nn.Module):
+    def __init__(self, width, pooling):
+        super().__init__()
+        if pooling == "attn":
+            self.attention = nn.Linear(width, 1)
+        self.pooling = pooling
+
+    def forward(self, hidden, mask, pooled):
+        if self.pooling == "cls":
+            return hidden[:, 0] if pooled is None else pooled
+        lowest = torch.finfo(hidden.dtype).min
+        if self.pooling == "mean":
+            return masked_mean(hidden, mask, 1e-6)
+        if self.pooling == "max":
+            return hidden.masked_fill((mask == 0)[..., None], lowest).max(dim=1).values
+        share = self.attention(hidden)[..., 0].masked_fill(mask == 0, lowest).softmax(1) * mask.to(hidden.dtype)
+        share = share / (share.sum(1, keepdim=True) + 1e-9)
+        return (share[..., None] * hidden).sum(1)
+
+
+def masked_mean(hidden, mask, least):
+    weight = mask[..., None].to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1).clamp(min=least)
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+
+class Twin(nn.Module):
+    """Any architecture of the families project and architectures; children in the originals' order."""
+
+    def __init__(self, architecture, config):
+        super().__init__()
+        model = config.model
+        self.deep, self.architecture = model.family == "architectures", architecture
+        criteria, evidence = model.criteria.given(), model.evidence.given()
+        sizes = options.encoders_of(architecture, model)
+        for name, size in sizes.items():
+            encoder = Encoder(size)
+            self.add_module(name, PeftEncoder(encoder, model.lora, size) if model.lora.enabled else encoder)
+        first, last = (list(sizes.values())[i].hidden_size for i in (0, -1))
+        if self.deep and architecture != "evidence":
+            self.pooler = SequencePooler(first, criteria.get("pooling", "cls"))
+        if architecture != "evidence":
+            kind = DeepClassifier if self.deep else ProjectClassifier
+            name = "classifier" if architecture == "criteria" else "criteria_head"
+            self.add_module(name, kind(first, model.num_labels, criteria))
+        if architecture == "joint":
+            self._fuse(first, last, model.fusion_dropout)
+        if architecture != "criteria":
+            name = "span_head" if architecture == "evidence" else "evidence_head"
+            self.add_module(name, self._spans(last, evidence))
+
+    def _fuse(self, first, last, dropout):
+        if self.deep:
+            self.align = nn.Identity() if first == last else nn.Linear(first, last)
+            self.fusion_dropout = nn.Dropout(dropout)
+        else:
+            self.fusion = nn.Sequential(nn.Dropout(dropout), nn.Linear(first, last), nn.GELU())
+
+    def _spans(self, width, head):
+        if not self.deep:
+            return ProjectSpans(width, head)
+        hidden = head.get("hidden")
+        depth = (
+            1
+            if self.architecture == "evidence" or hidden is None
+            else 2
+            if isinstance(hidden, int)
+            else 1 + len(hidden)
+        )
+        return DeepSpans(width, head, head.get("layers", depth))
+
+    def _vector(self, hidden, pooled, mask):
+        if self.deep:
+            return self.pooler(hidden, mask, pooled)
+        return hidden[:, 0] if pooled is None else pooled
+
+    def forward(self, batch):
+        found = {}
+        read = lambda side: [batch.get(f"{side}{n}") for n in ("input_ids", "attention_mask", "token_type_ids")]
+        if self.architecture == "joint":
+            texts = read("criteria_")
+            hidden, pooled = self.criteria_encoder(*texts)
+            vector = self._vector(hidden, pooled, texts[1])
+            found["logits"] = self.criteria_head(vector)
+            added = self.fusion_dropout(self.align(vector)) if self.deep else self.fusion(vector)
+            found["start_logits"], found["end_logits"] = self.evidence_head(
+                self.evidence_encoder(*read("evidence_"))[0] + added[:, None]
+            )
+            return found
+        texts = read("")
+        hidden, pooled = self.encoder(*texts)
+        if self.architecture != "evidence":
+            head = self.classifier if self.architecture == "criteria" else self.criteria_head
+            found["logits"] = head(self._vector(hidden, pooled, texts[1]))
+        if self.architecture != "criteria":
+            head = self.span_head if self.architecture == "evidence" else self.evidence_head
+            found["start_logits"], found["end_logits"] = head(hidden)
+        return found
+
+
+class BaseTwin(nn.Module):
+    """Family base: criteria and evidence alike."""
+
+    def __init__(self, config):
+        super().__init__()
+        model = config.model
+        size = options.encoders_of("criteria", model)["encoder"]
+        encoder = Encoder(size)
+        self.encoder, self.head = nn.Module(), nn.Module()
+        self.encoder.encoder = PeftEncoder(encoder, model.lora, size) if model.lora.enabled else encoder
+        dropout, hidden = nn.Dropout(model.criteria.given().get("dropout", 0.1)), model.base_hidden
+        last = nn.Linear(hidden or size.hidden_size, model.num_labels)
+        parts = [nn.Linear(size.hidden_size, hidden), nn.ReLU(), dropout, last] if hidden else [dropout, last]
+        self.head.classifier = nn.Sequential(*parts)
+        self.mean = model.base_pooling == "mean"
+
+    def forward(self, batch):
+        hidden, _ = self.encoder.encoder(batch["input_ids"], batch["attention_mask"])
+        vector = masked_mean(hidden, batch["attention_mask"], 1e-9) if self.mean else hidden[:, 0]
+        return {"logits": self.head.classifier(vector)}
+
+
+def build(architecture, config):
+    return BaseTwin(config) if config.model.family == "base" else Twin(architecture, config)
+
+
+def call(module, batch):
+    return module({key: value.long() if not value.is_floating_point() else value for key, value in batch.items()})
+
+
+def loss(module, batch, config):
+    """The task's loss in torch, for parity and as the DDP baseline."""
+    outputs, settings, valid = call(module, batch), config.loss, batch["valid"].bool()
+    parts = []
+    if "logits" in outputs:
+        rows = classification_rows(outputs["logits"], batch["labels"].long(), settings)
+        rows = rows * batch["row_weight"] if "row_weight" in batch else rows
+        parts.append((rows[valid].mean(), settings.weights.criteria))
+    if "start_logits" in outputs:
+        mask = batch.get("evidence_attention_mask", batch.get("attention_mask")) != 0
+        total = 0.0
+        for name in ("start", "end"):
+            logits, at = outputs[f"{name}_logits"][valid], batch[f"{name}_positions"][valid].long()
+            if settings.mask_padding:
+                logits = logits.masked_fill(~mask[valid], torch.finfo(logits.dtype).min)
+            total = (
+                total
+                + functional.cross_entropy(
+                    logits, at, ignore_index=-1, label_smoothing=settings.label_smoothing, reduction="sum"
+                )
+                / valid.sum()
+            )
+        parts.append((total / 2, settings.weights.evidence))
+    return parts[0][0] if len(parts) == 1 else sum(value * weight for value, weight in parts)
+
+
+def classification_rows(logits, labels, settings):
+    rows = functional.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing, reduction="none")
+    if settings.focal_gamma:
+        rows = rows * (1 - logits.softmax(-1).gather(-1, labels[:, None])[:, 0]) ** settings.focal_gamma
+    return rows

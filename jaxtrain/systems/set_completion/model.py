@@ -62,7 +62,7 @@ class SetCompletionModel(nnx.Module):
         x = self.embed(ability_tokens, weapon_token)
         if ability_tokens.shape[1]:
             for layer in self.transformer_layers:
-                x = layer(x, mask, rngs)
+                x = nn.block(layer, x, mask, rngs=rngs)
         return x, mask
 
     def embed(self, ability_tokens, weapon_token):

@@ -101,6 +101,7 @@ class EvaluationConfig(Section):
     mode: Literal["min", "max"] = "min"
     patience: int | None = Field(None, ge=1)  # evaluations without improvement before the run stops; null: never
     min_delta: float = Field(0.0, ge=0)  # improvement over the best ever seen that counts
+    averaged: bool = True  # with optim.ema_decay: evaluate the averaged weights; false: those that train
 
 
 class CheckpointConfig(Section):
@@ -168,7 +169,9 @@ class TrainingConfig(Section):
     seed: int = Field(0, ge=0)
     compat: Literal["correct", "original"] = "correct"  # original: the torch original's training procedure, faults too
     deterministic: bool = True  # XLA's deterministic operations on GPU
-    init_from: str | None = None  # start from these weights: a .pt, a .safetensors or a run folder
+    init_from: str | None = None  # start from these weights: a .pt, a .safetensors, a Hugging Face or a run folder
+    init_optimizer: bool = True  # where that file holds an optimizer's state, go on with it and at its step
+    init_strict: bool = True  # false: take the weights of init_from that fit, name those that do not
     run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()

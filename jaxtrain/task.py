@@ -55,11 +55,14 @@ class TorchTwin:
     build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
     call: (module, batch of torch tensors) -> what the task's `outputs` gives in JAX, a tensor or a dict of them.
     loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
+    hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
+        transformers has the model. The state dict's values are passed on unread.
     """
 
     build: Callable[[Any], Any]
     call: Callable[[Any, Batch], Any]
     loss: Callable[[Any, Batch, Any], Any] | None = None
+    hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

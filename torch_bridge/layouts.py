@@ -5,7 +5,7 @@ crossing the bridge moves no axis: a variable's path, joined by dots, is its key
 torch registers things, tied weights under every name, and the integer width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -47,6 +47,42 @@ def _members(module) -> Iterator[tuple]:
             yield name, value
 
 
+def attribute_order(module: nnx.Module) -> tuple:
+    """The order in which attributes were assigned, which torch registers by: (name, order inside) for each.
+
+    Splitting and merging a module, and everything that does so (jit, eval_shape), sorts them by name.
+    """
+    return tuple(
+        (name, attribute_order(value) if isinstance(value, nnx.Pytree) else ()) for name, value in _members(module)
+    )
+
+
+def restore_order(module: nnx.Module, order: tuple) -> None:
+    """Give a merged module the `attribute_order` of the original back."""
+    members = dict(_members(module))
+    for name, inner in order:
+        if inner and isinstance(members.get(name), nnx.Pytree):
+            restore_order(members[name], inner)
+    if not isinstance(module, nnx.List):
+        own = vars(module)
+        for name in [name for name, _ in order if name in own] + [name for name in own if name not in dict(order)]:
+            own[name] = own.pop(name)
+
+
+def abstract(build: Callable[[], nnx.Module]) -> nnx.Module:
+    """`nnx.eval_shape(build)`, attributes in the order in which `build` assigns them."""
+    orders = []
+
+    def traced() -> nnx.Module:
+        module = build()
+        orders.append(attribute_order(module))
+        return module
+
+    module = nnx.eval_shape(traced)
+    restore_order(module, orders[-1])
+    return module
+
+
 def parameter_order(module: nnx.Module) -> list[str]:
     """Keys in the order of `torch.nn.Module.parameters()`, tied parameters once, at their first name.
 
@@ -59,6 +95,12 @@ def parameter_order(module: nnx.Module) -> list[str]:
             seen.add(id(variable))
             keys.append(key)
     return keys
+
+
+def first_names(module: nnx.Module) -> dict[str, str]:
+    """Every key of a parameter or buffer -> the first key of the same variable in torch's order; tied ones meet."""
+    first: dict[int, str] = {}
+    return {key: first.setdefault(id(variable), key) for key, variable in named_variables(module)}
 
 
 def _parameters(module, prefix: tuple):

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxtrain.errors import UserError
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
 from torch_bridge.leaves import Leaf, as_leaf, to_host
 
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
 
 
-class StateDictMismatch(ValueError):
+class StateDictMismatch(UserError):
     """A state dict that does not fit the model: every missing, unexpected and wrongly shaped key at once."""
 
 
@@ -41,7 +42,9 @@ def leaf_of(array: Any) -> Leaf:
     return Leaf(tuple(array.shape), dtype, lambda: to_torch_dtype(to_host(value)))
 
 
-def load_state_dict(model: nnx.Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+def load_state_dict(
+    model: nnx.Module, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
+) -> tuple[list[str], list[str]]:
     """Write `state` into the model's variables, each onto its own sharding, leaf by leaf.
 
     state: arrays, torch tensors or Leaves; prefixes of DDP and torch.compile are stripped.
@@ -57,7 +60,7 @@ def load_state_dict(model: nnx.Module, state: Mapping[str, Any], strict: bool = 
     given_ids = {id(wanted[key]) for key in wanted if key in state}
     missing = [key for key in missing if id(wanted[key]) not in given_ids]  # its tied twin was given
     if wrong or (strict and (missing or unexpected)):
-        raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong))
+        raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong, source))
     for key, variable in wanted.items():
         if key in state:
             variable.set_value(place(np.asarray(state[key]), variable.get_value()))

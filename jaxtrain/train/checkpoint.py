@@ -95,7 +95,7 @@ class Checkpoints:
 
     def restore_parts(self, step: int, parts: dict[str, Any], sharding) -> dict[str, Any]:
         """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
-        parts = {name: part for name, part in parts.items() if part}
+        parts = {name: part for name, part in parts.items() if not isinstance(part, dict) or part}
         restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=sharding), parts)
         me = jax.process_index()  # one process may read alone; orbax would wait for all of them
         alone = ocp.options.MultiprocessingOptions(me, {me}, f"alone{me}")

@@ -11,6 +11,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.task import Task
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.state import Skeleton
+from torch_bridge.layouts import abstract
 
 
 def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
@@ -52,9 +53,9 @@ def load_model(folder: str | pathlib.Path, which: str = "best") -> tuple[Task, A
     """The model of a run with the weights of a checkpoint (the averaged ones where there are), on one device."""
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)
-    abstract = nnx.eval_shape(lambda: task.build_model(config, nnx.Rngs(config.seed)))
-    skeleton = Skeleton.of(abstract, lambda key: task.trainable(key, config))
-    params, frozen, buffers = skeleton.split(abstract)
+    model = abstract(lambda: task.build_model(config, nnx.Rngs(config.seed)))
+    skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
+    params, frozen, buffers = skeleton.split(model)
     parts = {"params": params, "frozen": frozen, "buffers": buffers}
     if config.optim.ema_decay is not None:
         parts["params"], parts["ema"] = params, params

@@ -43,7 +43,7 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
         return TrainingCheckpoint(path, files.open_weights(path))
     value = files.read(path)
     state = weights(value, path)
-    if not isinstance(value, Mapping) or any(is_leaf(inner) for inner in value.values()):
+    if _first(value, WEIGHT_KEYS) is None:
         return TrainingCheckpoint(path, state)
     optimizer = _first(value, OPTIMIZER_KEYS)
     if optimizer is not None and not {"state", "param_groups"} <= set(optimizer):
@@ -64,10 +64,7 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
 
 def weights(value: Any, path: pathlib.Path) -> dict[str, Leaf]:
     """The state dict inside what a file holds: the value itself, or what it keeps under one of WEIGHT_KEYS."""
-    while isinstance(value, Mapping) and not any(is_leaf(inner) for inner in value.values()):
-        inner = _first(value, WEIGHT_KEYS)
-        if inner is None:
-            break
+    while isinstance(value, Mapping) and (inner := _first(value, WEIGHT_KEYS)) is not None:
         value = inner
     if not isinstance(value, Mapping) or not any(is_leaf(inner) for inner in value.values()):
         held = f"a dict with {sorted(map(str, value))[:8]}" if isinstance(value, Mapping) else type(value).__name__

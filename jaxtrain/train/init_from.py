@@ -1,0 +1,125 @@
+"""`init_from`: where a fresh run's weights come from, and its optimizer's state where the file holds one."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.errors import UserError
+from jaxtrain.train import runs, training_file
+from torch_bridge import optimizer_state as bridge
+from torch_bridge import state_dict
+from torch_bridge.files import checkpoint
+from torch_bridge.layouts import first_names, parameter_order
+from torch_bridge.state_dict import place
+
+if TYPE_CHECKING:
+    from jaxtrain.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What was taken: lines to log, and the plateau rule's state where the file holds one."""
+
+    lines: list[str]
+    plateau: Mapping[str, Any] | None = None
+
+
+def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
+    """Fill a fresh trainer from a run folder (weights), a weights file, a Hugging Face folder, or a training
+    checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
+
+    Raises UserError for a file that is missing, damaged, unsafe, not finite, or of another model or optimizer.
+    """
+    path = pathlib.Path(path)
+    if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
+        which = "best" if runs.open_run(path)[2].best() is not None else "last"
+        _, _, model, step = runs.load_model(path, which)
+        lines = _take_weights(trainer, state_dict.open_state_dict(model), path)
+        return Origin([f"started from the weights of {path} at step {step}", *lines])
+    if not path.exists():
+        raise UserError(
+            f"init_from: {path}: no such file or folder; wanted a .pt, a .safetensors or a folder with weights"
+        )
+    saved = checkpoint.open_checkpoint(path)
+    lines = _take_weights(trainer, saved.weights, path)
+    if saved.optimizer is None or not trainer.config.init_optimizer:
+        return Origin([f"started from the weights of {path}", *lines])
+    return _go_on(trainer, saved, lines)
+
+
+def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
+    model, strict = trainer.model(), trainer.config.init_strict
+    weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
+    if not strict:
+        weights, left = _fitting(model, weights)
+    bad = state_dict.not_finite(model, weights)
+    if bad:
+        raise UserError(
+            f"init_from: {path}: {len(bad)} tensors hold NaN or infinity ({', '.join(bad[:4])}); nothing can be "
+            "trained from them. Take an earlier checkpoint"
+        )
+    del model
+    missing, _ = trainer.load_state_dict(weights, strict=strict, source=f"init_from: {path}")
+    if strict:
+        return []
+    return [
+        f"{len(keys)} keys {what}: {', '.join(keys[:8])}"
+        for what, keys in (("of the model kept", missing), ("of the file left", left))
+        if keys
+    ]
+
+
+def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    wanted = {key: variable.shape for key, variable in state_dict.named_variables(model)}
+    fitting = {key: value for key, value in weights.items() if tuple(value.shape) == wanted.get(key)}
+    if not fitting:
+        raise UserError("init_from: not one tensor of the file fits the model by name and shape")
+    return fitting, [key for key in weights if key not in fitting]
+
+
+def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> Origin:
+    """Moments, counters, averages and scale of a training checkpoint."""
+    state, optim = trainer.state, trainer.config.optim
+    model = trainer.skeleton.merge(state.params, state.frozen, state.buffers)
+    first = first_names(model)
+    back = {first[key]: key for key in state.params}
+    like = training_file.renamed(state.opt_state, first)
+    groups = training_file.groups(optim, trainer.optimizer, model)
+    opt_state, count, notes = bridge.from_torch(
+        optim.name, saved.optimizer, like, groups, parameter_order(model), f"init_from: {saved.source}"
+    )
+    scheduler = saved.scheduler or {}
+    known = (saved.updates, count, saved.step, scheduler.get("last_epoch"))
+    updates = next((int(number) for number in known if number is not None), 0)
+    step = updates if saved.step is None else saved.step
+    if step >= trainer.total_steps:
+        raise UserError(
+            f"init_from: {saved.source} stands at step {step} and this run ends at {trainer.total_steps}: nothing is "
+            "left to do. Raise train.steps (or train.epochs) above it, or take its weights alone: init_optimizer=false"
+        )
+    changes: dict[str, Any] = {
+        "opt_state": training_file.renamed(opt_state, back),
+        "step": place(np.asarray(step, np.int32), state.step),
+        "updates": place(np.asarray(updates, np.int32), state.updates),
+    }
+    if state.scale and saved.scaler:
+        changes["scale"] = bridge.from_scaler(saved.scaler, state.scale)
+    if state.ema and saved.ema:
+        changes["ema"] = {key: place(np.asarray(saved.ema[first[key]]), old) for key, old in state.ema.items()}
+    carried = {key: _carried(saved.carried[key], old) for key, old in state.buffers.items() if key in saved.carried}
+    if carried:
+        changes["buffers"] = state.buffers | carried
+    trainer.state = state.replace(**changes)
+    done = f"went on from {saved.source} at step {step} of {trainer.total_steps}: weights, optimizer and schedule"
+    return Origin([done, *lines, *notes], bridge.from_plateau(scheduler))
+
+
+def _carried(value: Any, old: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        return place(np.asarray(value), old)
+    return jax.random.wrap_key_data(jnp.asarray(np.asarray(value, np.uint32)), impl=jax.random.key_impl(old))

@@ -1,0 +1,266 @@
+"""Optimizer state both ways: optax's moments and count <-> the state_dict of torch.optim's AdamW, Adam and SGD.
+
+torch numbers parameters through the groups in order and knows no names (but for `param_names`, torch >= 2.6); optax
+keeps dicts by key. numpy only, no torch needed.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import UserError
+from torch_bridge.state_dict import leaf_of, place, without_wrappers
+
+MOMENTS = {"adamw": ("mu", "nu"), "adam": ("mu", "nu"), "sgd": ("trace",)}  # optax's field, by our optimizer's name
+TORCH_NAMES = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
+TORCH_CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+COMPARED = ("betas", "eps", "weight_decay", "momentum", "nesterov")  # options that both sides have
+REFUSED = {"amsgrad": False, "maximize": False, "dampening": 0}  # options that only torch has, and their harmless value
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One of torch's parameter groups: its name, its options as torch spells them, its parameters in torch's order."""
+
+    name: str
+    options: Mapping[str, Any]
+    keys: Sequence[str]
+
+
+def to_torch(name: str, opt_state: Any, groups: Sequence[Group], count: int) -> dict[str, Any]:
+    """The state_dict of `torch.optim.AdamW`, `Adam` or `SGD`, its arrays as Leaves.
+
+    name: the optimizer's name in the config. opt_state: optax's, dicts by key. count: updates made.
+    Raises UserError for an optimizer that torch.optim does not have.
+    """
+    moments = _moments(name)
+    state, param_groups, number = {}, [], 0
+    for group in groups:
+        numbers = range(number, number + len(group.keys))
+        number += len(group.keys)
+        if count:
+            state |= {i: _entry(opt_state, key, moments, count) for i, key in zip(numbers, group.keys, strict=True)}
+        names = {"param_names": list(group.keys), "name": group.name}
+        param_groups.append({**group.options, **names, "params": list(numbers)})
+    return {"state": state, "param_groups": param_groups}
+
+
+def _entry(opt_state: Any, key: str, moments: Sequence[str], count: int) -> dict[str, Any]:
+    arrays = {
+        TORCH_NAMES[field]: leaf_of(getattr(opt_state, field)[key]) for field in moments if field in _fields(opt_state)
+    }
+    return ({} if moments == ("trace",) else {"step": np.array(count, np.float32)}) | arrays
+
+
+def from_torch(
+    name: str,
+    saved: Mapping[str, Any],
+    like: Any,
+    groups: Sequence[Group],
+    order: Sequence[str],
+    source: str = "the file",
+) -> tuple[Any, int | None, list[str]]:
+    """optax's state from torch's, laid out as `like`, leaf by leaf; the updates made (None for SGD, which counts none);
+    and one line for every option that differs from the run's.
+
+    order: all parameters of the model as `torch.nn.Module.parameters()` has them, trained or not.
+    Raises UserError where the state is of another optimizer, or of other parameters.
+    """
+    moments = tuple(field for field in _moments(name) if field in _fields(like))
+    shapes = {key: tuple(value.shape) for field in moments for key, value in getattr(like, field).items()}
+    keys = _assign(saved, groups, order, shapes, source)
+    entries = {keys[number]: entry for number, entry in saved["state"].items() if keys.get(number) in shapes}
+    _check_kind(name, saved, entries, source)
+    steps = {key: round(float(np.asarray(entry["step"]))) for key, entry in entries.items() if "step" in entry}
+    count = max(steps.values(), default=None)
+    notes = _differences(saved["param_groups"], groups)
+    late = [key for key, step in steps.items() if step != count]
+    late += [key for key in shapes if key not in entries and entries]
+    if late:
+        notes.append(
+            f"{len(late)} parameters have seen fewer updates than the others ({late[0]}, ...): counted alike here"
+        )
+    fields = {field: _field(field, entries, getattr(like, field)) for field in moments}
+    if "count" in _fields(like):
+        fields["count"] = place(np.asarray(count or 0, np.int32), like.count)
+    return (like._replace(**fields) if fields else like), count, notes
+
+
+def _fields(opt_state: Any) -> tuple[str, ...]:
+    return getattr(opt_state, "_fields", ())
+
+
+def _field(field: str, entries: Mapping[str, Mapping], like: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter that never had a gradient has no entry in torch: its moments are zero."""
+    placed = {}
+    for key, old in like.items():
+        value = entries.get(key, {}).get(TORCH_NAMES[field])
+        placed[key] = place(np.zeros(old.shape, np.float32) if value is None else np.asarray(value), old)
+    return placed
+
+
+def _moments(name: str) -> tuple[str, ...]:
+    if name not in MOMENTS:
+        raise UserError(
+            f"optim.name: torch.optim has no optimizer with the state of {name}, only of {', '.join(MOMENTS)}; take "
+            "the weights alone (export without --optimizer, init_optimizer=false)"
+        )
+    return MOMENTS[name]
+
+
+def _assign(saved, groups: Sequence[Group], order: Sequence[str], shapes: Mapping, source: str) -> dict[int, str]:
+    """Which parameter each of torch's numbers means: by name where the groups have names, else by the orders in which
+    parameters are usually given; the moments' shapes decide."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    trained = [key for key in order if key in shapes]
+    for keys in _candidates(saved["param_groups"], groups, order, trained):
+        if len(keys) == len(numbers):
+            assigned = dict(zip(numbers, keys, strict=True))
+            if _fits(saved["state"], assigned, shapes):
+                return assigned
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    ours = ", ".join(f"{group.name} {len(group.keys)}" for group in groups)
+    raise UserError(
+        f"{source}: its optimizer's groups of {sizes} parameters are none that this run can tell apart: it trains "
+        f"{len(trained)} of {len(order)} parameters (groups: {ours}). Save it with names, from "
+        "torch.optim.AdamW(model.named_parameters()), or take the weights alone: init_optimizer=false"
+    )
+
+
+def _candidates(
+    saved_groups, groups: Sequence[Group], order: Sequence[str], trained: Sequence[str]
+) -> Iterable[list[str]]:
+    if all(len(group.get("param_names", ())) == len(group["params"]) for group in saved_groups):
+        names = [name for group in saved_groups for name in group["param_names"]]
+        yield list(without_wrappers(dict.fromkeys(names), dict.fromkeys(order)))
+        return
+    by_name = {group.name: list(group.keys) for group in groups}
+    if all(group.get("name") in by_name for group in saved_groups):
+        yield [key for group in saved_groups for key in by_name[group["name"]]]
+    if [len(group["params"]) for group in saved_groups] == [len(group.keys) for group in groups]:
+        yield [key for group in groups for key in group.keys]
+    if len(saved_groups) == 1:
+        yield list(trained)
+        yield list(order)
+
+
+def _fits(state: Mapping, assigned: Mapping[int, str], shapes: Mapping[str, tuple]) -> bool:
+    for number, entry in state.items():
+        key = assigned.get(number)
+        if key is None:
+            return False
+        arrays = [value for name, value in entry.items() if name in TORCH_NAMES.values() and value is not None]
+        if key in shapes and any(tuple(value.shape) != shapes[key] for value in arrays):
+            return False
+    return True
+
+
+def _check_kind(name: str, saved: Mapping, entries: Mapping[str, Mapping], source: str) -> None:
+    wanted = {TORCH_NAMES[field] for field in MOMENTS[name]}
+    for key, entry in entries.items():
+        held = set(entry) - {"step"}
+        if not held <= wanted or (name != "sgd" and held != wanted):
+            raise UserError(
+                f"{source}: the optimizer state of {key} holds {', '.join(sorted(held)) or 'nothing'}; "
+                f"optim.name={name} wants {', '.join(sorted(wanted))}. Set optim.name to the optimizer it was saved "
+                "from, or init_optimizer=false"
+            )
+    for group in saved["param_groups"]:
+        for option, harmless in REFUSED.items():
+            if group.get(option, harmless) != harmless:
+                raise UserError(
+                    f"{source}: its optimizer was made with {option}={group[option]}, which is not offered here"
+                )
+
+
+def _differences(saved_groups: Sequence[Mapping], groups: Sequence[Group]) -> list[str]:
+    lines = []
+    named = {group.name: group for group in groups}
+    for number, saved in enumerate(saved_groups):
+        ours = named.get(saved.get("name", ""), groups[number] if number < len(groups) else None)
+        if ours is None:
+            continue
+        pairs = [
+            (option, saved[option], ours.options[option])
+            for option in COMPARED
+            if option in saved and option in ours.options
+        ]
+        pairs.append(("lr", saved.get("initial_lr", saved["lr"]), ours.options["initial_lr"]))
+        for option, theirs, wanted in pairs:
+            if not np.allclose(theirs, wanted, rtol=1e-6, atol=0):
+                lines.append(f"optimizer group {ours.name}: {option} is {theirs} in the file, {wanted} here")
+    return lines
+
+
+def group_options(name: str, lr: float, initial_lr: float, weight_decay: float, betas, eps, momentum, nesterov) -> dict:
+    """All that torch's optimizer keeps in a group besides its parameters."""
+    shared = {
+        "lr": lr,
+        "initial_lr": initial_lr,
+        "weight_decay": weight_decay,
+        "maximize": False,
+        "foreach": None,
+        "differentiable": False,
+        "fused": None,
+    }
+    if name == "sgd":
+        return shared | {"momentum": momentum, "dampening": 0, "nesterov": nesterov}
+    adam = {"betas": tuple(betas), "eps": eps, "amsgrad": False, "capturable": False}
+    return shared | adam | {"decoupled_weight_decay": name == "adamw"}
+
+
+def to_lambda_lr(base: Sequence[float], current: Sequence[float], updates: int) -> dict[str, Any]:
+    """State of `torch.optim.lr_scheduler.LambdaLR` after `updates` steps; others of its family take it as well.
+
+    base, current: learning rate of each group at its peak and now.
+    """
+    return {
+        "base_lrs": list(base),
+        "last_epoch": updates,
+        "_step_count": updates + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": list(current),
+        "lr_lambdas": [None] * len(base),
+    }
+
+
+def to_plateau(plateau: Mapping[str, Any], options: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
+    """State of `torch.optim.lr_scheduler.ReduceLROnPlateau`. plateau: lr, best, bad."""
+    return {
+        **options,
+        "cooldown": 0,
+        "cooldown_counter": 0,
+        "threshold_mode": "rel",
+        "best": plateau["best"],
+        "num_bad_epochs": plateau["bad"],
+        "last_epoch": evaluations,
+        "_last_lr": [plateau["lr"]],
+    }
+
+
+def from_plateau(scheduler: Mapping[str, Any]) -> dict[str, Any] | None:
+    """lr, best and bad of a ReduceLROnPlateau's state; None for another scheduler's."""
+    if "num_bad_epochs" not in scheduler:
+        return None
+    best = scheduler["best"]
+    best = best if isinstance(best, (int, float)) else float(np.asarray(best))
+    return {"lr": scheduler["_last_lr"][0], "best": best, "bad": scheduler["num_bad_epochs"]}
+
+
+def to_scaler(scale: Mapping[str, Any], growth_interval: int) -> dict[str, Any]:
+    """State of torch's GradScaler. scale: value, good_steps."""
+    return {
+        "scale": float(np.asarray(scale["value"])),
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": growth_interval,
+        "_growth_tracker": int(np.asarray(scale["good_steps"])),
+    }
+
+
+def from_scaler(scaler: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    given = {"value": scaler["scale"], "good_steps": scaler.get("_growth_tracker", 0)}
+    return {key: place(np.asarray(value, like[key].dtype), like[key]) for key, value in given.items()}

@@ -23,18 +23,13 @@ POLICIES = {
 @dataclasses.dataclass
 class Scope:
     """policy: one of POLICIES. blocks: how many blocks were called under it. pieces: the model's parameters as they are
-    kept between steps, by key, where every device holds a piece of each; gather puts some of them together."""
+    kept between steps, by key, where every device holds a piece of each; gather puts some of them together: a block
+    that is recomputed gathers its weights again for the backward pass instead of keeping them."""
 
     policy: str
     blocks: int = 0
     pieces: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
     gather: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
-
-    def checkpoint(self, function: Callable) -> Callable:
-        """`function`, which keeps for its backward pass what the policy says, and never a gathered weight."""
-        if self.policy == "none":
-            return jax.checkpoint(function, policy=lambda primitive, *_, **__: primitive.name != "sharding_constraint")
-        return jax.checkpoint(function, policy=POLICIES[self.policy])
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("remat", default=None)
@@ -58,7 +53,7 @@ def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
     call, up to how the compiler fuses them.
     """
     scope = _scope.get()
-    if scope is None or (scope.policy == "none" and scope.gather is None):
+    if scope is None or scope.policy == "none":
         return module(*arguments, **options)
     scope.blocks += 1
     graphdef, params, others = nnx.split(module, nnx.Param, ...)
@@ -74,6 +69,6 @@ def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
         result = inner(*arguments, **options)
         return result, nnx.split(inner, nnx.Param, ...)[2]
 
-    result, others = scope.checkpoint(run)(params, others)
+    result, others = jax.checkpoint(run, policy=POLICIES[scope.policy])(params, others)
     nnx.update(module, others)
     return result

@@ -1,0 +1,184 @@
+"""Memory and traffic on GPUs you have not rented: `python -m jaxtrain.plan --config F --devices 64 --target h200`."""
+
+import argparse
+import json
+import sys
+
+from jaxtrain import commands
+from jaxtrain.errors import UserError
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "plan",
+        "Compile the real training step for N GPUs with none present; print bytes and collectives per device.",
+        "python -m jaxtrain.plan --config configs/memory_lm.yaml --devices 64 --target h200 shard.strategy=fsdp",
+    )
+    p.add_argument("--config", required=True, metavar="F", help="a YAML file")
+    p.add_argument("--devices", type=int, required=True, metavar="N", help="GPUs in all")
+    p.add_argument("--hosts", type=int, metavar="H", help="machines (8 GPUs each if left out)")
+    p.add_argument("--target", default="h200", help="h200, h100, a100, a6000 or l40s (default h200)")
+    p.add_argument("--no-fit", action="store_true", help="leave out the search for the largest batch that fits")
+    p.add_argument("--json", metavar="F", help="write the plan here too")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
+    return commands.main(run, p.parse_intermixed_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from jaxtrain.runtime import aot
+
+    if arguments.devices < 1:
+        raise UserError(f"--devices: {arguments.devices}, wanted at least 1")
+    aot.prepare()
+    devices = aot.devices(arguments.target, arguments.devices, arguments.hosts)
+    budget = aot.memory_bytes(arguments.target)
+    plan = make_plan(arguments.config, arguments.overrides, devices, budget, not arguments.no_fit)
+    plan = {"target": arguments.target, "devices": arguments.devices, **plan}
+    print(describe(plan))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(plan, file, indent=1)
+    return 0 if plan["fits"] else commands.FAILED
+
+
+def make_plan(config_file: str, overrides: list[str], devices: list, budget: int, fit: bool = True) -> dict:
+    """Compile the step for these devices and read the result. Bytes are per device."""
+    from jaxtrain import config_io
+
+    task, config = config_io.load(config_file, overrides)
+    plan = _compile(task, config, devices)
+    plan |= {"batch_size": config.data.batch_size, "card_bytes": budget, "fits": plan["peak_bytes"] <= budget}
+    if fit:
+        plan["largest_batch"] = {}
+        for remat in dict.fromkeys((config.train.remat, "none", "full")):
+            found = _largest_batch(task, config, devices, budget, remat)
+            if found is not None:
+                plan["largest_batch"][f"remat {remat}"] = found
+    return plan
+
+
+def _compile(task, config, devices) -> dict:
+    from jaxtrain.runtime.collectives import collectives, summary
+    from jaxtrain.train.trainer import Trainer
+
+    trainer = Trainer(config=config, task=task, devices=devices, abstract=True)
+    compiled = trainer.train_step().jitted.lower(*trainer.abstract_arguments()).compile()
+    memory = compiled.memory_analysis()
+    found = collectives(compiled.as_text())
+    state = memory.argument_size_in_bytes - _local_bytes(trainer.abstract_arguments()[1:])
+    parameters = _local_bytes((trainer.state.params, trainer.state.frozen))
+    moments = _local_bytes(trainer.state.opt_state)
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    return {
+        "parameters": sum(p.size for p in trainer.state.params.values()),
+        "frozen_parameters": sum(p.size for p in trainer.state.frozen.values()),
+        "strategy": config.shard.strategy,
+        "parameter_bytes": parameters,
+        "optimizer_bytes": moments,
+        "state_bytes": state,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": peak,
+        "collectives": summary(found),
+        "minimum_bytes": minimum_traffic(trainer),
+    }
+
+
+def minimum_traffic(trainer) -> dict[str, int]:
+    """The least that one device must send per optimizer step, by kind of collective.
+
+    fsdp: every weight gathered once forward and once backward in the compute dtype, its gradient scattered once.
+    ddp: every gradient reduced once, 2 (N - 1) / N of its bytes.
+    """
+    layout, micro_batches = trainer.layout, trainer.config.train.accumulate_steps
+    compute = trainer.precision.compute.itemsize
+    sizes = {
+        key: value.size * (compute if value.ndim > 1 else value.dtype.itemsize)
+        for key, value in {**trainer.state.params, **trainer.state.frozen}.items()
+    }
+    trained = {key: sizes[key] for key in trainer.state.params}
+    shards = layout.mesh.shape["fsdp"]
+    if layout.gathers:
+        split = {
+            key for key, value in trainer.state.params.items() if "fsdp" in layout.parameter(key, value.shape).spec
+        }
+        share = (shards - 1) / shards
+        gathered = sum(size for key, size in sizes.items() if key in split or key in trainer.state.frozen)
+        scattered = sum(size for key, size in trained.items() if key in split)
+        return {
+            "all-gather": round(2 * gathered * share * micro_batches),
+            "reduce-scatter": round(scattered * share * micro_batches),
+        }
+    devices = layout.batch_devices
+    return {"all-reduce": round(2 * sum(trained.values()) * (devices - 1) / devices)}
+
+
+def _largest_batch(task, config, devices, budget: int, remat: str) -> dict | None:
+    """Two compilations give bytes = a + b x batch, and with it the largest batch that fits; None where the model
+    marks no blocks to recompute."""
+    sizes, peaks = [], []
+    unit = len(devices) * config.train.accumulate_steps // config.shard.tensor
+    for factor in (1, 2):
+        data = config.data.model_copy(update={"batch_size": unit * factor})
+        train = config.train.model_copy(update={"remat": remat})
+        try:
+            plan = _compile(task, config.model_copy(update={"data": data, "train": train}), devices)
+        except UserError as error:
+            if "remat" in str(error):
+                return None
+            raise
+        sizes.append(unit * factor)
+        peaks.append(plan["peak_bytes"])
+    slope = max(1.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
+    fixed = peaks[0] - slope * sizes[0]
+    largest = int((budget - fixed) / slope) // unit * unit
+    return {"samples": max(0, largest), "fixed_bytes": round(fixed), "bytes_per_sample": round(slope)}
+
+
+def _local_bytes(tree) -> int:
+    """Bytes of a tree of arrays on one device."""
+    import math
+
+    import jax
+
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def describe(plan: dict) -> str:
+    """The plan in lines for a person."""
+    size = lambda n: f"{n / (1 << 30):8.2f} GiB" if n >= 1 << 28 else f"{n / (1 << 20):8.2f} MiB"
+    lines = [
+        f"{plan['parameters']:,} parameters ({plan['frozen_parameters']:,} frozen) on {plan['devices']} x "
+        f"{plan['target']} ({plan['strategy']}), batch {plan['batch_size']}; per device:",
+        f"  parameters       {size(plan['parameter_bytes'])}",
+        f"  optimizer        {size(plan['optimizer_bytes'])}",
+        f"  state in all     {size(plan['state_bytes'])}",
+        f"  temporaries      {size(plan['temporary_bytes'])}",
+        f"  peak             {size(plan['peak_bytes'])}  of {size(plan['card_bytes']).strip()}: "
+        + ("fits" if plan["fits"] else "DOES NOT FIT"),
+        "  sent per step:",
+    ]
+    kinds = {**dict.fromkeys(plan["minimum_bytes"]), **dict.fromkeys(plan["collectives"])}
+    for kind in kinds:
+        got = plan["collectives"].get(kind, {"count": 0, "bytes": 0})
+        least = plan["minimum_bytes"].get(kind, 0)
+        lines.append(f"    {kind:18} {size(got['bytes'])} in {got['count']:4} (minimum {size(least).strip()})")
+    if not plan["collectives"]:
+        lines.append("    nothing")
+    for how, found in plan.get("largest_batch", {}).items():
+        lines.append(
+            f"  largest batch with {how}: {found['samples']:,} ({size(found['bytes_per_sample']).strip()} each)"
+        )
+    if not plan["fits"]:
+        lines.append(
+            "  try shard.strategy=fsdp, train.remat=full, train.accumulate_steps, or a smaller data.batch_size"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Stand-ins for GPUs that are not here, to compile for.
+
+Needs the extra `plan` (jax's CUDA compiler plug-in, none of CUDA's libraries) and ptxas from a CUDA toolkit.
+"""
+
+import importlib.util
+import os
+import pathlib
+
+import jax
+from jax.experimental import topologies
+
+from jaxtrain.errors import UserError
+
+# name: (compute capability, cores, memory bytes, bandwidth B/s, shared memory per core, L2 bytes, clock GHz)
+TARGETS = {
+    "h200": ((9, 0), 132, 151_397_597_184, 4_800_000_000_000, 233_472, 52_428_800, 1.98),
+    "h100": ((9, 0), 132, 85_028_896_768, 3_350_000_000_000, 233_472, 52_428_800, 1.98),
+    "a100": ((8, 0), 108, 85_098_971_136, 2_039_000_000_000, 167_936, 41_943_040, 1.41),
+    "a6000": ((8, 6), 84, 51_041_271_808, 768_000_000_000, 102_400, 6_291_456, 1.80),
+    "l40s": ((8, 9), 142, 47_697_362_944, 864_000_000_000, 102_400, 100_663_296, 2.52),
+}
+FLAGS = (
+    "--xla_gpu_enable_triton_gemm=false",  # its tile sizes are autotuned on a real device
+    "--xla_gpu_autotune_level=0",
+)
+
+
+def prepare() -> None:
+    """Set what the GPU compiler needs; call before jax touches a device."""
+    if importlib.util.find_spec("jax_plugins") is None or not list(_plugin_folders()):
+        raise UserError("plan: jax's CUDA compiler is not installed; pip install 'jaxtrain[plan]'")
+    cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    flags = (*FLAGS, f"--xla_gpu_cuda_data_dir={cuda}")
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the plug-in checks for a driver unless it is told to leave the GPU alone
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _plugin_folders():
+    for folder in importlib.util.find_spec("jax_plugins").submodule_search_locations:
+        yield from pathlib.Path(folder).glob("xla_cuda*")
+
+
+def devices(target: str, count: int, hosts: int | None = None) -> list:
+    """`count` stand-ins of one kind of GPU on `hosts` machines (8 to a machine if left out)."""
+    if target not in TARGETS:
+        raise UserError(f"--target {target}: unknown; known here: {', '.join(TARGETS)}")
+    hosts = hosts or -(-count // 8)
+    if count % hosts:
+        raise UserError(f"--devices {count} cannot be spread over --hosts {hosts} evenly")
+    shape = f"{hosts}x{count // hosts}x1"
+    try:
+        topology = topologies.get_topology_desc(
+            target, platform="cuda", topology=shape, target_config=_describe(target)
+        )
+    except Exception as error:
+        raise UserError(f"plan: cannot compile for {target}: {' '.join(str(error).split())[:300]}") from None
+    return list(topology.devices)
+
+
+def memory_bytes(target: str) -> int:
+    """What a program may use of one card; the driver and the runtime take about 3 %."""
+    return int(TARGETS[target][2] * 0.97)
+
+
+def _describe(target: str) -> str:
+    """The card's public figures, in the form that XLA's GPU compiler reads (GpuTargetConfigProto)."""
+    (major, minor), cores, memory, bandwidth, shared, l2, clock = TARGETS[target]
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
+  shared_memory_per_block_optin: {shared - 1024} cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_address_bits: 64
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{target.upper()}"
+"""

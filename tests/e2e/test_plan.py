@@ -1,0 +1,59 @@
+"""What a step sends and keeps on GPUs that are not here: eight H200s, compiled for in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = """
+task: tests.e2e.planned_transformer
+model: {width: 1024, depth: 4, heads: 8, vocabulary: 2048, length: 256}
+data: {batch_size: 64, placement: host}
+precision: {policy: bf16}
+train: {steps: 10, remat: full}
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "plan.yaml").write_text(CONFIG)
+
+    def make(*arguments: str) -> dict:
+        command = [sys.executable, "-m", "jaxtrain.plan", "--config", str(folder / "plan.yaml"), "--devices", "8"]
+        out = folder / "plan.json"
+        done = subprocess.run([*command, "--json", str(out), *arguments], capture_output=True, text=True)
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(out.read_text()) | {"returncode": done.returncode, "printed": done.stdout}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def fsdp(plan):
+    return plan("shard.strategy=fsdp", "--no-fit")
+
+
+def test_fsdp_keeps_an_eighth_of_the_state_on_each_device(fsdp):
+    assert fsdp["state_bytes"] == pytest.approx(12 * fsdp["parameters"] / 8, rel=0.05)
+
+
+def test_fsdp_needs_no_all_to_all_and_no_permutation(fsdp):
+    assert {"all-to-all", "collective-permute"}.isdisjoint(fsdp["collectives"])
+
+
+def test_fsdp_sends_what_it_must_within_a_tenth(fsdp):
+    sent = sum(fsdp["collectives"][kind]["bytes"] for kind in ("all-gather", "reduce-scatter"))
+    assert sent == pytest.approx(sum(fsdp["minimum_bytes"].values()), rel=0.10)
+
+
+def test_ddp_reduces_every_gradient_once_within_a_twentieth(plan):
+    ddp = plan("shard.strategy=ddp", "--no-fit")
+    assert ddp["collectives"]["all-reduce"]["bytes"] == pytest.approx(ddp["minimum_bytes"]["all-reduce"], rel=0.05)
+
+
+def test_a_model_that_does_not_fit_exits_with_1(plan):
+    big = plan("--target", "a6000", "model.width=12288", "model.depth=3", "shard.strategy=ddp", "--no-fit")
+    assert big["returncode"] == 1
+    assert "DOES NOT FIT" in big["printed"]

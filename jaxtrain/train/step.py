@@ -70,7 +70,7 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
     """(state, gathered batch) -> gradients by parameter, Loss and the buffers after the forward pass."""
 
     def loss_fn(params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
-        pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; blocks gather their own
+        pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
         model = skeleton.merge(layout.gather(pieces), {}, buffers)
         with rematerialise(config.train.remat, pieces, layout.gather if layout.gathers else None) as scope:
             value, weight, parts = task.loss(model, batch, config, Rngs(rng))

@@ -1,0 +1,94 @@
+"""Sound -> EnCodec codes or mel spectrogram of every volume."""
+
+import math
+import subprocess
+
+import numpy as np
+
+from jaxtrain.systems.fmri_autoencoder.extras import require
+
+ENCODEC_MODEL = "facebook/encodec_24khz"
+ENCODEC_RATE = 24000  # hertz
+CODE_FRAMES_PER_S = 75
+CODEBOOKS = {1.5: 2, 3.0: 8, 6.0: 16, 12.0: 32, 24.0: 32}  # the original's table; the codec itself gives 4 at 3 kbps
+MEL_FLOOR_DB = -80.0
+
+
+def code_features(codes: np.ndarray, tr: float, volumes: int, bandwidth: float = 3.0) -> np.ndarray:
+    """Codes int [codebook, frame] at 75 Hz -> int64 [volume, codebooks * frames], codebook by codebook.
+
+    Volume i takes the frames from int(i tr 75) to int((i+1) tr 75), cut or filled with 0 to int(75 tr). The number of
+    codebooks is the table's for this bandwidth: missing ones are rows of 0, extra ones are dropped.
+    """
+    rows, length = CODEBOOKS.get(bandwidth, len(codes)), int(CODE_FRAMES_PER_S * tr)
+    out = np.zeros((volumes, rows, length), np.int64)
+    kept = codes[:rows]
+    for volume in range(volumes):
+        start, stop = int(volume * tr * CODE_FRAMES_PER_S), int((volume + 1) * tr * CODE_FRAMES_PER_S)
+        part = kept[:, start:stop][:, :length]
+        out[volume, : part.shape[0], : part.shape[1]] = part
+    return out.reshape(volumes, -1)
+
+
+def mel_frames(tr: float, rate: int, hop: int = 512) -> int:
+    """Spectrogram frames of one volume: 65 at 1.5 s and 22,050 Hz."""
+    return math.ceil(int(tr * rate) / hop)
+
+
+def mel_features(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: int = 512) -> np.ndarray:
+    """Spectrogram float [mels, frame] in decibels below its maximum -> float32 [volume, mels, frames], -80 filled."""
+    length = mel_frames(tr, rate, hop)
+    out = np.full((volumes, len(decibels), length), MEL_FLOOR_DB, np.float32)
+    for volume in range(volumes):
+        start, stop = int(volume * tr * rate) // hop, int((volume + 1) * tr * rate) // hop
+        part = decibels[:, start:stop][:, :length]
+        out[volume, :, : part.shape[1]] = part
+    return out
+
+
+def mel_means(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: int = 256) -> np.ndarray:
+    """float32 [volume, mels]: the spectrogram's mean over every volume, -80 where there is no sound."""
+    out = np.full((volumes, len(decibels)), MEL_FLOOR_DB, np.float32)
+    for volume in range(volumes):
+        part = decibels[:, int(volume * tr * rate) // hop : int((volume + 1) * tr * rate) // hop]
+        if part.shape[1]:
+            out[volume] = part.mean(1)
+    return out
+
+
+def spectrogram(sound: np.ndarray, rate: int, mels: int, window: int, hop: int) -> np.ndarray:
+    """Mel power spectrogram in decibels below its maximum: float32 [mels, frame]."""
+    librosa = require("librosa", "for mel spectrograms")
+    power = librosa.feature.melspectrogram(y=sound, sr=rate, n_mels=mels, n_fft=window, hop_length=hop)
+    return librosa.power_to_db(power, ref=np.max).astype(np.float32)
+
+
+def sound_of(path, rate: int) -> np.ndarray:
+    """The film's sound, mono float32 in -1..1, at `rate` hertz."""
+    ffmpeg = require("imageio_ffmpeg", "to read the film's sound")
+    command = [
+        ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        str(path),
+        "-f",
+        "f32le",
+        "-ac",
+        "1",
+        "-ar",
+        str(rate),
+        "-",
+    ]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.float32)
+
+
+def encode(sound: np.ndarray, bandwidth: float) -> np.ndarray:
+    """EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz. Downloads the codec at first use."""
+    transformers = require("transformers", "for EnCodec codes")
+    torch = require("torch", "for EnCodec codes")
+    codec = transformers.EncodecModel.from_pretrained(ENCODEC_MODEL).eval()
+    with torch.no_grad():
+        given = codec.encode(torch.from_numpy(sound.copy())[None, None], bandwidth=bandwidth)
+    return given.audio_codes[0, 0].numpy()

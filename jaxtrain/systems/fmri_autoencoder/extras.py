@@ -1,0 +1,18 @@
+"""Libraries of the field, which come with the extra `jaxtrain[fmri]`."""
+
+import importlib
+from types import ModuleType
+
+from jaxtrain.errors import UserError
+
+
+def require(module: str, purpose: str) -> ModuleType:
+    """Import a module, or say which extra brings it. Raises UserError."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise UserError(
+            f"{module} is needed {purpose} and is not installed; install the extra: pip install 'jaxtrain[fmri]'"
+        ) from None

@@ -4,7 +4,7 @@ import numpy as np
 
 HRF_SECONDS = 32.0
 PAD_SECONDS = 10.0  # of the original's alignment
-DELAY, UNDERSHOOT, DISPERSION, RATIO = 6.0, 12.0, 0.9, 0.35
+DELAY, UNDERSHOOT, DISPERSION, RATIO = 6.0, 12.0, 0.9, 0.48
 
 
 def canonical_hrf(tr: float) -> np.ndarray:

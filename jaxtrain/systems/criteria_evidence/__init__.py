@@ -1,6 +1,7 @@
 """PSY agents: is a symptom present in a text, and which sentence says so? Four tasks on BERT-family encoders."""
 
 import functools
+import importlib
 
 from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
 from jaxtrain.systems.criteria_evidence.data import build_data
@@ -63,9 +64,22 @@ def _task(architecture: str) -> Task:
 TASKS = {name: _task(name) for name in ("criteria", "evidence", "share", "joint")}
 
 
-def __getattr__(name: str):
-    from jaxtrain.systems.criteria_evidence import torch_compat
+FACADE = (
+    "CriteriaDataset",
+    "EvidenceDataset",
+    "JointDataset",
+    "ShareDataset",
+    "compute_total_steps",
+    "criterion_text",
+    "criterion_texts",
+    "get_device",
+    "get_optimal_dataloader_kwargs",
+    "random_split_indices",
+    "set_seed",
+)
 
-    if name in torch_compat.__all__:
-        return getattr(torch_compat, name)
+
+def __getattr__(name: str):
+    if name in FACADE:
+        return getattr(importlib.import_module("jaxtrain.systems.criteria_evidence.torch_compat"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

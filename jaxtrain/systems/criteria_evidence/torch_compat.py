@@ -9,19 +9,7 @@ import numpy as np
 import torch
 
 from jaxtrain.systems.criteria_evidence import examples, splits
-from jaxtrain.systems.criteria_evidence.csv_files import criterion_map, criterion_text, read_criteria, read_rows
-
-__all__ = [
-    "CriteriaDataset",
-    "EvidenceDataset",
-    "JointDataset",
-    "ShareDataset",
-    "compute_total_steps",
-    "get_device",
-    "get_optimal_dataloader_kwargs",
-    "random_split_indices",
-    "set_seed",
-]
+from jaxtrain.systems.criteria_evidence.csv_files import criterion_map, criterion_text, read_criteria, read_rows  # noqa: F401
 
 
 def set_seed(seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool = False) -> int:
@@ -156,6 +144,3 @@ def as_tokenizer(tokenizer: Any):
 
 def criterion_texts(entries: list[Mapping[str, str]]) -> dict[str, str]:
     return criterion_map(entries)
-
-
-__all__ += ["criterion_text", "criterion_texts"]

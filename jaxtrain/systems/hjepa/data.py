@@ -111,14 +111,14 @@ class WithMasks:
     def of(cls, source, config) -> "WithMasks":
         masking, patch = config.masking, vit_size(config.model.encoder_type, **overrides(config.model.vit)).patch_size
         grid = config.data.image_size // patch
-        options = dict(
-            input_size=grid * patch,
-            patch_size=patch,
-            num_hierarchies=1,
-            num_target_masks=masking.num_masks,
-            base_scale=masking.mask_scale,
-            aspect_ratio_range=masking.aspect_ratio,
-        )
+        options = {
+            "input_size": grid * patch,
+            "patch_size": patch,
+            "num_hierarchies": 1,
+            "num_target_masks": masking.num_masks,
+            "base_scale": masking.mask_scale,
+            "aspect_ratio_range": masking.aspect_ratio,
+        }
         count = device_masks.fixed_count(grid, masking.num_masks, masking.mask_scale, masking.ratio)
         return cls(source, options, count if masking.kind == "fixed" else None, config.seed)
 

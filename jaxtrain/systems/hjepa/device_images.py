@@ -59,7 +59,7 @@ def _crop_box(key, side: int, scale, ratio=(3 / 4, 4 / 3)):
     width, height = jnp.sqrt(area * aspect), jnp.sqrt(area / aspect)
     fits = (width <= side) & (height <= side)
     first = jnp.argmax(fits)
-    pick = lambda values, other: jnp.where(fits.any(), values[first], other)  # noqa: E731
+    pick = lambda values, other: jnp.where(fits.any(), values[first], other)
     height, width = pick(height, side), pick(width, side)
     return (pick(tops, 0.0) * (side - height), pick(lefts, 0.0) * (side - width)), (height, width)
 

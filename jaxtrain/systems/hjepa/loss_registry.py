@@ -45,26 +45,26 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
     kind = config.type
     if kind in PURE and config.use_contrastive:
         kind = "cjepa"
-    regular = dict(
-        invariance_weight=config.vicreg_invariance_weight,
-        variance_weight=config.vicreg_variance_weight,
-        covariance_weight=config.vicreg_covariance_weight,
-    )
-    test = dict(test_method=config.sigreg_test_method, num_test_points=config.sigreg_num_test_points)
-    sliced = dict(num_slices=config.sigreg_num_slices, fixed_slices=config.sigreg_fixed_slices)
+    regular = {
+        "invariance_weight": config.vicreg_invariance_weight,
+        "variance_weight": config.vicreg_variance_weight,
+        "covariance_weight": config.vicreg_covariance_weight,
+    }
+    test = {"test_method": config.sigreg_test_method, "num_test_points": config.sigreg_num_test_points}
+    sliced = {"num_slices": config.sigreg_num_slices, "fixed_slices": config.sigreg_fixed_slices}
     if kind in PURE:
         return LossFunction(functools.partial(losses.hjepa, **jepa))
     if kind == "combined":
-        options = dict(vicreg_options=regular | {"eps": 1e-8}, vicreg_weight=config.vicreg_weight)
+        options = {"vicreg_options": regular | {"eps": 1e-8}, "vicreg_weight": config.vicreg_weight}
         return LossFunction(functools.partial(losses.combined, jepa=jepa, **options))
     if kind == "hierarchical_combined":
-        options = dict(vicreg_configs=[regular] * levels, vicreg_weight=config.vicreg_weight)
+        options = {"vicreg_configs": [regular] * levels, "vicreg_weight": config.vicreg_weight}
         return LossFunction(functools.partial(losses.hierarchical_combined, jepa=jepa, **options))
     if kind in ("hjepa_sigreg", "sigreg_combined"):
         call = functools.partial(losses.hjepa_sigreg, jepa=jepa, sigreg_loss_weight=config.sigreg_loss_weight, **test)
         return LossFunction(call, **sliced)
     if kind in ("cjepa", "contrastive_jepa"):
-        options = dict(contrastive_weight=config.contrastive_weight, temperature=config.contrastive_temperature)
+        options = {"contrastive_weight": config.contrastive_weight, "temperature": config.contrastive_temperature}
         call = functools.partial(losses.contrastive, jepa=jepa, **options)
         return LossFunction(lambda compared, views: call(compared, compared.context, views), views=True)
     weights = losses.level_weights(config.hierarchy_weights, levels)
@@ -77,15 +77,15 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
 def jepa_options(config: LossConfig, masked_mean: str = "image") -> dict:
     """Arguments of `losses.hjepa`: the distance is jepa_loss_type, else the type's own name, else smoothl1."""
     named = config.type if config.type in ("smoothl1", "mse", "huber") else "smoothl1"
-    return dict(
-        loss_type=config.jepa_loss_type or named,
-        hierarchy_weights=config.hierarchy_weights,
-        reduction=config.reduction,
-        normalize_embeddings=config.normalize_embeddings,
-        huber_delta=config.huber_delta,
-        detach_targets=config.detach_targets,
-        masked_mean=masked_mean,
-    )
+    return {
+        "loss_type": config.jepa_loss_type or named,
+        "hierarchy_weights": config.hierarchy_weights,
+        "reduction": config.reduction,
+        "normalize_embeddings": config.normalize_embeddings,
+        "huber_delta": config.huber_delta,
+        "detach_targets": config.detach_targets,
+        "masked_mean": masked_mean,
+    }
 
 
 def _per_level(function, weights, detach_targets: bool, options: dict, compared: Compared) -> Terms:

@@ -68,12 +68,12 @@ class HJEPA(nnx.Module):
         size = vit_size(encoder_type, **(vit or {}))
         _check(size, embed_dim, num_hierarchies, fpn_fusion_method)
         levels, fpn_width = num_hierarchies, fpn_feature_dim or embed_dim
-        options = dict(
-            drop_path=0.0 if use_layerscale and not drop_path_with_layerscale else drop_path_rate,
-            rope_theta=rope_theta,
-            layerscale_init=layerscale_init if use_layerscale else None,
-            checkpointing=use_gradient_checkpointing,
-        )
+        options = {
+            "drop_path": 0.0 if use_layerscale and not drop_path_with_layerscale else drop_path_rate,
+            "rope_theta": rope_theta,
+            "layerscale_init": layerscale_init if use_layerscale else None,
+            "checkpointing": use_gradient_checkpointing,
+        }
         self.context_encoder = Encoder(img_size, size, rngs=rngs, **options)
         self.target_encoder = Encoder(img_size, size, rngs=rngs, **options) if use_target_encoder else None
         self.predictor = Predictor(

@@ -53,7 +53,7 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
 
 def initial(config):
     """The model as a run of this config starts."""
-    build = lambda: build_model(config, nnx.Rngs(config.seed))  # noqa: E731
+    build = lambda: build_model(config, nnx.Rngs(config.seed))
     return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from jaxtrain.systems.hjepa import device_images, device_masks
-from jaxtrain.systems.hjepa.losses import level_weights
 from jaxtrain.systems.hjepa.loss_registry import jepa_options
+from jaxtrain.systems.hjepa.losses import level_weights
 from jaxtrain.systems.hjepa.task import sample_keys
 
 
@@ -60,8 +60,8 @@ def masks(batch, config) -> torch.Tensor:
 
 
 def _draw(config):
-    from jaxtrain.systems.hjepa.vit import vit_size
     from jaxtrain.systems.hjepa.task import overrides
+    from jaxtrain.systems.hjepa.vit import vit_size
 
     masking = config.masking
     grid = config.data.image_size // vit_size(config.model.encoder_type, **overrides(config.model.vit)).patch_size

@@ -70,11 +70,11 @@ class HJEPA(nn.Module):
         model = config.model
         size = vit_size(model.encoder_type, **overrides(model.vit))
         width, levels = size.embed_dim, model.num_hierarchies
-        options = dict(
-            drop_path=model.drop_path_rate,
-            rope_theta=model.rope.theta if model.rope.use_rope else None,
-            layerscale_init=model.layerscale.init_value if model.layerscale.use_layerscale else None,
-        )
+        options = {
+            "drop_path": model.drop_path_rate,
+            "rope_theta": model.rope.theta if model.rope.use_rope else None,
+            "layerscale_init": model.layerscale.init_value if model.layerscale.use_layerscale else None,
+        }
         self.context_encoder = Encoder(config.data.image_size, size, **options)
         if model.use_target_encoder:
             self.target_encoder = Encoder(config.data.image_size, size, **options).requires_grad_(False)

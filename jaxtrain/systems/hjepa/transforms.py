@@ -37,7 +37,7 @@ def to_array(image: Image.Image) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class eval_transform:  # noqa: N801  called like a function, pickled to workers
+class eval_transform:
     """Resize the shorter side to 1.14 S, crop the centre, normalise. uint8 [height, width, 3] -> float32 [3, S, S]."""
 
     image_size: int
@@ -50,7 +50,7 @@ class eval_transform:  # noqa: N801  called like a function, pickled to workers
 
 
 @dataclasses.dataclass(frozen=True)
-class train_transform:  # noqa: N801
+class train_transform:
     """Resize to S + 32, random crop of a share of the area, flip, colour jitter, normalise.
 
     color_jitter j: brightness and contrast 0.4 j, saturation 0.2 j, hue 0.1 j. Draws come from the generator passed in.

@@ -43,7 +43,7 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
     key = jax.random.key(0) if rngs is None else rngs()
     directions = slices(key, config.loss.sigreg_num_slices, rows.shape[-1])
     keep = jnp.repeat(valid, outputs.embeddings.shape[1])
-    test = dict(test_method="char_function", num_quadrature=config.loss.sigreg_num_quadrature)
+    test = {"test_method": "char_function", "num_quadrature": config.loss.sigreg_num_quadrature}
     statistic = jnp.where(weight > 0, sigreg_statistic(rows, directions, keep=keep, **test), 0.0)
     value = prediction + config.loss.sigreg_weight * statistic
     return Loss(value, weight, {"prediction": prediction, "sigreg": statistic})
@@ -60,7 +60,7 @@ def statistics(outputs, batch, config) -> Statistics:
     errors = jnp.square(predictions[:, :-1] - embeddings[:, 1:]).mean((1, 2))
     still = jnp.square(embeddings[:, :-1] - embeddings[:, 1:]).mean((1, 2))
     valid = batch["valid"]
-    total = lambda values: jnp.where(valid, values, 0).sum()  # noqa: E731
+    total = lambda values: jnp.where(valid, values, 0).sum()
     return Statistics(sums={"error": total(errors), "still": total(still), "count": valid.sum()})
 
 

@@ -1,0 +1,184 @@
+"""The original's names, for scripts that change only their imports. Training itself runs in JAX."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa import original_config
+from jaxtrain.systems.hjepa.config import LossConfig
+from jaxtrain.systems.hjepa.metrics_logger import MetricsLogger
+from jaxtrain.systems.hjepa.schedules import (
+    CosineScheduler,
+    EMAScheduler,
+    HierarchicalScheduler,
+    LinearScheduler,
+    create_ema_scheduler,
+    create_lr_scheduler,
+)
+from jaxtrain.systems.hjepa.torch_checkpoint import CheckpointManager, read_checkpoint
+from jaxtrain.systems.hjepa.torch_twin import HJEPA
+from torch_bridge.datasets import to_torch
+
+__all__ = [
+    "CheckpointManager",
+    "CosineScheduler",
+    "EMAScheduler",
+    "HJEPATrainer",
+    "HierarchicalScheduler",
+    "LinearScheduler",
+    "MetricsLogger",
+    "create_ema_scheduler",
+    "create_loss_from_config",
+    "create_lr_scheduler",
+    "create_model",
+    "create_optimizer",
+    "load_checkpoint",
+]
+
+
+def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
+    """The original's HJEPA as a torch module, from its nested config; weights as a run with this seed starts."""
+    from jaxtrain.systems.hjepa.report import initial
+    from torch_bridge.state_dict import state_dict
+
+    checked = _checked(config)
+    module = HJEPA(checked)
+    module.load_state_dict({key: to_torch(value) for key, value in state_dict(initial(checked)).items()})
+    return module
+
+
+def _checked(config: Mapping[str, Any], **durations):
+    from jaxtrain import config_io
+
+    return config_io.check(original_config.convert(config, **durations), "the original's config")[1]
+
+
+def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """The torch optimizer of the config's training section: adamw, adam or sgd over all parameters in one group."""
+    training = config.get("training", config)
+    name = str(training.get("optimizer", "adamw")).lower()
+    lr, decay = training.get("lr", training.get("learning_rate", 1e-4)), training.get("weight_decay", 0.0)
+    kinds = {
+        "adamw": functools.partial(torch.optim.AdamW, betas=tuple(training.get("betas") or (0.9, 0.95)), eps=1e-8),
+        "adam": torch.optim.Adam,
+        "sgd": functools.partial(torch.optim.SGD, momentum=training.get("momentum", 0.9)),
+    }
+    if name not in kinds:
+        raise UserError(f"training.optimizer: {name!r} is unknown; known: {', '.join(kinds)}")
+    return kinds[name](model.parameters(), lr=lr, weight_decay=decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """What create_loss_from_config gives: the loss by its settings. HJEPATrainer trains with it."""
+
+    section: LossConfig
+
+
+def create_loss_from_config(config: Mapping[str, Any]) -> LossSettings:
+    """The `loss` section, checked. Raises UserError with every mistake."""
+    return LossSettings(_checked({"model": {}, "training": {}, **config}).loss)
+
+
+def load_checkpoint(path, model=None, optimizer=None, device: str = "cpu") -> dict[str, Any]:
+    """A `.pth` of the original (or of CheckpointManager) into torch objects; gives what else it holds."""
+    return CheckpointManager(pathlib.Path(path).parent).load_checkpoint(path, model, optimizer, device=device)
+
+
+class HJEPATrainer:
+    """The original's trainer, with this project's engine inside.
+
+    model: a torch module with the original's keys (create_model), trained in place. train_loader, val_loader: torch
+    DataLoaders, of which the dataset and the batch size are taken; items are images or (image, ...). optimizer: of
+    create_optimizer; its learning rate, decay and betas win over the config's. loss_fn: of create_loss_from_config, or
+    None for the config's. masking_fn: a HierarchicalMaskGenerator whose numbers are taken, or None. device: not used,
+    JAX decides. resume_checkpoint: a `.pth` whose weights to start from; a run also resumes from its own folder.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        train_loader,
+        val_loader=None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: LossSettings | None = None,
+        masking_fn=None,
+        config: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        resume_checkpoint=None,
+    ):
+        if config is None:
+            raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
+        if loss_fn is not None and not isinstance(loss_fn, LossSettings):
+            raise UserError(
+                f"HJEPATrainer: loss_fn is {type(loss_fn).__name__}, a torch function, and training runs in JAX; pass what "
+                "create_loss_from_config gives, or write the loss in jax.numpy as a task of your own "
+                "(docs/adding_a_system.md)"
+            )
+        self.model, self.config = model, dict(config)
+        self.datasets = (train_loader.dataset, None if val_loader is None else val_loader.dataset)
+        self.settings = self._settings(train_loader, optimizer, loss_fn, masking_fn)
+        checkpoint = self.config.get("checkpoint") or {}
+        self.checkpoint_manager = CheckpointManager(
+            self.settings.run.dir or "results/checkpoints",
+            checkpoint.get("keep_best_n", 3),
+            checkpoint.get("save_frequency", 10),
+            checkpoint.get("metric_name", "val_loss"),
+            checkpoint.get("mode", "min"),
+        )
+        if resume_checkpoint is not None:
+            state = read_checkpoint(resume_checkpoint)["model_state_dict"]
+            model.load_state_dict({key: to_torch(value) for key, value in state.items()})
+
+    def _settings(self, train_loader, optimizer, loss_fn, masking_fn):
+        import jax
+
+        config = self.config
+        config["data"] = dict(config.get("data") or {}) | {"batch_size": train_loader.batch_size}
+        accumulate = (config.get("training") or {}).get("accumulation_steps", 1)
+        steps = max(1, len(train_loader) // accumulate)
+        accelerator = jax.default_backend() != "cpu"
+        values = original_config.convert(config, steps_per_epoch=steps, accelerator=accelerator)
+        if optimizer is not None:
+            group = optimizer.param_groups[0]
+            values["optim"] |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+            if "betas" in group:
+                values["optim"] |= dict(zip(("beta1", "beta2"), group["betas"], strict=True))
+        if loss_fn is not None:
+            values["loss"] = loss_fn.section.model_dump(exclude_unset=True)
+        if masking_fn is not None:
+            values["masking"] |= {
+                "num_masks": masking_fn.num_target_masks,
+                "mask_scale": list(masking_fn.level_configs[0]["target_scale"]),
+            }
+        from jaxtrain import config_io
+
+        return config_io.check(values, "the original's config")[1]
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end. Fills `model`, writes checkpoint_latest.pth and checkpoint_best.pth in the original's
+        format, and returns the history."""
+        from jaxtrain import Trainer
+        from jaxtrain.systems.hjepa import TASKS
+
+        trainer = Trainer(None, *self.datasets, self.settings, task=TASKS["pretrain"])
+        trainer.load_state_dict({key: value.cpu().numpy() for key, value in self.model.state_dict().items()})
+        history = trainer.train()
+        state = {key: to_torch(np.asarray(value)) for key, value in trainer.state_dict().items()}
+        self.model.load_state_dict(state)
+        epoch = len(history["train_history"]) - 1
+        metrics = {"epoch": float(epoch)}
+        if history["val_history"]:
+            metrics["val_loss"] = history["val_history"][-1]["loss"]
+        best = self.checkpoint_manager.update_best_metric(metrics.get("val_loss", float("nan")))
+        extra = {"global_step": int(trainer.state.step)}
+        self.checkpoint_manager.save_checkpoint(
+            epoch, self.model, metrics=metrics, is_best=best, extra_state=extra, config=self.config
+        )
+        return history

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
+from jaxtrain.optim import original_schedules
 from jaxtrain.systems.memory_lm import decoding, losses
 from jaxtrain.systems.memory_lm.adapter import MemoryAdapter
 from jaxtrain.systems.memory_lm.backbone_config import read_config
@@ -25,7 +26,6 @@ from jaxtrain.systems.memory_lm.router import (
     compute_total_router_loss,
     router_losses,
 )
-from jaxtrain.systems.memory_lm.schedules import lr_factor
 from torch_bridge.layouts import key_of, named_variables, parameter_order
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -221,7 +221,7 @@ def router_outputs(prefix: str, routing: dict) -> dict:
 def _factor(settings: Settings, total: int | None = None):
     training = settings.training
     total = training["max_steps"] if total is None else total
-    return lr_factor(training["scheduler"], total, **{key: training[key] for key in SCHEDULE_KEYS})
+    return original_schedules.memory_lm(training["scheduler"], total, **{key: training[key] for key in SCHEDULE_KEYS})
 
 
 def make_optimizer(settings: Settings, params: dict, clip: bool = True):
@@ -524,7 +524,7 @@ def _quantization(case: dict, tensors: dict) -> dict:
 def _schedules(case: dict, tensors: dict) -> dict:
     out = {}
     for name, one in case["cases"].items():
-        factor = lr_factor(
+        factor = original_schedules.memory_lm(
             one["scheduler"], one["total_steps"], **{key: one[key] for key in SCHEDULE_KEYS if key in one}
         )
         rows = case["expects"][f"out/{name}"] if isinstance(case["expects"], dict) else None

@@ -2,7 +2,7 @@
 
 import importlib
 
-from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model
+from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model, Optim
 from jaxtrain.task import Task, TorchTwin
 
 
@@ -18,7 +18,7 @@ def _later(module: str, name: str):
 
 def _task(model: str, tiny_config: str, **more) -> Task:
     return Task(
-        sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data},
+        sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
         build_model=_later(model, "build_model"),
         build_data=_later("data", "build_data"),
         loss=_later("losses", "loss"),
@@ -27,9 +27,13 @@ def _task(model: str, tiny_config: str, **more) -> Task:
         finish=_later("losses", "finish"),
         trainable=_later("grouping", "trainable"),
         param_group=_later("grouping", "param_group"),
+        schedule=_later("grouping", "schedule"),
         report=_later("reports", "report"),
         twin=TorchTwin(
-            build=_later("torch_twin", "build"), call=_later("torch_twin", "call"), loss=_later("torch_twin", "loss")
+            build=_later("torch_twin", "build"),
+            call=_later("torch_twin", "call"),
+            loss=_later("torch_twin", "loss"),
+            hf=_later("exports", "hugging_face"),
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         tiny_config=tiny_config,
@@ -43,7 +47,19 @@ TASKS = {
 }
 
 
+FACADE = frozenset(  # names of the original, in torch_compat
+    """
+    ChapterRouter ChapteredMemoryBank Config FactorizedMemoryBank LoRALinear
+    MemoryAdapter MemoryBank MemoryConfig MemoryCrossAttention MemoryTransformer
+    ModelConfig QuantizedMemoryBank ReducedDimMemoryBank TextDataset Trainer
+    TrainingConfig compute_router_auxiliary_loss create_dataloader create_inference_router extract_memory_weights
+    generate generate_batch get_memory_bank_assignments get_memory_layer_indices load_config
+    merge_adapter_weights quantize_memory_for_deployment save_config
+    """.split()
+)
+
+
 def __getattr__(name: str):
-    if name.startswith("_"):
-        raise AttributeError(name)
-    return getattr(importlib.import_module("jaxtrain.systems.memory_lm.torch_compat"), name)
+    if name in FACADE:
+        return getattr(importlib.import_module("jaxtrain.systems.memory_lm.torch_compat"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

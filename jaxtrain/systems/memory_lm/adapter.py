@@ -9,7 +9,6 @@ from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig, load_conf
 from jaxtrain.systems.memory_lm.backbones import CausalLM
 from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
-from jaxtrain.systems.memory_lm.layers import remat
 from jaxtrain.systems.memory_lm.lora import apply_lora
 from jaxtrain.systems.memory_lm.model import (
     Output,
@@ -41,10 +40,8 @@ class MemoryAdapter(nnx.Module):
     """config: of the base model. memory: the `memory` section. dropout: of the memory's attention, unless it says
     otherwise. The block variant has no effect: memory is read after the whole layer."""
 
-    def __init__(
-        self, config: BackboneConfig, memory, dropout: float = 0.0, *, rngs: nnx.Rngs, dtype=jnp.float32, remat="none"
-    ):
-        self.config, self.memory, self.remat = config, memory, remat
+    def __init__(self, config: BackboneConfig, memory, dropout: float = 0.0, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        self.config, self.memory = config, memory
         layers = get_memory_layer_indices(memory, config.num_layers)
         self.bank_of = get_memory_bank_assignments(memory, layers)
         self.base_model = CausalLM(config, rngs=rngs, dtype=dtype)
@@ -79,8 +76,7 @@ class MemoryAdapter(nnx.Module):
         routing: dict[int, Routing] = {}
         blocks = []
         for layer in range(self.config.num_layers):
-            call = lambda hidden, layer=layer: self.block(layer, hidden, view, strategy, prefill, rngs)
-            hidden, chosen = remat(call, self.remat, rngs)(hidden)
+            hidden, chosen = self.block(layer, hidden, view, strategy, prefill, rngs)
             blocks.append(hidden)
             if chosen is not None:
                 routing[layer] = chosen
@@ -88,7 +84,7 @@ class MemoryAdapter(nnx.Module):
 
     def block(self, layer: int, hidden, view, strategy: str, prefill: bool, rngs=None):
         """One decoder layer and the memory it reads; the Routing, or None."""
-        hidden = self.base_model.model.layers[layer](hidden, view, layer, rngs)
+        hidden = nn.block(self.base_model.model.layers[layer], hidden, view, layer, rngs=rngs)
         if layer not in self.bank_of:
             return hidden, None
         chosen = None
@@ -130,9 +126,16 @@ def backbone_config(model) -> BackboneConfig:
             "model.base_model_name: missing; name a folder of Hugging Face weights or a hub id, or give "
             "model.base_config to start from random weights"
         )
+    return read_config(config_json(model))
+
+
+def config_json(model) -> dict:
+    """The base model's config.json: inline, or from its folder."""
+    if model.base_config is not None:
+        return dict(model.base_config)
     from jaxtrain.systems.memory_lm.pretrained import folder_of
 
-    return read_config(load_config_file(folder_of(model.base_model_name)))
+    return load_config_file(folder_of(model.base_model_name))
 
 
 def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
@@ -145,5 +148,4 @@ def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
         config.model.dropout,
         rngs=rngs,
         dtype=dtype,
-        remat=config.train.remat,
     )

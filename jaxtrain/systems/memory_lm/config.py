@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from jaxtrain.config import DataConfig, Section
+from jaxtrain.config import DataConfig, OptimConfig, Section
 
 TRAIN_STRATEGIES = ("sequence", "sequence-rolling", "token", "prefix")
 INFERENCE_STRATEGIES = (*TRAIN_STRATEGIES, "rolling", "hybrid")
@@ -41,7 +41,7 @@ class Model(Section):
     base_dtype: Literal["float32", "bfloat16"] = "float32"  # adapter: what a frozen base model is kept in
     freeze_base_model: bool = True
     use_flash_attention: bool = True  # accepted, without effect: XLA chooses the attention kernel
-    scan_layers: bool = False  # one compiled body for runs of equal layers: compiles faster, same numbers
+    scan_layers: bool = False  # one compiled body for runs of equal layers, recomputed in the backward pass
 
     @property
     def kv_heads(self) -> int:
@@ -156,6 +156,23 @@ class Memory(Section):
                 f"num_shared_chapters {self.num_shared_chapters} is more than {self.num_chapters} chapters"
             )
         return self
+
+
+class OriginalSchedule(Section):
+    """The original's schedule with its edges (jaxtrain.optim.original_schedules.memory_lm)."""
+
+    scheduler: str = "cosine"  # cosine | linear | constant (no warm-up) | wsd
+    warmup_steps: int = Field(100, ge=0)
+    warmup_ratio: float | None = Field(None, ge=0, le=1)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    decay_start_step: int | None = Field(None, ge=0)
+    decay_start_ratio: float | None = Field(None, ge=0, le=1)
+    wsd_stable_steps: int | None = Field(None, ge=0)
+    wsd_stable_ratio: float = Field(0.0, ge=0, le=1)
+
+
+class Optim(OptimConfig):
+    original_schedule: OriginalSchedule | None = None  # wins over schedule
 
 
 class LossSection(Section):

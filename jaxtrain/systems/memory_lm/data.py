@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import pathlib
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

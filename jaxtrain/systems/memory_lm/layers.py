@@ -1,10 +1,8 @@
-"""Running a model's blocks one after another: rematerialised, or scanned where they are equal."""
+"""Running a model's blocks one after another, or scanned where they are equal."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-
-POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
 
 def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict, rngs=None):
@@ -12,20 +10,14 @@ def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict,
     outputs = []
     for first, count in runs(model, view):
         if count > 1:
-            hidden, between = _scan(model, first, count, hidden, view, strategy, rngs)
+            hidden, between = _scan(model, first, count, hidden, view, rngs)
             outputs += list(between)
             continue
-        call = lambda hidden: model.block(first, hidden, view, strategy, prefill, rngs)
-        hidden, chosen = remat(call, model.remat, rngs)(hidden)
+        hidden, chosen = model.block(first, hidden, view, strategy, prefill, rngs)
         outputs.append(hidden)
         if chosen is not None:
             routing[first] = chosen
     return hidden, tuple(outputs)
-
-
-def remat(call, policy: str, rngs):
-    """jax.checkpoint with the policy of `train.remat`, in training only."""
-    return call if policy == "none" or rngs is None else jax.checkpoint(call, policy=POLICIES[policy])
 
 
 def runs(model, view) -> list[tuple[int, int]]:
@@ -43,18 +35,18 @@ def runs(model, view) -> list[tuple[int, int]]:
     return pieces
 
 
-def _scan(model, first: int, count: int, hidden, view, strategy: str, rngs):
-    """`count` equal blocks as one compiled body over their stacked weights; the same numbers but for dropout's keys."""
+def _scan(model, first: int, count: int, hidden, view, rngs):
+    """`count` equal blocks as one compiled body over their stacked weights, recomputed in the backward pass; the same
+    numbers as without, but for dropout's keys."""
     blocks = [model.layers[first + i] for i in range(count)]
     graphdef = nnx.split(blocks[0])[0]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[nnx.split(block)[1] for block in blocks])
-    base = None if rngs is None else rngs.fold(first)
+    keys = None if rngs is None else jax.random.split(rngs(), count)
 
     def body(hidden, inputs):
-        index, state = inputs
-        block = nnx.merge(graphdef, state)
-        own = None if base is None else type(rngs)(jax.random.fold_in(base._key, index))
-        hidden = block(hidden, view, first, None, own)
+        key, state = inputs
+        own = None if key is None else type(rngs)(key)
+        hidden = nnx.merge(graphdef, state)(hidden, view, first, None, own)
         return hidden, hidden
 
-    return jax.lax.scan(remat(body, model.remat, rngs), hidden, (jnp.arange(count), stacked))
+    return jax.lax.scan(body if rngs is None else jax.checkpoint(body), hidden, (keys, stacked))

@@ -60,11 +60,10 @@ class Block(nnx.Module):
 
 
 class MemoryTransformer(nnx.Module):
-    """config, memory: the sections of a `memory_lm.scratch` run. remat: none, dots or full, as `train.remat`.
-    guard: see `attention.masked_attention`."""
+    """config, memory: the sections of a `memory_lm.scratch` run. guard: see `attention.masked_attention`."""
 
-    def __init__(self, config, memory, *, rngs: nnx.Rngs, remat: str = "none", guard: bool = True):
-        self.config, self.memory, self.remat, self.guard = config, memory, remat, guard
+    def __init__(self, config, memory, *, rngs: nnx.Rngs, guard: bool = True):
+        self.config, self.memory, self.guard = config, memory, guard
         layers = get_memory_layer_indices(memory, config.num_layers)
         self.bank_of = get_memory_bank_assignments(memory, layers)
         width = config.hidden_dim
@@ -90,7 +89,7 @@ class MemoryTransformer(nnx.Module):
         strategy: str | None = None,
         rngs=None,
     ) -> Output:
-        """input_ids: int [batch, time]. attention_mask: [batch, time], 0 marks padding. position_ids: int [batch, time],
+        """input_ids: int [batch, time]. attention_mask: [batch, time], 0 marks padding. position_ids: as input_ids,
         0, 1, ... if left out (from the cache's length on). segment_ids: int [batch, time], attention stays within equal
         ones. cache: what earlier calls left; prefill: this is the first call with it. strategy: overrides the routing
         strategy. rngs=None means evaluation.
@@ -121,7 +120,7 @@ class MemoryTransformer(nnx.Module):
             body = lambda x, chosen: read_memory(attention, bank, self.memory, x, chosen, rngs)
             return remat_read(body, self.memory, rngs)(x, chosen)
 
-        return self.layers[layer](hidden, view, layer, read, rngs), chosen
+        return nn.block(self.layers[layer], hidden, view, layer, read, rngs=rngs), chosen
 
     @property
     def head_weight(self):
@@ -213,4 +212,4 @@ def set_normal(layer, std: float, rngs: nnx.Rngs) -> None:
 def build_model(config, rngs: nnx.Rngs) -> MemoryTransformer:
     """The model of a `memory_lm.scratch` config. Traced: no I/O."""
     guard = config.compat != "original"
-    return MemoryTransformer(config.model, config.memory, rngs=rngs, remat=config.train.remat, guard=guard)
+    return MemoryTransformer(config.model, config.memory, rngs=rngs, guard=guard)

@@ -11,8 +11,8 @@ PER_TOKEN = ("token", "prefix")
 def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, prefill: bool):
     """The Routing of one memory layer.
 
-    hidden: [batch, time, width], what the router looks at. strategy: of this call. With a cache, rolling and hybrid pool
-    a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`.
+    hidden: [batch, time, width], what the router looks at. strategy: of this call. With a cache, rolling and hybrid
+    pool a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`.
     """
     mask = view.token_mask if memory.mask_aware_pooling else None
     if strategy == "prefix":

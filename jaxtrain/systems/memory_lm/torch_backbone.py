@@ -35,8 +35,8 @@ def rotate(x, angles, scale: float = 1.0):
 
 
 def attention(q, k, v, mask=None):
-    """[batch, time, head, width] each, k and v with fewer heads; mask: bool [batch, 1, query, key]. A query that may see
-    nothing gives 0."""
+    """[batch, time, head, width] each, k and v with fewer heads; mask: bool [batch, 1, query, key]. A query that may
+    see nothing gives 0."""
     groups = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])

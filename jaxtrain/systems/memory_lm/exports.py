@@ -1,0 +1,145 @@
+"""Trained weights in the forms that other libraries read: Hugging Face and PEFT folders, the original's checkpoints."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
+from torch_bridge.leaves import Leaf
+
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+
+
+def hugging_face(config, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and weights for transformers: an adapter's base model with its LoRA merged, or a vanilla model from
+    scratch as a Llama. Raises UserError for a model with memory, which transformers has no class for."""
+    adapter = config.model.base_config is not None or config.model.base_model_name is not None
+    return _adapter(config, state) if adapter else _scratch(config, state)
+
+
+def _adapter(config, state):
+    from jaxtrain.systems.memory_lm.adapter import config_json
+
+    if any(key.startswith("memory_adapters.") for key in state):
+        raise UserError(
+            "--hf: the model reads a memory, which transformers has no class for; train with "
+            "memory.use_memory_adapter=false, or take --output F.safetensors and the torch twin"
+        )
+    described = config_json(config.model)
+    described.setdefault("architectures", [ARCHITECTURES[described["model_type"]]])
+    return described, merged(config, state)
+
+
+def merged(config, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The base model's weights under their own names, every LoRA added in."""
+    scale = config.memory.lora_alpha / config.memory.lora_rank
+    result = {}
+    for key, weight in state.items():
+        if not key.startswith("base_model.") or key.endswith((".lora_A", ".lora_B")):
+            continue
+        name = key.removesuffix(".weight")
+        if f"{name}.lora_A" in state:
+            weight = _sum(weight, state[f"{name}.lora_A"], state[f"{name}.lora_B"], scale)
+        result[key.removeprefix("base_model.")] = weight
+    return result
+
+
+def _sum(weight, a, b, scale: float) -> Leaf:
+    def read() -> np.ndarray:
+        update = np.asarray(b).astype(np.float32) @ np.asarray(a).astype(np.float32)
+        return (np.asarray(weight).astype(np.float32) + scale * update).astype(weight.dtype)
+
+    return Leaf(tuple(weight.shape), np.dtype(weight.dtype), read)
+
+
+def _scratch(config, state):
+    model = config.model
+    if get_memory_layer_indices(config.memory, model.num_layers):
+        raise UserError(
+            "--hf: the model reads a memory, which transformers has no class for; take --output F.safetensors"
+        )
+    if not (model.use_rope and model.use_rms_norm and model.hidden_activation == "swiglu"):
+        raise UserError("--hf: only rotary positions, RMSNorm and swiglu make a Llama; take --output F.safetensors")
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": model.hidden_dim,
+        "intermediate_size": model.intermediate_dim,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.kv_heads,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.length,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tie_embeddings,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": model.bos_token_id,
+        "eos_token_id": model.eos_token_id,
+        "pad_token_id": model.pad_token_id,
+    }
+    keep = {key: value for key, value in state.items() if not key.endswith("rotary.inv_freq")}
+    return described, {key if key == "lm_head.weight" else f"model.{key}": value for key, value in keep.items()}
+
+
+def peft_folder(config, state: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
+    """Write the LoRA alone as PEFT reads it: adapter_config.json and adapter_model.safetensors."""
+    from torch_bridge import files
+
+    names = [key.removesuffix(".lora_A") for key in state if key.endswith(".lora_A")]
+    if not names:
+        raise UserError("there is no LoRA to export; train with memory.use_lora=true")
+    weights = {}
+    for name in names:
+        for part in ("lora_A", "lora_B"):
+            weights[f"base_model.model.{name.removeprefix('base_model.')}.{part}.weight"] = state[f"{name}.{part}"]
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.model.base_model_name,
+        "r": config.memory.lora_rank,
+        "lora_alpha": config.memory.lora_alpha,
+        "lora_dropout": config.memory.lora_dropout,
+        "target_modules": [name.removeprefix("base_model.") for name in names],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+    }
+    folder = pathlib.Path(folder)
+    files.save(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(described, indent=1) + "\n")
+    return folder
+
+
+def original_checkpoint(config, state: Mapping[str, Any], folder: str | pathlib.Path, progress: Mapping[str, Any]):
+    """Write a checkpoint folder as users of the original know it: model.safetensors, config.yaml, trainer_state.json.
+
+    Tied weights stand under both names, so that the file loads strictly. progress: global_step, epoch, best_loss, loss
+    and patience_counter, as far as known.
+    """
+    from omegaconf import OmegaConf
+
+    from torch_bridge import files
+
+    folder = pathlib.Path(folder)
+    files.save(state, folder / "model.safetensors")
+    sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(sections)))
+    known = {"best_loss": None, "epoch": 0, "global_step": 0, "loss": None, "patience_counter": 0}
+    (folder / "trainer_state.json").write_text(json.dumps(known | dict(progress), indent=2, sort_keys=True))
+    return folder

@@ -1,0 +1,178 @@
+"""Text to rows: packing, chats, tokenizers, reading, keeping."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm import chat, data
+from jaxtrain.systems.memory_lm.config import Data, Model
+from jaxtrain.systems.memory_lm.packing import IGNORE, pack, padding_ratio
+from jaxtrain.systems.memory_lm.text_dataset import Encoder
+from jaxtrain.systems.memory_lm.tokenizers import ByteTokenizer, from_json, train_bpe
+
+CHAT = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def settings(tmp_path, compat="correct", vocabulary=258, **options):
+    section = Data(**{"max_length": 32, "cache_dir": str(tmp_path / "cache"), "tokenizer": "bytes", **options})
+    return SimpleNamespace(data=section, model=Model(vocab_size=vocabulary), compat=compat)
+
+
+def learned(tokenizer, row, **options) -> str:
+    """The text that the labels of a chat teach, the end token shown."""
+    labels = Encoder(tokenizer, None, "instruction_finetuning", **options).encode(row)[1]
+    return tokenizer.decode([int(label) for label in labels if label != IGNORE], skip_special=False)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": CHAT},
+        {"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}]},
+        {"prompt": "Hi?", "response": "Yes."},
+    ],
+    ids=["messages", "conversations", "prompt_response"],
+)
+def test_every_chat_shape_teaches_the_answer_and_the_end(row):
+    assert learned(ByteTokenizer(), row) == "Yes.<|endoftext|>"
+
+
+def test_a_plain_text_column_is_the_fourth_chat_shape():
+    assert learned(ByteTokenizer(), {"text": "Hi"}) == "Hi<|endoftext|>"
+
+
+def test_the_originals_transcript_teaches_no_end():
+    assert learned(ByteTokenizer(), {"messages": CHAT}, original=True) == "Yes."
+
+
+def test_a_template_is_applied_and_its_end_marker_is_taught():
+    text = train_bpe(["<|im_start|> <|im_end|> user assistant Hi? Yes."], 300)
+    tokenizer = from_json(text, pad="<pad>", chat_template=CHATML)
+    assert learned(tokenizer, {"messages": CHAT}) == "Yes.<|im_end|>"
+    prompt = chat.prompt(tokenizer, [("user", "Hi?")])
+    assert prompt == "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_row_without_text_is_refused_with_its_columns():
+    with pytest.raises(UserError, match="the columns a"):
+        Encoder(ByteTokenizer(), 8, "instruction_finetuning").encode({"a": 1})
+
+
+def test_bytes_survive_the_way_there_and_back():
+    text = "naïve 日本 <|endoftext|> \N{GRINNING FACE}"
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens.ids, skip_special=False) == text
+    assert len(tokens.ids) == len(tokens.offsets)
+
+
+def test_a_null_text_is_empty_here_and_the_word_none_in_the_original():
+    encode = lambda original: Encoder(ByteTokenizer(), 8, original=original).encode({"text": None})[0]
+    assert len(encode(False)) == 0
+    assert ByteTokenizer().decode(encode(True)) == "None"
+
+
+def documents(lengths):
+    made = [np.arange(2, 2 + length, dtype=np.int32) for length in lengths]
+    return [(one, one.copy()) for one in made]
+
+
+def test_packing_keeps_every_token_once_and_in_order():
+    columns = pack(documents([5, 30, 2, 11, 4]), 16, 0)
+    kept = columns["input_ids"][columns["segment_ids"] > 0]
+    np.testing.assert_array_equal(kept, np.concatenate([ids for ids, _ in documents([5, 30, 2, 11, 4])]))
+    assert (columns["labels"][columns["segment_ids"] == 0] == IGNORE).all()
+
+
+def test_documents_that_may_not_be_cut_stay_whole():
+    columns = pack(documents([7, 9, 8, 7, 1]), 16, 0, split=False)
+    assert columns["segment_ids"].max(axis=1).tolist() == [2, 2]
+    assert padding_ratio(columns) == pytest.approx(1 / 32)
+
+
+def test_positions_restart_with_every_segment():
+    columns = pack(documents([3, 4]), 8, 0)
+    assert columns["position_ids"][0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+
+
+def test_padding_of_the_default_corpus_is_below_a_twentieth(tmp_path):
+    source = data.build_data(settings(tmp_path, max_length=256, corpus_bytes=200_000), "train")
+    assert padding_ratio(source.columns) < 0.05
+
+
+def test_the_corpus_holds_nothing_out_that_it_trains_on():
+    from jaxtrain.systems.memory_lm import corpus
+
+    train, test = corpus.documents("train", 100_000), corpus.documents("test", 100_000)
+    assert len(train) > len(test) > 0
+    assert not set(train) & set(test)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "txt", "folder"])
+def test_local_files_are_read(tmp_path, kind):
+    import pandas
+
+    rows = pandas.DataFrame({"text": ["first document", "second one"]})
+    path = tmp_path / f"train.{kind}"
+    write = {
+        "jsonl": lambda: rows.to_json(path, orient="records", lines=True),
+        "csv": lambda: rows.to_csv(path, index=False),
+        "parquet": lambda: rows.to_parquet(path),
+        "txt": lambda: path.write_text("\n".join(rows["text"])),
+    }
+    if kind == "folder":
+        path = tmp_path / "set"
+        path.mkdir()
+        rows.to_json(path / "train.jsonl", orient="records", lines=True)
+    else:
+        write[kind]()
+    source = data.build_data(settings(tmp_path, dataset_name=str(path)), "train")
+    ids = source.columns["input_ids"][source.columns["segment_ids"] > 0]
+    assert ByteTokenizer().decode(ids.tolist()) == "first documentsecond one"
+
+
+def test_rows_are_tokenised_once(tmp_path, monkeypatch):
+    config = settings(tmp_path, corpus_bytes=5000)
+    first = data.build_data(config, "train").columns
+    monkeypatch.setattr(data, "make_rows", None)
+    second = data.build_data(config, "train").columns
+    np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
+
+
+def test_a_changed_file_is_tokenised_anew(tmp_path):
+    path = tmp_path / "train.jsonl"
+    counts = []
+    for text in ("one", "one and more"):
+        path.write_text(json.dumps({"text": text}))
+        columns = data.build_data(settings(tmp_path, dataset_name=str(path)), "train").columns
+        counts.append(int((columns["segment_ids"] > 0).sum()))
+    assert counts == [4, 13]
+
+
+def test_a_vocabulary_that_is_too_small_is_refused_with_the_size_to_take(tmp_path):
+    with pytest.raises(UserError, match=r"model.vocab_size=258"):
+        data.build_data(settings(tmp_path, vocabulary=200, corpus_bytes=5000), "train")
+
+
+def test_padded_rows_of_an_empty_document_are_all_padding(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"text": ""}\n{"text": "abc"}')
+    columns = data.build_data(settings(tmp_path, dataset_name=str(path), packing=False), "train").columns
+    assert columns["attention_mask"].sum(axis=1).tolist() == [0, 4]
+    assert (columns["labels"][0] == IGNORE).all()
+
+
+def test_batch_tokens_sets_the_batch_size():
+    assert Data(max_length=128, batch_tokens=4096).batch_size == 32
+
+
+def test_a_stream_needs_to_know_how_many_rows_to_read():
+    with pytest.raises(ValueError, match="num_samples"):
+        Data(streaming=True)

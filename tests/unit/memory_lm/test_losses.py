@@ -1,0 +1,105 @@
+"""The cross-entropy: chunks, masks, packed rows."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtrain import nn
+from jaxtrain.systems.memory_lm import losses
+from jaxtrain.systems.memory_lm.config import LossSection
+from jaxtrain.systems.memory_lm.packing import pack
+from tests.unit.memory_lm.models import ids, small, strategy
+
+
+def settings(model, chunk_tokens: int = 0):
+    return SimpleNamespace(loss=LossSection(chunk_tokens=chunk_tokens), memory=model.memory, model=model.config)
+
+
+def gradients(chunk_tokens: int):
+    generator = np.random.default_rng(0)
+    hidden = jnp.asarray(generator.normal(size=(3, 37, 16)), jnp.float32)
+    weight = jnp.asarray(generator.normal(size=(300, 16)), jnp.float32)
+    labels = jnp.asarray(np.where(generator.random((3, 37)) < 0.3, losses.IGNORE, generator.integers(0, 300, (3, 37))))
+    total = lambda hidden, weight: losses.token_losses(hidden, weight, labels, chunk_tokens).sum()
+    return jax.value_and_grad(total, argnums=(0, 1))(hidden, weight)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 16, 64])
+def test_chunked_loss_and_gradients_equal_the_plain_ones_to_1e_5(chunk_tokens):
+    (plain, plain_grads), (chunked, chunked_grads) = gradients(0), gradients(chunk_tokens)
+    assert float(chunked) == pytest.approx(float(plain), rel=1e-6)
+    for a, b in zip(chunked_grads, plain_grads, strict=True):
+        assert float(jnp.linalg.norm(a - b)) < 1e-5 * float(jnp.linalg.norm(b))
+
+
+def test_the_chunked_loss_needs_at_most_an_eighth_of_the_plain_ones_memory():
+    def temporary_bytes(chunk_tokens: int) -> int:
+        total = lambda hidden, weight, labels: losses.token_losses(hidden, weight, labels, chunk_tokens).sum()
+        shapes = [
+            jax.ShapeDtypeStruct((4096, 64), jnp.float32),
+            jax.ShapeDtypeStruct((150_000, 64), jnp.float32),
+            jax.ShapeDtypeStruct((4096,), jnp.int32),
+        ]
+        compiled = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).lower(*shapes).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(128) * 8 <= temporary_bytes(0)
+
+
+def batch_of(tokens, labels, mask=None):
+    mask = jnp.ones_like(tokens) if mask is None else mask
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels, "valid": jnp.ones(len(tokens), bool)}
+
+
+def test_a_batch_without_labels_has_loss_0_weight_0_and_finite_gradients():
+    model = small(**strategy("sequence"))
+    batch = batch_of(ids(), jnp.full((2, 10), losses.IGNORE), jnp.zeros((2, 10), jnp.int32))
+    graphdef, state = nnx.split(model)
+
+    def objective(state):
+        loss = losses.loss(nnx.merge(graphdef, state), batch, settings(model), nn.Rngs(jax.random.key(0)))
+        return loss.value, loss.weight
+
+    (value, weight), grads = jax.value_and_grad(objective, has_aux=True)(state)
+    assert (float(value), float(weight)) == (0.0, 0.0)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "dense", "token", "prefix"])
+def test_packed_documents_have_the_loss_of_the_same_documents_alone(name):
+    options = {"vanilla_mode": name == "vanilla", "use_chapters": name in ("token", "prefix")}
+    model = small(**options, **(strategy(name) if options["use_chapters"] else {}))
+    generator = np.random.default_rng(3)
+    documents = [generator.integers(2, 61, length).astype(np.int32) for length in (5, 9, 3, 12, 7)]
+    columns = pack([(d, d.copy()) for d in documents], 20, 0, split=False)
+    packed = {key: jnp.asarray(value) for key, value in columns.items()}
+    together = losses.loss(model, packed | {"valid": jnp.ones(len(packed["labels"]), bool)}, settings(model), None)
+    alone = [
+        losses.loss(model, batch_of(jnp.asarray(d)[None], jnp.asarray(d)[None]), settings(model), None)
+        for d in documents
+    ]
+    weights = [float(one.weight) for one in alone]
+    assert float(together.weight) == sum(weights)
+    wanted = np.average([float(one.value) for one in alone], weights=weights)
+    assert float(together.value) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_row_that_is_not_valid_changes_neither_loss_nor_router_terms():
+    model = small(**strategy("sequence"))
+    tokens = ids(3)
+    whole = batch_of(tokens[:2], tokens[:2])
+    padded = batch_of(tokens, tokens) | {"valid": jnp.asarray([True, True, False])}
+    results = [losses.loss(model, b, settings(model), nn.Rngs(jax.random.key(0))) for b in (whole, padded)]
+    assert float(results[0].value) == pytest.approx(float(results[1].value), rel=1e-5)
+    assert float(results[0].parts["router"]) == pytest.approx(float(results[1].parts["router"]), rel=1e-5)
+
+
+def test_the_training_loss_is_the_cross_entropy_plus_the_router_terms():
+    model, tokens = small(**strategy("token")), ids()
+    loss = losses.loss(model, batch_of(tokens, tokens), settings(model), nn.Rngs(jax.random.key(0)))
+    assert float(loss.value) == pytest.approx(float(loss.parts["ce"] + loss.parts["router"]), rel=1e-6)
+    assert float(loss.parts["router"]) > 0

@@ -1,0 +1,104 @@
+"""The original's names, used as its users use them."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from jaxtrain.systems import memory_lm
+from jaxtrain.systems.memory_lm import torch_compat, torch_twin
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "memory_lm"
+
+
+def original(name: str):
+    """The config of a golden case as the original's object, and the case's tensors."""
+    given = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
+    config = torch_compat.Config(
+        torch_compat.ModelConfig(**given["model"]),
+        torch_compat.MemoryConfig(**given["memory"]),
+        torch_compat.TrainingConfig(**given["training"]),
+    )
+    return config, load_file(GOLDEN / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize("name", torch_compat.__all__)
+def test_every_promised_name_is_importable_from_the_system(name):
+    assert getattr(memory_lm, name) is getattr(torch_compat, name)
+
+
+def test_importing_the_system_is_cheap():
+    import subprocess
+    import sys
+
+    code = "import sys, jaxtrain.systems.memory_lm; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
+
+
+def test_a_saved_config_is_read_back(tmp_path):
+    config = original("scratch_moc_seq_shared")[0]
+    torch_compat.save_config(config, tmp_path / "new" / "c.yaml")
+    assert torch_compat.load_config(tmp_path / "new" / "c.yaml") == config
+
+
+def test_small_numbers_are_read_as_numbers_and_wrong_keys_refused(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("training: {memory_lr: 1e-4}")
+    assert torch_compat.load_config(path).training.memory_lr == 1e-4
+    path.write_text("model: {hiden_dim: 4}")
+    with pytest.raises(TypeError, match="hiden_dim"):
+        torch_compat.load_config(path)
+    with pytest.raises(FileNotFoundError):
+        torch_compat.load_config(tmp_path / "none.yaml")
+
+
+def test_a_checkpoint_of_the_original_loads_strictly_and_gives_its_logits_and_loss():
+    config, tensors = original("scratch_moc_token")
+    model = torch_compat.MemoryTransformer(config).eval()
+    model.load_state_dict(
+        {k.removeprefix("param/"): torch.tensor(v) for k, v in tensors.items() if k.startswith("param/")}
+    )
+    names = ("input_ids", "attention_mask", "labels")
+    out = model(*(torch.tensor(tensors[f"in/{name}"]) for name in names))
+    np.testing.assert_allclose(out["logits"].numpy(), tensors["out/eval_logits"], atol=2e-5)
+    np.testing.assert_allclose(out["loss"].numpy(), tensors["loss/eval_ce"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["scratch_dense_factorized_lowrankproj_variantB", "scratch_moc_seqrolling", "scratch_vanilla"]
+)
+def test_the_torch_twin_gives_the_recorded_logits(name):
+    config, tensors = original(name)
+    section = torch_compat._Model(**vars(config.model))
+    twin = torch_twin.MemoryTransformer(section, torch_compat._Memory(**vars(config.memory))).eval()
+    twin.load_state_dict(
+        {k.removeprefix("param/"): torch.tensor(v) for k, v in tensors.items() if k.startswith("param/")}
+    )
+    with torch.no_grad():
+        logits = twin(torch.tensor(tensors["in/input_ids"]), torch.tensor(tensors["in/attention_mask"]).bool())[0]
+    np.testing.assert_allclose(logits.numpy(), tensors["out/eval_logits"], atol=2e-5)
+
+
+def test_memory_weights_come_with_their_norms():
+    model = torch_compat.MemoryTransformer(original("scratch_dense_factorized_lowrankproj_variantB")[0])
+    names = set(torch_compat.extract_memory_weights(model))
+    assert {"memory_banks.0.A", "layers.0.memory_layernorm.weight", "layers.0.post_memory_mlp.up_proj.weight"} <= names
+    assert "layers.0.mlp.up_proj.weight" not in names
+
+
+def test_the_trainer_trains_from_an_original_config(tmp_path):
+    config = original("trainer_run")[0]
+    lines = [json.dumps({"text": f"line {i} of text"}) for i in range(12)]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    config.model.vocab_size, config.model.max_seq_len = 258, 16
+    training = config.training
+    training.dataset_name, training.text_field, training.training_mode = str(tmp_path), "text", "pretraining"
+    training.max_length, training.num_epochs, training.max_steps, training.eval_steps = 16, None, 4, 4
+    training.output_dir, training.mixed_precision = str(tmp_path / "out"), "no"
+    trainer = torch_compat.Trainer(config)
+    history = trainer.train()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(history["best_val_loss"], rel=1e-5)

@@ -52,12 +52,15 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
     return Launch("single process", 0, 1)
 
 
-def setup_distributed(launch: Launch | None = None, timeout_s: float = START_TIMEOUT_S) -> Launch:
+def setup_distributed(launch: Launch | None = None, timeout_s: float | None = None) -> Launch:
     """Connect this process to the others; call before anything touches a device. One process: does nothing.
+
+    timeout_s: until all processes are there; JAXTRAIN_START_TIMEOUT_S or two minutes if left out.
 
     Raises UserError where the coordinator cannot be reached, its port is taken, or a process is missing.
     """
     launch = launch or detect()
+    timeout_s = timeout_s or _number(os.environ, "JAXTRAIN_START_TIMEOUT_S", START_TIMEOUT_S)
     if launch.processes == 1 or jax.distributed.is_initialized():
         return launch
     if launch.process == 0:

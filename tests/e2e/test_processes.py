@@ -1,0 +1,103 @@
+"""Several processes train as one; a lost, stopped or disagreeing one is named. Every task: tests/chaos/."""
+
+import os
+import pathlib
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.processes import curve, difference, finish, free_port, run, start
+
+CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
+QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    run(1, "--config", CONFIG, f"run.dir={folder}", *QUICK)
+    return curve(folder)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes", "strategy"),
+    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "fsdp"), ("openmpi", 2, "shard_grad_op")],
+)
+def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
+    settings = ("--config", CONFIG, f"run.dir={tmp_path}", f"shard.strategy={strategy}", *QUICK)
+    outputs = run(processes, *settings, launcher=launcher)
+    assert difference(alone, curve(tmp_path)) < 1e-5
+    assert "validation loss" in outputs[0]
+    assert all("validation loss" not in output for output in outputs[1:])
+
+
+@pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])
+def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, alone, tmp_path):
+    whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
+    half = ("train.steps=20", "optim.schedule.name=constant")
+    run(first[0], *whole, *half, f"shard.strategy={first[1]}")
+    run(second[0], *whole, "optim.schedule.name=constant", f"shard.strategy={second[1]}")
+    reference = tmp_path / "reference"
+    run(1, "--config", CONFIG, f"run.dir={reference}", *QUICK, "optim.schedule.name=constant")
+    train = lambda points: [point for point in points if point[1] == "train"]
+    assert difference(train(curve(reference)), train(curve(tmp_path))) < 1e-5
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_process_is_named_within_a_minute(sent, tmp_path):
+    settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, "train.epochs=100000", "checkpoint.every_steps=50")
+    running = start(2, *settings)
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob("checkpoints/*/meta.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(running[1].pid, sent)
+    lost = time.monotonic()
+    (code, output) = finish(running[:1], 120)[0]
+    took = time.monotonic() - lost
+    running[1].kill()
+    running[1].communicate()
+    assert code == 1, output
+    assert "process 1" in output
+    assert took < 60
+
+
+def test_processes_with_different_settings_say_which(tmp_path):
+    port = free_port()
+    first = start(2, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, port=port)
+    first[1].kill()
+    first[1].communicate()
+    other = start(2, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, "seed=7", port=port)
+    other[0].kill()
+    other[0].communicate()
+    results = finish([first[0], other[1]], 200)
+    assert [code for code, _ in results] == [2, 2], results
+    assert "the processes do not agree" in results[0][1]
+    assert "config: " in results[0][1]
+
+
+def test_a_process_number_outside_the_world_is_refused(tmp_path):
+    settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
+    code, output = finish(start(1, *settings, RANK="5", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1"))[0]
+    assert code == 2
+    assert "process number 5 of 2; wanted 0 to 1" in output
+
+
+def test_an_occupied_coordinator_port_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "JAXTRAIN_PORT": port}
+        code, output = finish(start(1, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, **own))[0]
+    assert code == 2
+    assert f"port {port} for the coordinator is taken" in output
+
+
+def test_an_unreachable_coordinator_is_named_within_the_limit(tmp_path):
+    own = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
+    code, output = finish(start(1, *settings, **own, JAXTRAIN_START_TIMEOUT_S="5"))[0]
+    assert code == 2
+    assert "cannot reach the coordinator" in output

@@ -1,0 +1,88 @@
+"""Several processes of one run on this machine's CPU, under the environments of different launchers."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+
+def free_port() -> int:
+    """A port whose neighbour is free too: torchrun's store takes the one, JAX's coordinator the other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("", port + 1))
+                return port
+            except OSError:
+                continue
+
+
+def environment(launcher: str, process: int, processes: int, port: int) -> dict[str, str]:
+    """What `launcher` tells process number `process`."""
+    return {
+        "torchrun": {
+            "RANK": process, "WORLD_SIZE": processes, "LOCAL_RANK": process, "LOCAL_WORLD_SIZE": processes,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        },
+        "slurm": {
+            "SLURM_PROCID": process, "SLURM_NTASKS": processes, "SLURM_LOCALID": process, "SLURM_JOB_ID": port,
+            "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": processes, "JAXTRAIN_PORT": port,
+        },
+        "openmpi": {
+            "OMPI_COMM_WORLD_RANK": process, "OMPI_COMM_WORLD_SIZE": processes, "OMPI_COMM_WORLD_LOCAL_RANK": process,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": processes, "JAXTRAIN_PORT": port,
+        },
+    }[launcher]  # fmt: skip
+
+
+def start(processes: int, *arguments: str, launcher: str = "torchrun", port: int | None = None, **extra: str):
+    """Start `python -m jaxtrain.run` so many times."""
+    port = port or free_port()
+    running = []
+    for process in range(processes):
+        own = environment(launcher, process, processes, port) if processes > 1 else {}
+        env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {k: str(v) for k, v in own.items()} | extra
+        command = [sys.executable, "-m", "jaxtrain.run", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(subprocess.Popen(command, env=env, text=True, **pipes))
+    return running
+
+
+def finish(running: list, timeout_s: float = 300) -> list[tuple[int, str]]:
+    """(exit code, output) of every process."""
+    deadline = time.monotonic() + timeout_s
+    results = []
+    try:
+        for process in running:
+            output = process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
+            results.append((process.returncode, output))
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+    return results
+
+
+def run(processes: int, *arguments: str, **options) -> list[str]:
+    """Outputs of all processes of a run that ends well."""
+    results = finish(start(processes, *arguments, **options))
+    for code, output in results:
+        assert code == 0, output
+    return [output for _, output in results]
+
+
+def curve(folder: pathlib.Path) -> list[tuple[int, str, float]]:
+    """(step, split, loss) of every logged point."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["split"], line["values"]["loss"]) for line in lines]
+
+
+def difference(first: list, second: list) -> float:
+    """Largest relative difference of two curves over the same points."""
+    assert [point[:2] for point in first] == [point[:2] for point in second]
+    return max(abs(a[2] - b[2]) / abs(a[2]) for a, b in zip(first, second, strict=True))

@@ -345,7 +345,7 @@ class Trainer:
         compiled = Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
 
         def run() -> dict[str, float]:
-            params = self.state.ema or self.state.params
+            params = (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
             calls = [(step, 1) for step in range(stream.steps_per_epoch)]
             results = (
                 compiled(params, self.state.frozen, self.state.buffers, batch, columns)

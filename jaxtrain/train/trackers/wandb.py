@@ -39,4 +39,4 @@ class WeightsAndBiases:
 
     def close(self, failed: bool) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=int(failed), quiet=True)
+            self._run.finish(exit_code=int(failed))

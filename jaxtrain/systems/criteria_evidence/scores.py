@@ -129,7 +129,10 @@ def evaluator_scores(
     criteria: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """What the original's Evaluator reports. task_type: criteria or evidence; any other raises TypeError, as there."""
+    """What the original's Evaluator reports. task_type: criteria or evidence; any other raises TypeError, as there.
+
+    Raises ValueError where a class occurs neither in truth nor in prediction, as scikit-learn's report by names does.
+    """
     if task_type not in ("criteria", "evidence"):
         raise TypeError(f"task_type {task_type!r} is unknown, wanted criteria or evidence")
     from sklearn.metrics import classification_report, confusion_matrix
@@ -148,11 +151,12 @@ def evaluator_scores(
     found["per_criterion_f1"] = per_criterion_f1(labels, predictions, criteria)
     if task_type == "evidence" and len(np.unique(labels)) == 2:
         found["exact_match"] = found["accuracy"]
-        found["partial_match"] = 1.0 - float((predictions != labels).mean())
+        swapped = ((labels == 0) & (predictions == 1)) | ((labels == 1) & (predictions == 0))
+        found["partial_match"] = 1.0 - float(swapped.mean())
     found["confusion_matrix"] = confusion_matrix(labels, predictions).tolist()
-    names = {} if class_names is None else {"target_names": list(class_names)}
+    names = list(class_names or map(str, range(np.asarray(logits).shape[1])))
     found["classification_report"] = classification_report(
-        labels, predictions, output_dict=True, zero_division=0, **names
+        labels, predictions, output_dict=True, zero_division=0, target_names=names
     )
     found["loss"] = mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size)
     return found

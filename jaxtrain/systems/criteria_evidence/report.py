@@ -1,0 +1,134 @@
+"""The evaluation report of a split: a JSON file with every score, a confusion matrix and a ROC curve as pictures."""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.systems.criteria_evidence import data, metrics, scores
+from jaxtrain.systems.criteria_evidence.decoding import span_text
+from jaxtrain.systems.criteria_evidence.procedure import outputs
+
+
+def write(architecture: str, model, source, config, folder) -> list[pathlib.Path]:
+    """evaluation_results.json, confusion_matrix.png, roc_curve.png under `folder`. The pictures need matplotlib."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = data.load(architecture, config)
+    rows = rows_of(corpus, source)
+    found = predict(model, corpus, rows, config)
+    report = scores_of(architecture, found, corpus, rows, config)
+    path = folder / "evaluation_results.json"
+    path.write_text(json.dumps(finite(report), indent=1) + "\n", encoding="utf-8")
+    if "labels" not in found:
+        return [path]
+    return [path, *pictures(found["labels"], found["probabilities"], folder)]
+
+
+def rows_of(corpus: data.Corpus, source: Any) -> np.ndarray:
+    """The corpus' rows behind a split's source. A foreign dataset has no texts to report on, so ValueError there."""
+    for members in corpus.splits.values():
+        if len(members) == len(source) and _same(corpus, members, source):
+            return members
+    raise ValueError("the report covers the splits of the config's own data, not another dataset")
+
+
+def _same(corpus: data.Corpus, members: np.ndarray, source: Any) -> bool:
+    if isinstance(source, data.TextSource):
+        return source.rows is members or np.array_equal(source.rows, members)
+    side = next(iter(corpus.examples.texts))
+    ids = source.columns[f"{side}input_ids"]
+    own = corpus.columns(members, dict.fromkeys(corpus.examples.texts, ids.shape[1]))[f"{side}input_ids"]
+    return np.array_equal(own, ids)
+
+
+def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """Probabilities, labels and decoded spans of the rows, batch by batch."""
+    size = config.data.eval_batch_size or config.data.batch_size
+    source = data.source_of(corpus, rows, config)
+
+    @jax.jit
+    def statistics(batch):
+        return metrics.statistics(outputs(model, batch), batch, config).rows
+
+    collected: dict[str, list] = {}
+    for first in range(0, len(rows), size):
+        positions = np.arange(first, min(first + size, len(rows)))
+        padded = np.concatenate([positions, np.full(size - len(positions), positions[0])])
+        if isinstance(source, data.TextSource):
+            batch = source.collate_for(padded)([source[i] for i in padded])
+        else:
+            batch = source[padded]
+        batch |= {"valid": np.arange(size) < len(positions), "index": padded.astype(np.int32)}
+        for key, value in jax.device_get(statistics(batch)).items():
+            collected.setdefault(key, []).append(np.asarray(value)[: len(positions)])
+    return {key: np.concatenate(values) for key, values in collected.items()}
+
+
+def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.Corpus, rows, config) -> dict[str, Any]:
+    """The report's content, plain numbers, lists and texts."""
+    report: dict[str, Any] = {"architecture": architecture, "rows": len(rows), "rows_dropped": corpus.dropped}
+    if "labels" in found:
+        predictions = found["probabilities"].argmax(axis=-1)
+        criteria = [corpus.examples.criteria[row] for row in rows]
+        part = scores.evaluation_scores(found["labels"], predictions, found["probabilities"])
+        part["per_criterion_f1"] = scores.per_criterion_f1(found["labels"], predictions, criteria)
+        report["criteria"] = part
+    if "starts" in found:
+        report["evidence"] = span_report(found, corpus, rows)
+    if {"criteria", "evidence"} <= set(report):
+        report["joint_score"] = (report["criteria"]["f1_binary"] + report["evidence"]["span_em"]) / 2
+    return report
+
+
+def span_report(found: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> dict[str, Any]:
+    """Scores of token positions, and SQuAD's of the texts behind them."""
+    known = np.flatnonzero(found["true_starts"] >= 0)
+    positions = [found[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
+    part: dict[str, Any] = {**scores.span_scores(*positions), "span_f1": scores.span_f1(*positions)}
+    encoded = corpus.examples.texts.get("evidence_", corpus.examples.texts.get(""))
+    exact, overlap = [], []
+    for place, start, end in zip(known, *positions[:2], strict=True):
+        row = rows[place]
+        said = span_text(corpus.examples.contexts[row], encoded.row(row)["offsets"], int(start), int(end))[2]
+        answer = corpus.examples.answers[row]
+        exact.append(scores.answer_em(said, answer))
+        overlap.append(scores.answer_f1(said, answer))
+    part |= {"squad_em": float(np.mean(exact)), "squad_f1": float(np.mean(overlap))} if exact else {}
+    return part | {"total_samples": len(known)}
+
+
+def finite(value: Any) -> Any:
+    """NaN and infinity as null, which JSON has."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def pictures(labels: np.ndarray, probabilities: np.ndarray, folder: pathlib.Path) -> list[pathlib.Path]:
+    """The confusion matrix, and the ROC curve of class 1 where both classes occur."""
+    from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay
+
+    names = scores.CLASS_NAMES if probabilities.shape[1] == 2 else [str(i) for i in range(probabilities.shape[1])]
+    figure = Figure(figsize=(4, 4), layout="constrained")
+    predictions = probabilities.argmax(axis=-1)
+    ConfusionMatrixDisplay.from_predictions(
+        labels, predictions, labels=range(len(names)), display_labels=names, ax=figure.subplots(), colorbar=False
+    )
+    written = [folder / "confusion_matrix.png"]
+    figure.savefig(written[0], dpi=120)
+    if len(names) == 2 and len(np.unique(labels)) == 2:
+        figure = Figure(figsize=(4, 4), layout="constrained")
+        RocCurveDisplay.from_predictions(labels, probabilities[:, 1], ax=figure.subplots(), name="present")
+        written.append(folder / "roc_curve.png")
+        figure.savefig(written[-1], dpi=120)
+    return written

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxtrain.data.sources import describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.early_stop import Best
 from jaxtrain.train.histograms import Histograms
+from jaxtrain.train.step import Packed
 from jaxtrain.train.system_metrics import SystemMetrics
 from jaxtrain.train.throughput import Throughput
 from jaxtrain.train.tracking import Tracker
@@ -67,6 +69,7 @@ class Loop:
         hyper = trainer.hyper(self._lr_scale())
         columns = trainer.columns(trainer.train_loader)
         programs: dict[int, Any] = {}
+        names: dict[int, Packed] = {}
         self.clock = Throughput(start, trainer.work())
         self.system = SystemMetrics()
         histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
@@ -76,13 +79,14 @@ class Loop:
             if count in programs:
                 trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
             else:
-                programs[count] = trainer.train_step(count)
+                programs[count], names[count] = trainer.packed_train_step(count)
                 with self.clock.phase("compile"):
                     trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
                     jax.block_until_ready(metrics)
                 self._say_compiled(programs[count], count)
             step = first + count
-            self.pending.append(Call(first, count, metrics, began, time.perf_counter(), trainer.train_loader.stall_s))
+            stall_s = trainer.train_loader.stall_s
+            self.pending.append(Call(first, count, metrics, names[count].names, began, time.perf_counter(), stall_s))
             self.watchdog.beat(step)
             if (step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
@@ -143,9 +147,8 @@ class Loop:
         ready = self.pending[: len(self.pending) - keep]
         self.pending = self.pending[len(ready) :]
         for call, metrics in zip(ready, jax.device_get([call.metrics for call in ready]), strict=True):
-            for i in range(call.count):
-                values = {name: float(np.asarray(v)[i] if call.count > 1 else v) for name, v in metrics.items()}
-                self._take(call.first + i + 1, values, call)
+            for i, row in enumerate(metrics.reshape(call.count, -1).tolist()):
+                self._take(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
 
     def _take(self, step: int, values: dict[str, float], call: "Call") -> None:
         """One finished step's metrics, in order."""
@@ -270,7 +273,7 @@ class Loop:
         self.tracker.say(
             f"{self.config.task or 'model'}: {trained:,} parameters"
             + (f" and {fixed:,} frozen" if fixed else "")
-            + f", {len(trainer.source('train')):,} samples, {trainer.total_steps - start:,} steps of "
+            + f", {describe_size(trainer.source('train'))} samples, {trainer.total_steps - start:,} steps of "
             f"{self.config.data.batch_size} on {device} ({trainer.layout.strategy}, {self.config.precision.policy})"
         )
 
@@ -287,7 +290,8 @@ class Call:
 
     first: int
     count: int
-    metrics: Any
+    metrics: jax.Array  # float32 [name], or [step, name] of several
+    names: tuple[str, ...]
     began: float
     ended: float
     stall_s: float  # of the whole run up to here

@@ -128,6 +128,22 @@ def _once(step: Step) -> Step:
     return train_step
 
 
+class Packed:
+    """A step whose metrics are one float32 vector: one transfer to the host instead of one per value.
+
+    names: of the vector's elements; known once the step is traced.
+    """
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.names: tuple[str, ...] = ()
+
+    def __call__(self, state: TrainState, batch: Batch, hyper: dict, columns: Arrays):
+        state, metrics = self.step(state, batch, hyper, columns)
+        self.names = tuple(metrics)
+        return state, jnp.stack([jnp.asarray(value, jnp.float32) for value in metrics.values()])
+
+
 def rates_of(lr: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The learning rates of a step as metrics: "lr", and "lr/<group>" where there are several."""
     names = sorted(lr)

@@ -15,9 +15,9 @@ from jax.experimental import multihost_utils
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
-from jaxtrain.data.index_stream import IndexStream
-from jaxtrain.data.loader import Loader
-from jaxtrain.data.sources import ArraySource, as_source, batch_shapes
+from jaxtrain.data.loader import Loader, Stream, make_crew, make_reader, make_stream, own_batch_size
+from jaxtrain.data.sources import ArraySource, HookedSource, as_source, batch_shapes, describe_size
+from jaxtrain.data.workers import Crew, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
@@ -33,7 +33,7 @@ from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.flops import model_flops
 from jaxtrain.train.loop import Loop
 from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale
-from jaxtrain.train.step import make_train_step, repeat
+from jaxtrain.train.step import Packed, Step, make_train_step, repeat
 from jaxtrain.train.throughput import Work
 from jaxtrain.train.tracking import Tracker
 from torch_bridge import layouts
@@ -72,26 +72,60 @@ class Trainer:
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
 
         self.precision = POLICIES[self.config.precision.policy]
+        self._take_data(train_dataset, val_dataset)
         self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
-        self._make_data(train_dataset, val_dataset)
+        self._make_data()
         self._make_model(model, abstract)
         self.user_model = model
 
     # --- assembly -----------------------------------------------------------------------------------------------
 
-    def _make_data(self, train_dataset: Any, val_dataset: Any) -> None:
-        config, data = self.config, self.config.data
+    def _take_data(self, train_dataset: Any, val_dataset: Any) -> None:
+        """Sources and worker processes; JAX's backend starts later, so that even fork would be safe here."""
         given = {"train": train_dataset, "validation": val_dataset}
         self._sources = {name: None if value is None else as_source(value, name) for name, value in given.items()}
-        accumulate = config.train.accumulate_steps
-        check_batch(data.batch_size, accumulate, self.layout)
+        self._crews: dict[str, Crew] = {}
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
-        stream = IndexStream(len(source), data.batch_size, config.seed, data.shuffle, data.drop_last)
-        self.steps_per_epoch = stream.steps_per_epoch
-        self.total_steps = config.train.steps or (config.train.epochs or 1) * self.steps_per_epoch
-        self.train_loader = self._loader(source, stream, accumulate)
+        own_size = own_batch_size(source)
+        if own_size is not None:
+            data = self.config.data.model_copy(update={"batch_size": own_size})
+            self.config = self.config.model_copy(update={"data": data})
+        if self._workers(source):
+            if self.config.data.start_method == "forkserver":
+                warm_up(source)
+            elif self.config.data.start_method == "fork":
+                for split in ("train", "validation"):
+                    if self.source(split) is not None:
+                        self._crew(split).start()
+
+    def _make_data(self) -> None:
+        config, data = self.config, self.config.data
+        accumulate = config.train.accumulate_steps
+        check_batch(data.batch_size, accumulate, self.layout)
+        source = self.source("train")
+        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last)
+        if stream.steps_per_epoch is None and config.train.steps is None:
+            raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
+        self.total_steps = config.train.steps or (config.train.epochs or 1) * stream.steps_per_epoch
+        self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
+        self.train_loader = self._loader("train", source, stream, accumulate)
+
+    def _workers(self, source: Any) -> int:
+        wanted = source.workers_wanted if isinstance(source, HookedSource) else 0
+        return self.config.data.num_workers or wanted
+
+    def _crew(self, split: str) -> Crew:
+        """Who reads a split; one crew as long as the trainer lives."""
+        if split not in self._crews:
+            source, data = self.source(split), self.config.data
+            size = own_batch_size(source) or data.batch_size
+            if split != "train":
+                size = own_batch_size(source) or data.eval_batch_size or data.batch_size
+            reader = make_reader(source, self.task.collate, size, self.config.seed)
+            self._crews[split] = make_crew(reader, self._workers(source), data.timeout_s, data.start_method)
+        return self._crews[split]
 
     @property
     def resolved(self) -> TrainingConfig:
@@ -106,7 +140,7 @@ class Trainer:
             self._sources[split] = None if built is None else as_source(built, split)
         return self._sources[split]
 
-    def _loader(self, source: Any, stream: IndexStream, accumulate: int) -> Loader:
+    def _loader(self, split: str, source: Any, stream: Stream, accumulate: int) -> Loader:
         micro = stream.batch_size // accumulate
         rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
         on_device = self._on_device(source)
@@ -118,6 +152,9 @@ class Trainer:
             self.task.collate,
             on_device,
             self.config.data.prefetch_batches,
+            self._crew(split),
+            self.config.data.timeout_s,
+            self.config.seed,
         )
 
     def _on_device(self, source: Any) -> bool:
@@ -139,9 +176,11 @@ class Trainer:
             local = parts[0] if len(parts) == 1 else np.stack(parts)
             axis = local.ndim - rows[0].ndim
             shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
-            return jax.make_array_from_process_local_data(sharding, local, shape)
+            return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
 
-        return jax.tree.map(place, *batches)
+        alone = jax.process_count() == 1
+        placed = jax.tree.map(place, *batches)
+        return jax.device_put(placed, sharding) if alone else placed  # at once: a transfer each would cost more
 
     def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
         task, config = self.task, self.config
@@ -211,6 +250,8 @@ class Trainer:
         finally:
             watchdog.stop()
             tracker.close()
+            for crew in self._crews.values():
+                crew.close()
         self._write_back()
         return history
 
@@ -258,7 +299,17 @@ class Trainer:
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
-        step = make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
+        return self._compiled(self._step(), steps)
+
+    def packed_train_step(self, steps: int = 1) -> tuple[Compiled, Packed]:
+        """The same with its metrics as one vector, and who knows the names of its elements."""
+        packed = Packed(self._step())
+        return self._compiled(packed, steps), packed
+
+    def _step(self) -> Step:
+        return make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
+
+    def _compiled(self, step: Step, steps: int) -> Compiled:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, looped=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
@@ -332,10 +383,10 @@ class Trainer:
         source = self.source(split)
         if source is None:
             raise UserError(f"there is no `{split}` data to evaluate on")
-        size = self.config.data.eval_batch_size or self.config.data.batch_size
+        size = own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
         unit = self.layout.batch_devices
-        stream = IndexStream(len(source), -(-size // unit) * unit, shuffle=False)
-        loader = self._loader(source, stream, 1)
+        stream = make_stream(source, -(-size // unit) * unit, self.config.seed, False, False, False)
+        loader = self._loader(split, source, stream, 1)
         columns = self.columns(loader)
         step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
         first_micro = lambda *arguments: step(
@@ -346,7 +397,7 @@ class Trainer:
 
         def run() -> dict[str, float]:
             params = (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
-            calls = [(step, 1) for step in range(stream.steps_per_epoch)]
+            calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
             results = (
                 compiled(params, self.state.frozen, self.state.buffers, batch, columns)
                 for _, _, batch in loader.batches(calls)
@@ -360,7 +411,7 @@ class Trainer:
         trained = sum(value.size for value in self.state.params.values())
         fixed = sum(value.size for value in self.state.frozen.values())
         splits = {name: self.source(name) for name in ("train", "validation", "test")}
-        sizes = ", ".join(f"{name} {len(source):,}" for name, source in splits.items() if source is not None)
+        sizes = ", ".join(f"{name} {describe_size(source)}" for name, source in splits.items() if source is not None)
         mesh = " x ".join(f"{axis} {size}" for axis, size in self.layout.mesh.shape.items())
         return (
             f"task {self.config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
@@ -475,6 +526,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows
 _MATMUL = {"default": None, "high": "tensorfloat32", "highest": "float32"}
 
 

@@ -74,7 +74,9 @@ class Data(DataConfig):
 
     data_dir: str = "data/sherlock"  # film, annotations, NIfTI volumes
     cache_dir: str | None = None  # prepared arrays; <data_dir>/cache if left out
-    synthetic: bool = False  # write a small planted recording into data_dir first, where there is none
+    synthetic: Literal["no", "arrays", "raw"] = "no"  # a planted recording: in memory, or as files in data_dir
+    synthetic_volumes: int = Field(240, ge=8)
+    synthetic_subjects: int = Field(2, ge=1)
     subjects: Literal["all"] | list[int] = "all"
     mode: Literal["per_subject", "cross_subject"] = "per_subject"  # cross_subject: the average over subjects
     tr: float = Field(1.5, gt=0)  # seconds per volume
@@ -86,7 +88,6 @@ class Data(DataConfig):
     encodec_bandwidth: float = Field(3.0, gt=0)  # kilobits per second
     audio_sample_rate: int = Field(22050, ge=1)  # hertz, of the spectrogram
     text_encoder: str = "BAAI/bge-large-en-v1.5"  # sentence-transformers model, or `hashing` (no download, no meaning)
-    text_dim: int | None = Field(None, ge=1)  # width of the `hashing` embeddings; model.text_dim if left out
     max_annotations_per_tr: int = Field(3, ge=1)  # concatenate: embeddings side by side
     text_gap: Literal["forward_fill", "zero", "interpolate"] = "forward_fill"  # volumes without a scene
     apply_hrf: bool = True  # convolve film, sound and text with the haemodynamic response

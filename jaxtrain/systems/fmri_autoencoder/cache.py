@@ -1,0 +1,100 @@
+"""Prepared arrays on disk, each under a name that holds the hash of everything it was made from."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+KEY_FILE = "key.json"
+
+
+class Cache:
+    """Folders `<stage>-<hash of key>`: a change of an input file or a setting makes another folder, never a stale one.
+
+    A stage is written beside its place and moved there when complete, so an interrupted preparation goes on with the
+    first stage that is missing, and processes that prepare at the same time wait for each other.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+
+    def build(self, stage: str, key: dict[str, Any], make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+        """The stage's folder; `make` fills it where there is none yet."""
+        folder = self.folder(stage, key)
+        if (folder / KEY_FILE).exists():
+            return folder
+        with self._locked():
+            if (folder / KEY_FILE).exists():
+                return folder
+            partial = self.root / f".{folder.name}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            make(partial)
+            (partial / KEY_FILE).write_text(json.dumps({"stage": stage, **key}, indent=1, sort_keys=True))
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+        return folder
+
+    def folder(self, stage: str, key: dict[str, Any]) -> pathlib.Path:
+        return self.root / f"{stage}-{digest(key)}"
+
+    def find(self, stage: str, part: dict[str, Any]) -> pathlib.Path | None:
+        """The newest complete folder of a stage whose key agrees with `part`."""
+        found = []
+        for path in self.root.glob(f"{stage}-*/{KEY_FILE}"):
+            key = json.loads(path.read_text())
+            if all(key.get(name) == value for name, value in _plain(part).items()):
+                found.append((path.stat().st_mtime, path.parent))
+        return max(found)[1] if found else None
+
+    def fingerprint(self, path: pathlib.Path) -> str:
+        """Hash of a file's content, remembered by its size and time of change."""
+        memo_path = self.root / "inputs.json"
+        memo = json.loads(memo_path.read_text()) if memo_path.exists() else {}
+        stat = path.stat()
+        name, state = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]
+        if memo.get(name, {}).get("state") != state:
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            memo[name] = {"state": state, "content": content}
+            self.root.mkdir(parents=True, exist_ok=True)
+            partial = memo_path.with_name(f".inputs.{os.getpid()}.json")
+            partial.write_text(json.dumps(memo, indent=1))
+            partial.replace(memo_path)
+        return memo[name]["content"]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / ".lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def digest(key: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(_plain(key), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _plain(key: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(key))
+
+
+def save(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
+    np.save(folder / f"{name}.npy", array)
+
+
+def load(folder: pathlib.Path, name: str) -> np.ndarray:
+    """The array, mapped into memory: pages are read when touched."""
+    return np.load(folder / f"{name}.npy", mmap_mode="r")
+
+
+def create(folder: pathlib.Path, name: str, shape, dtype) -> np.ndarray:
+    """A new array on disk to write into."""
+    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=tuple(shape))

@@ -1,0 +1,160 @@
+"""A small recording with planted structure: a few slow scenes' features drive film, sound, text and, through the
+haemodynamic response, the voxels. As arrays, or as the raw files that the pipeline reads."""
+
+import dataclasses
+import pathlib
+import subprocess
+import tempfile
+import wave
+
+import numpy as np
+
+from jaxtrain.systems.fmri_autoencoder import text, volumes
+from jaxtrain.systems.fmri_autoencoder.extras import require
+from jaxtrain.systems.fmri_autoencoder.hrf import canonical_hrf, causal
+
+FEATURES = ("light", "fire", "water", "crowd", "music", "motion")  # what the words of the annotations name
+LEVELS = ("dim", "some", "strong")
+FILM_NAME, ANNOTATIONS_NAME, VOLUME_FOLDER = "stimuli_Sherlock.m4v", "annotations.xlsx", "sherlock_nii"
+FILM_SIZE, FILM_RATE, SOUND_RATE = (36, 64), 10, 8000  # pixels (height, width), frames per second, hertz
+GRID = (9, 10, 7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes of a synthetic recording. signal: the share of a voxel's variance that the film explains: a perfect model
+    reaches a correlation of about its square root."""
+
+    volumes: int = 240
+    subjects: int = 2
+    tr: float = 1.5
+    signal: float = 0.7
+    seed: int = 0
+
+
+def latents(plan: Plan) -> np.ndarray:
+    """float32 [volume, feature] in 0..1: slow random walks that stay within bounds."""
+    rng = np.random.Generator(np.random.Philox(plan.seed))
+    state, out = rng.normal(size=len(FEATURES)), []
+    for _ in range(plan.volumes):
+        state = 0.85 * state + np.sqrt(1 - 0.85**2) * rng.normal(size=len(FEATURES))
+        out.append(state)
+    return (1 / (1 + np.exp(-1.5 * np.array(out)))).astype(np.float32)
+
+
+def brain() -> np.ndarray:
+    """bool [x, y, z]: an ellipsoid within the grid."""
+    axes = np.meshgrid(*(np.linspace(-1, 1, size) for size in GRID), indexing="ij")
+    return sum(axis**2 for axis in axes) <= 1
+
+
+def bold(plan: Plan, voxels: int) -> list[np.ndarray]:
+    """Per subject float32 [volume, voxel], zero mean and unit variance: the response to the latents, and noise."""
+    kernel = canonical_hrf(plan.tr)
+    driven = causal(latents(plan).astype(np.float64), kernel / kernel.sum())
+    driven = (driven - driven.mean(0)) / driven.std(0)
+    rng = np.random.Generator(np.random.Philox(plan.seed + 1))
+    weights = rng.normal(size=(len(FEATURES), voxels))
+    response = driven @ weights
+    response /= response.std(0)
+    noise = rng.normal(size=(plan.subjects, plan.volumes, voxels))
+    return list((np.sqrt(plan.signal) * response + np.sqrt(1 - plan.signal) * noise).astype(np.float32))
+
+
+def frame(levels: np.ndarray, time: float, size=FILM_SIZE) -> np.ndarray:
+    """uint8 [height, width, 3]: a strip per feature, as bright as its level, over a moving texture."""
+    height, width = size
+    strips = np.minimum(np.arange(width) * len(levels) // width, len(levels) - 1)
+    light = np.repeat(levels[strips][None], height, 0)
+    texture = 0.08 * np.sin(np.arange(height)[:, None] / 3 + np.arange(width) / 5 + time)
+    tint = np.array([1.0, 0.8, 0.6])
+    return (np.clip(light + texture, 0, 1)[..., None] * tint * 255).astype(np.uint8)
+
+
+def sentence(levels: np.ndarray) -> str:
+    """ "strong light; dim fire; ..." """
+    degrees = np.minimum((levels * len(LEVELS)).astype(int), len(LEVELS) - 1)
+    return "; ".join(f"{LEVELS[degree]}-{name}" for degree, name in zip(degrees, FEATURES, strict=True))
+
+
+def arrays(plan: Plan, model, per_frame: bool) -> tuple[dict[str, np.ndarray], list[np.ndarray], np.ndarray]:
+    """Stimuli as the pipeline would give them (response applied), voxels per subject, and the mask: no files needed.
+
+    model: the options of either generation, whose sizes the arrays take; per_frame: a window of frames, else one.
+    """
+    kernel = canonical_hrf(plan.tr)
+    respond = lambda features: causal(features.astype(np.float32), (kernel / kernel.sum()).astype(np.float32))
+    levels, rng = latents(plan), np.random.Generator(np.random.Philox(plan.seed + 2))
+    size = (model.video_height, model.video_width)
+    moments = np.arange(model.video_frames_per_tr if per_frame else 1)
+    film = np.stack([[frame(row, volume + moment, size) for moment in moments] for volume, row in enumerate(levels)])
+    columns = model.audio_columns if per_frame else model.audio_mels
+    if getattr(model, "use_encodec", False):
+        sound = np.round(levels @ rng.uniform(size=(len(FEATURES), columns)) * 1023 / len(FEATURES)).astype(np.int32)
+    else:
+        sound = respond(levels @ rng.normal(size=(len(FEATURES), columns)))
+    words = text.hashed([sentence(row) for row in levels], model.text_dim)
+    stimuli = {
+        "video": respond(film.reshape(len(film), -1) / np.float32(255)),
+        "audio": sound,
+        "text": respond(words),
+    }
+    mask = np.zeros(model.n_voxels, bool).reshape(-1, 1, 1) | True
+    return stimuli, bold(plan, model.n_voxels), mask
+
+
+def write_raw(folder: pathlib.Path, plan: Plan) -> None:
+    """The files that a real recording has: film with sound, annotations, one NIfTI per subject."""
+    folder.mkdir(parents=True, exist_ok=True)
+    levels = latents(plan)
+    _write_annotations(folder / ANNOTATIONS_NAME, levels, plan)
+    _write_volumes(folder / VOLUME_FOLDER, plan)
+    _write_film(folder / FILM_NAME, levels, plan)
+
+
+def _write_film(path: pathlib.Path, levels: np.ndarray, plan: Plan) -> None:
+    ffmpeg = require("imageio_ffmpeg", "to write the film")
+    seconds = plan.volumes * plan.tr
+    times = np.arange(int(seconds * SOUND_RATE)) / SOUND_RATE
+    tones = np.stack([np.sin(2 * np.pi * 200 * 1.5**k * times) for k in range(len(FEATURES))], 1)
+    loud = levels[np.minimum((times / plan.tr).astype(int), plan.volumes - 1)]
+    samples = ((tones * loud).mean(1) * 32767 * 0.9).astype("<i2")
+    with tempfile.TemporaryDirectory() as scratch:
+        sound = pathlib.Path(scratch) / "sound.wav"
+        with wave.open(str(sound), "wb") as file:
+            file.setparams((1, 2, SOUND_RATE, len(samples), "NONE", ""))
+            file.writeframes(samples.tobytes())
+        height, width = FILM_SIZE
+        partial = path.with_name(f".{path.name}")  # a film that was cut short is not taken for one
+        command = [ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+        command += ["-s", f"{width}x{height}", "-r", str(FILM_RATE), "-i", "-", "-i", str(sound)]
+        command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-c:a", "aac", "-f", "mp4", str(partial)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            for number in range(int(seconds * FILM_RATE)):
+                row = levels[min(int(number / FILM_RATE / plan.tr), plan.volumes - 1)]
+                process.stdin.write(frame(row, number / FILM_RATE).tobytes())
+        if process.returncode:
+            raise OSError(f"ffmpeg failed with {process.returncode} while writing {path}")
+        partial.replace(path)
+
+
+def _write_annotations(path: pathlib.Path, levels: np.ndarray, plan: Plan) -> None:
+    pandas = require("pandas", "to write the annotations")
+    require("openpyxl", "to write the annotations")
+    starts = np.arange(plan.volumes) * plan.tr
+    texts = [sentence(row) for row in levels]
+    table = {f" {text.START}": starts, text.END: starts + plan.tr, text.TEXT_COLUMNS[0]: texts}
+    pandas.DataFrame({**table, text.TEXT_COLUMNS[2]: "studio"}).to_excel(path, index=False)
+
+
+def _write_volumes(folder: pathlib.Path, plan: Plan) -> None:
+    nibabel = require("nibabel", "to write NIfTI volumes")
+    folder.mkdir(exist_ok=True)
+    mask = brain()
+    rng = np.random.Generator(np.random.Philox(plan.seed + 3))
+    for subject, signal in enumerate(bold(plan, int(mask.sum())), 1):
+        level = rng.uniform(500, 1500, mask.sum())
+        image = volumes.to_volume((level * (1 + 0.02 * signal)).astype(np.float32), mask)
+        header = nibabel.Nifti1Image(image, np.diag([3.0, 3.0, 3.0, 1.0]))
+        header.header.set_zooms((3.0, 3.0, 3.0, plan.tr))
+        nibabel.save(header, folder / volumes.FILE_NAME.format(subject))

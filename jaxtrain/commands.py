@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from jaxtrain.errors import UserError
 
-FAILED, MISTAKE = 1, 2
+FAILED = 1
 
 
 def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
         print(f"error: {error}", file=sys.stderr)
         if os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
-        return MISTAKE
+        return error.exit_code
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED

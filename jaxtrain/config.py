@@ -24,6 +24,7 @@ class DataConfig(Section):
     shuffle: bool = True
     drop_last: bool = False  # leave out the last, uneven batch of a training epoch
     num_workers: int = Field(0, ge=0)  # worker processes that read items; 0 reads in a thread
+    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"  # of worker processes; fork only before JAX
     prefetch_batches: int = Field(2, ge=1)  # batches kept ready on the device
     placement: Literal["auto", "host", "device"] = "auto"  # device: the whole dataset lives there, gathered in the step
     device_limit_bytes: int = Field(1 << 30, ge=0)  # auto places a dataset on the device up to this size

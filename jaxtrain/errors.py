@@ -1,9 +1,17 @@
-"""The one exception that means "the user can mend this"."""
+"""The exceptions whose message is all that the user needs."""
 
 
 class UserError(ValueError):
     """A mistake in a config, a file or a command line.
 
-    Commands print its message without a traceback and exit with code 2. The message says what, where, got, wanted
+    Commands print its message without a traceback and exit with `exit_code`. The message says what, where, got, wanted
     and what to do next.
     """
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """Reading the data failed while the run was going: a sample raised, a worker process died or hangs."""
+
+    exit_code = 1

@@ -36,7 +36,7 @@ def together(command):
                 raise
             if isinstance(error, UserError):
                 print(f"error: {error}", file=sys.stderr, flush=True)
-                os._exit(commands.MISTAKE)
+                os._exit(error.exit_code)
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(commands.FAILED)  # JAX would wait for the lost process at exit

@@ -1,5 +1,6 @@
 """Items -> one batch of numpy arrays, by torch's default rules."""
 
+import functools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,28 @@ def collate(items: Sequence[Any]) -> dict[str, Any]:
     return {"0": stack(items, "0")}
 
 
+def as_batch(value: Any) -> dict[str, Any]:
+    """What a collate function of torch's kind gives -> names and arrays, as `collate` names them."""
+    if hasattr(value, "_fields"):
+        value = dict(zip(value._fields, value, strict=True))
+    elif isinstance(value, (tuple, list)):
+        value = dict(enumerate(value))
+    elif not isinstance(value, Mapping):
+        value = {"0": value}
+    return {str(key): _narrow_all(inner, str(key)) for key, inner in value.items()}
+
+
+def _narrow_all(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _narrow_all(inner, f"{name}.{key}") for key, inner in value.items()}
+    if isinstance(value, (tuple, list)) and value and not isinstance(value[0], numbers.Number):
+        return tuple(_narrow_all(inner, f"{name}.{i}") for i, inner in enumerate(value))
+    array = np.asarray(value)
+    if not _is_number(array.dtype):
+        raise _no_number(value, name)
+    return narrow(array)
+
+
 def stack(values: Sequence[Any], name: str) -> Any:
     """One array [batch, ...]; nested mappings and sequences stay nested. int64 becomes int32, float64 float32."""
     first = values[0]
@@ -32,21 +55,26 @@ def stack(values: Sequence[Any], name: str) -> Any:
     if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
         return tuple(stack([value[i] for value in values], f"{name}.{i}") for i in range(len(first)))
     arrays = [np.asarray(value) for value in values]
-    for array in arrays:
-        if array.shape != arrays[0].shape:
-            raise UserError(
-                f"the dataset is ragged: `{name}` has shape {list(arrays[0].shape)} in one item and "
-                f"{list(array.shape)} in another; pad them in the Dataset, or give the task a collate function"
-            )
-    odd = next((v for v, array in zip(values, arrays, strict=True) if not _is_number(array.dtype)), None)
-    if odd is not None:
+    shapes = list(dict.fromkeys(array.shape for array in arrays))
+    if len(shapes) > 1:
         raise UserError(
-            f"the dataset returns {type(odd).__name__} for `{name}`, wanted numbers, arrays or tensors; "
-            "convert it in the Dataset, or give the task a collate function"
+            f"the dataset is ragged: `{name}` has shape {list(shapes[0])} in one item and {list(shapes[1])} in "
+            "another; pad them in the Dataset, or give the task a collate function"
         )
+    odd = {array.dtype for array in arrays if not _is_number(array.dtype)}
+    if odd:
+        raise _no_number(next(v for v, array in zip(values, arrays, strict=True) if array.dtype in odd), name)
     return narrow(np.stack(arrays))
 
 
+def _no_number(value: Any, name: str) -> UserError:
+    return UserError(
+        f"the dataset returns {type(value).__name__} for `{name}`, wanted numbers, arrays or tensors; convert it in "
+        "the Dataset, or give the task a collate function"
+    )
+
+
+@functools.cache
 def _is_number(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.number) or dtype in (np.bool_, _BFLOAT16)
 

@@ -5,6 +5,7 @@ Processes, devices, workers and gradient accumulation slice it, so the batches a
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -70,3 +71,63 @@ def _order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
     if not shuffle:
         return np.arange(size)
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
+
+
+class OwnOrder:
+    """Global batches in the order that a source brings (sources.OrderedSource), as `IndexStream` gives them.
+
+    batch_size: rows of a batch; a shorter one is filled up.
+    """
+
+    def __init__(self, source: Any, batch_size: int, seed: int = 0):
+        self.source, self.batch_size, self.seed = source, batch_size, seed
+        self._epochs: dict[int, list[list[int]]] = {}
+        self.steps_per_epoch = len(self._epoch(0))
+        if not self.steps_per_epoch:
+            raise UserError("the DataLoader gives no batch: its sampler is empty, or drop_last leaves nothing")
+
+    @property
+    def size(self) -> int:
+        return len(self.source)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        indices = np.asarray(self._epoch(epoch)[place], np.int64)
+        if not 0 < len(indices) <= self.batch_size:
+            raise UserError(
+                f"batch {place} of epoch {epoch} has {len(indices)} samples, data.batch_size is {self.batch_size}: set "
+                "it to the largest that the batch_sampler gives"
+            )
+        valid = np.arange(self.batch_size) < len(indices)
+        return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._epochs:
+            batches = self.source.epoch_batches(epoch, self.seed)
+            if epoch and len(batches) != self.steps_per_epoch:
+                raise UserError(
+                    f"the DataLoader's sampler gives {len(batches)} batches in epoch {epoch} and "
+                    f"{self.steps_per_epoch} in epoch 0; wanted the same number in every epoch"
+                )
+            self._epochs = {key: value for key, value in self._epochs.items() if key >= epoch - 1} | {epoch: batches}
+        return self._epochs[epoch]
+
+
+class Sequence:
+    """Global batches of a source that cannot be asked for by position (sources.SequentialSource).
+
+    once: one pass and no more, as evaluation wants. Positions count the samples of an epoch as they come.
+    """
+
+    def __init__(self, source: Any, batch_size: int, once: bool = False):
+        self.source, self.batch_size, self.once = source, batch_size, once
+        self.steps_per_epoch: int | None = source.steps_per_epoch(batch_size)
+        self.size: int | None = source.size
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Epoch, and position in it, of a step."""
+        return divmod(step, self.steps_per_epoch) if self.steps_per_epoch else (0, step)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        first = self.place(step)[1] * self.batch_size
+        return np.arange(first, first + self.batch_size), np.ones(self.batch_size, bool)

@@ -1,5 +1,6 @@
 """From positions to batches on the device: read, collate, place, keep a few ready."""
 
+import itertools
 import queue
 import threading
 import time
@@ -9,17 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain.data import workers
 from jaxtrain.data.collate import collate as default_collate
-from jaxtrain.data.index_stream import IndexStream, SampleIndex
-from jaxtrain.data.sources import ArraySource, BucketedSource
-from jaxtrain.errors import UserError
+from jaxtrain.data.index_stream import IndexStream, OwnOrder, Sequence
+from jaxtrain.data.reading import Reader, Request, SequenceReader
+from jaxtrain.data.sources import ArraySource, OrderedSource, SequentialSource
+from jaxtrain.errors import DataError, UserError
+
+Stream = IndexStream | OwnOrder | Sequence
+Calls = Iterable[tuple[int, int]]
 
 
 class Loader:
     """Batches of one split, each a dict of device arrays laid out by `place`.
 
     rows: which rows of the global batch this process reads. place: the host rows of one or more
-    consecutive batches -> global device arrays.
+    consecutive batches -> global device arrays. crew: who reads; the thread that reads ahead, if left out.
     Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
     inside the compiled step from `columns`, which live on every device.
     """
@@ -27,13 +33,15 @@ class Loader:
     def __init__(
         self,
         source: Any,
-        stream: IndexStream,
+        stream: Stream,
         place: Callable[[list[dict]], dict],
         rows: np.ndarray,
         collate: Callable | None = None,
         on_device: bool = False,
         prefetch_batches: int = 2,
-        fetch: Callable[[list[int]], list] | None = None,
+        crew: workers.Crew | None = None,
+        timeout_s: float = 600.0,
+        seed: int = 0,
     ):
         self.source = source
         self.stream = stream
@@ -42,45 +50,30 @@ class Loader:
         self.collate = collate or default_collate
         self.on_device = on_device
         self.prefetch_batches = prefetch_batches
-        self.fetch = fetch or (lambda indices: [read_item(source, index) for index in indices])
+        self.timeout_s = timeout_s
+        self.reader = make_reader(source, collate, stream.batch_size, seed)
+        self.crew = crew or workers.Inline(self.reader)
         self.stall_s = 0.0  # time the consumer waited for data
-
-    def host_batches(self, first: int, count: int) -> list[dict[str, Any]]:
-        """The batches of one call of `count` steps, all of one shape."""
-        together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
-        return [self.host_batch(first + i, together=together) for i in range(count)]
 
     def host_batch(
         self, step: int, rows: np.ndarray | None = None, together: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """This process's rows (or the given ones) of the batch for `step`, in numpy.
+        """This process's rows (or the given ones) of the batch for `step`, in numpy, read here and now.
 
         together: positions that share its shape, those of the batch if left out.
         """
-        indices, valid = self.stream.batch(step)
-        together = indices if together is None else together
-        rows = self.rows if rows is None else rows
-        indices, valid = indices[rows], valid[rows]
-        batch = {"index": indices.astype(np.int32), "valid": valid}
-        if self.on_device:
-            return batch
-        if isinstance(self.source, ArraySource) and (self.source.batched or self.collate is default_collate):
-            return batch | self.source[indices]
-        epoch = step // self.stream.steps_per_epoch
-        items = self.fetch([SampleIndex.of(index, epoch) for index in indices])
-        bucketed = isinstance(self.source, BucketedSource)
-        collate = self.source.collate_for(together) if bucketed else self.collate
-        try:
-            return batch | collate(items)
-        except UserError as error:
-            raise UserError(f"{error} (samples {_shorten(indices)})") from None
+        if isinstance(self.stream, Sequence):
+            crew = workers.Inline(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
+            return next(self._sequence(crew, step, rows))
+        batch, request = self._request(step, rows, together)
+        return batch if request is None else batch | self.reader(request)
 
-    def batches(self, calls: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
+    def batches(self, calls: Calls) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
         """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
 
-        A call of several steps gets their batches stacked along a new first axis. An error there is raised here.
+        A call of several steps gets their batches stacked along a new first axis. An error there is raised here. A
+        sequence that is to pass once ends where it ends, whatever the calls.
         """
-        calls = list(calls)
         ready: queue.Queue = queue.Queue(self.prefetch_batches)
         closed = threading.Event()
 
@@ -95,40 +88,158 @@ class Loader:
 
         def produce():
             try:
-                for first, count in calls:
-                    if not put(self.place(self.host_batches(first, count))):
+                for first, count, batches in self._read(calls):
+                    if not put((first, count, self.place(batches))):
                         return
+                put(None)
             except BaseException as error:  # carried over to the consumer, whatever it is
                 put(error)
 
         thread = threading.Thread(target=produce, name="jaxtrain-loader", daemon=True)
         thread.start()
         try:
-            for first, count in calls:
-                before = time.perf_counter()
-                item = ready.get()
-                self.stall_s += time.perf_counter() - before
+            while (item := self._take(ready)) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                yield first, count, item
+                yield item
         finally:
             closed.set()
-            thread.join()
+            thread.join(5)
+            if thread.is_alive():
+                self.crew.close()
+
+    def close(self) -> None:
+        """End the worker processes; the next iteration would start new ones."""
+        self.crew.close()
+
+    def _take(self, ready: queue.Queue) -> Any:
+        """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
+        before = time.perf_counter()
+        limit = self.timeout_s if isinstance(self.crew, workers.Inline) else None
+        try:
+            item = ready.get(timeout=limit)
+        except queue.Empty:
+            raise DataError(
+                f"the dataset has been at {self.crew.reading()} for more than {limit:g} s (data.timeout_s): does it "
+                "wait for something? Raise data.timeout_s if it is only slow"
+            ) from None
+        self.stall_s += time.perf_counter() - before
+        return item
+
+    # --- what is read -------------------------------------------------------------------------------------------
+
+    def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict]]]:
+        """(first step, count, host batches) of every call."""
+        if isinstance(self.stream, Sequence):
+            start, calls = itertools.tee(calls)
+            batches = itertools.chain.from_iterable(self._sequence(self.crew, first) for first, _ in [next(start)])
+        else:
+            calls = list(calls)
+            batches = self._positions(calls)
+        for first, count in calls:
+            together = list(itertools.islice(batches, count))
+            if len(together) < count:
+                return
+            yield first, count, together
+
+    def _positions(self, calls: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        """The batch of every step, read ahead by the crew; those of one call share a shape."""
+
+        def asked() -> Iterator[tuple[dict, Request | None]]:
+            for first, count in calls:
+                together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
+                yield from (self._request(first + i, None, together) for i in range(count))
+
+        known, requests = itertools.tee(asked())
+        if self.on_device or self._columnar:
+            yield from (batch for batch, _ in known)
+            return
+        answers = workers.in_turn(self.crew, (request for _, request in requests))
+        for answer in answers:
+            yield next(known)[0] | answer
+
+    @property
+    def _columnar(self) -> bool:
+        """Whether a batch is a slice of arrays."""
+        columns = isinstance(self.source, ArraySource)
+        return columns and (self.source.batched or self.collate is default_collate)
+
+    def _request(self, step: int, rows: np.ndarray | None, together: np.ndarray | None):
+        """What is known of a batch without reading, and what to read."""
+        indices, valid = self.stream.batch(step)
+        together = indices if together is None else together
+        rows = self.rows if rows is None else rows
+        indices, valid = indices[rows], valid[rows]
+        batch = {"index": indices.astype(np.int32), "valid": valid}
+        if self.on_device:
+            return batch, None
+        if self._columnar:
+            return batch | self.source[indices], None
+        return batch, Request(step // self.stream.steps_per_epoch, indices, together)
+
+    def _sequence(self, crew: workers.Crew, first: int, rows: np.ndarray | None = None) -> Iterator[dict[str, Any]]:
+        """This process's rows of the batches from step `first` on. What comes before them is read and dropped."""
+        stream = self.stream
+        epoch, skip = stream.place(first)
+        while True:
+            given = 0
+            for batch in itertools.islice(workers.pass_through(crew, epoch), stream.steps_per_epoch):
+                if given >= skip:
+                    yield self._fill_up(batch, given * stream.batch_size, rows)
+                given += 1
+            if stream.once:
+                return
+            if given < (stream.steps_per_epoch or 1):
+                wanted = stream.steps_per_epoch or "at least 1"
+                raise UserError(
+                    f"the dataset gave {given} batches in epoch {epoch}, wanted {wanted}: "
+                    "an IterableDataset must yield in every epoch, and as much as its __len__ says"
+                )
+            skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
+            epoch += 1
+
+    def _fill_up(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> dict[str, Any]:
+        size, rows = self.stream.batch_size, self.rows if rows is None else rows
+        count = len(jax.tree.leaves(batch)[0])
+        if count > size:
+            raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
+        take = np.where(rows < count, rows, 0)
+        own = {"index": (first + rows).astype(np.int32), "valid": rows < count}
+        return own | jax.tree.map(lambda leaf: leaf[take], batch)
 
 
-def read_item(source: Any, index: int) -> Any:
-    """source[index]; whatever it raises is reported with the index."""
-    try:
-        return source[index]
-    except Exception as error:
-        raise UserError(f"the dataset raised at sample {index}: {type(error).__name__}: {error}") from error
+def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:
+    """What turns requests for this source into batches. A DataLoader's own collate_fn wins over the task's."""
+    if isinstance(source, OrderedSource) and source.collate is not None:
+        collate = source.collate
+    if isinstance(source, SequentialSource):
+        return SequenceReader(source, collate, batch_size, seed)
+    return Reader(source, collate, seed)
+
+
+def own_batch_size(source: Any) -> int | None:
+    """Samples in a batch where the source decides (a DataLoader); the config's data.batch_size otherwise."""
+    return source.batch_size if isinstance(source, (OrderedSource, SequentialSource)) else None
+
+
+def make_crew(reader: Reader | SequenceReader, count: int, timeout_s: float, method: str) -> workers.Crew:
+    """`count` worker processes, fewer where the source's order allows fewer; 0 reads in a thread."""
+    if count and isinstance(reader.source, SequentialSource):
+        count = reader.source.workers
+    return workers.Pool(reader, count, timeout_s, method) if count else workers.Inline(reader)
+
+
+def make_stream(source: Any, batch_size: int, seed: int, training: bool, shuffle: bool, drop_last: bool) -> Stream:
+    """The order of a source's samples: its own where it brings one, else a function of (seed, epoch, position)."""
+    if isinstance(source, SequentialSource):
+        return Sequence(source, batch_size, once=not training)
+    if isinstance(source, OrderedSource):
+        return OwnOrder(source, batch_size, seed)
+    if training:
+        return IndexStream(len(source), batch_size, seed, shuffle, drop_last)
+    return IndexStream(len(source), batch_size, shuffle=False)
 
 
 def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
     """The rows `batch["index"]` of every column, beside what the batch already holds. Traced."""
     return {name: column[batch["index"]] for name, column in columns.items()} | batch
-
-
-def _shorten(indices: np.ndarray) -> str:
-    shown = ", ".join(map(str, indices[:4]))
-    return shown + (", ..." if len(indices) > 4 else "")

@@ -1,6 +1,6 @@
 """What can be trained on: torch Datasets, sequences, arrays."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,64 @@ class BucketedSource:
     def collate_for(self, indices: np.ndarray) -> Callable[[Sequence[Any]], dict[str, Any]]:
         """The collate function for a batch of which `indices` are the positions (of all processes)."""
         raise TypeError(f"{type(self).__name__} must define collate_for")
+
+
+class HookedSource:
+    """A source that comes from another world and keeps its ways there; a base class for torch_bridge.datasets.
+
+    workers_wanted: worker processes that it asks for, where data.num_workers does not.
+    random_states: further global generators that its items may draw from (reading.RandomState).
+    enter_worker: called once in every worker process, before the first item.
+    reducers: type -> function, for values in it that pickle would copy for every worker (as copyreg has them).
+    """
+
+    workers_wanted: int = 0
+
+    def random_states(self) -> list:
+        return []
+
+    def enter_worker(self, worker: int, workers: int, seed: int) -> None: ...
+
+    def reducers(self) -> dict[type, Callable]:
+        return {}
+
+
+class SequentialSource(HookedSource):
+    """Samples that come one after another and cannot be asked for by position; a base class.
+
+    workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
+    """
+
+    workers: int = 1
+    size: int | None = None
+    batch_size: int | None = None  # where the source decides
+
+    def batches(
+        self, epoch: int, worker: int, workers: int, batch_size: int, collate: Callable
+    ) -> Iterator[dict[str, Any]]:
+        """This worker's batches of an epoch, each of up to `batch_size` rows."""
+        raise TypeError(f"{type(self).__name__} must define batches")
+
+    def steps_per_epoch(self, batch_size: int) -> int | None:
+        return None if self.size is None else -(-self.size // batch_size)
+
+
+class OrderedSource(HookedSource):
+    """A map-style source with an order, a batch size and a collate function of its own; a base class."""
+
+    batch_size: int
+    collate: Callable[[Sequence[Any]], dict[str, Any]] | None = None
+
+    def epoch_batches(self, epoch: int, seed: int) -> list[list[int]]:
+        """The positions of every batch of an epoch, over all processes."""
+        raise TypeError(f"{type(self).__name__} must define epoch_batches")
+
+
+def describe_size(source: Any) -> str:
+    """How many samples a source has, in words."""
+    if isinstance(source, SequentialSource):
+        return "an unknown number of" if source.size is None else f"{source.size:,}"
+    return f"{len(source):,}"
 
 
 def batch_shapes(source: Any) -> int:

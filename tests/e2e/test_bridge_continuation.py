@@ -178,7 +178,11 @@ def test_options_that_differ_are_named(tmp_path):
 def test_init_optimizer_false_takes_the_weights_alone(tmp_path):
     path = checkpoint(tmp_path)
     trainer = tiny(
-        "digits.classify", tmp_path / "run", *settings(*OPTIMIZERS["adamw"]), f"init_from={path}", "init_optimizer=false"
+        "digits.classify",
+        tmp_path / "run",
+        *settings(*OPTIMIZERS["adamw"]),
+        f"init_from={path}",
+        "init_optimizer=false",
     )
     trainer.train()
     assert int(trainer.state.updates) == 2 * N

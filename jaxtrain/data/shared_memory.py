@@ -1,0 +1,173 @@
+"""Batches from a worker process to its parent through shared memory: one copy in, none out.
+
+A segment is a file in memory, mapped by both sides and unlinked at once, so that nothing is left behind however they
+end. The parent's arrays are views; when the last of them is gone, the segment is used again.
+"""
+
+import ctypes
+import io
+import mmap
+import os
+import pathlib
+import pickle
+import tempfile
+import weakref
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes; JAX takes over arrays aligned like this without a copy
+SMALLEST = 1 << 20  # bytes of a segment
+FOLDER = pathlib.Path("/dev/shm") if pathlib.Path("/dev/shm").is_dir() else pathlib.Path(tempfile.gettempdir())
+
+
+class Packing(pickle.Pickler):
+    """Pickles with the arrays' data left out, also for bfloat16 and its kin, which numpy would put inside.
+
+    table: further types -> how to take them apart, as copyreg has it.
+    """
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], table: dict | None = None):
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.table = table or {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind == "V" and value.dtype.fields is None:
+            plain = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").reshape(value.shape)
+            return _viewed, (plain, value.dtype)
+        reduce = self.table.get(type(value))
+        return NotImplemented if reduce is None else reduce(value)
+
+
+def _viewed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return array.view(dtype)
+
+
+def pack(value: Any, table: dict | None = None) -> tuple[bytes, list[memoryview]]:
+    """The structure of a value, and the data of its arrays."""
+    file, buffers = io.BytesIO(), []
+    Packing(file, buffers, table).dump(value)
+    return file.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def layout(head: bytes, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
+    """(start, end) of the head and of each buffer in a segment, and the bytes it takes."""
+    spans, end = [], 0
+    for size in (len(head), *(buffer.nbytes for buffer in buffers)):
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + size
+        spans.append((start, end))
+    return spans, end
+
+
+class Writer:
+    """A worker's side: it makes segments and fills those that the parent has done with."""
+
+    def __init__(self):
+        self._segments: dict[int, mmap.mmap] = {}
+
+    def write(self, value: Any, free: int | None) -> tuple[int, str | None, list[tuple[int, int]]]:
+        """Number of the segment that holds the value now, its path where it is new, and the spans in it.
+
+        free: a segment to use again, if large enough.
+        """
+        head, buffers = pack(value)
+        spans, size = layout(head, buffers)
+        path = None
+        if free is None or len(self._segments[free]) < size:
+            if free is not None:
+                del self._segments[free]
+            free = max(self._segments, default=-1) + 1 if free is None else free
+            self._segments[free], path = _create(size)
+        view = memoryview(self._segments[free])
+        for (start, end), buffer in zip(spans, (head, *buffers), strict=True):
+            view[start:end] = buffer
+        return free, path, spans
+
+
+def _create(size: int) -> tuple[mmap.mmap, str]:
+    size = -(-max(size * 5 // 4, SMALLEST) // mmap.PAGESIZE) * mmap.PAGESIZE
+    handle, path = tempfile.mkstemp(prefix="jaxtrain-", dir=FOLDER)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)  # full memory is an error here, not a bus error later
+        else:
+            os.ftruncate(handle, size)
+        return mmap.mmap(handle, size), path
+    except OSError as error:
+        os.unlink(path)
+        raise MemoryError(
+            f"no room for a batch of {size >> 20} MiB in {FOLDER} ({error}). Give the container more shared memory "
+            "(docker run --shm-size=8g), or lower data.num_workers or data.batch_size"
+        ) from None
+    finally:
+        os.close(handle)
+
+
+class ReaderSide:
+    """The parent's side for one worker."""
+
+    def __init__(self):
+        self._segments: dict[int, mmap.mmap] = {}
+        self._free: list[int] = []
+
+    def free(self) -> int | None:
+        """A segment that no array refers to any more."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, number: int | None) -> None:
+        if number is not None:
+            self._free.append(number)
+
+    def read(self, number: int, path: str | None, spans: list[tuple[int, int]]) -> Any:
+        """The value; its arrays are views into the segment."""
+        if path is not None:
+            with open(path, "r+b") as file:
+                self._segments[number] = mmap.mmap(file.fileno(), 0)
+            os.unlink(path)
+        segment = self._segments[number]
+        lease = (ctypes.c_char * len(segment)).from_buffer(segment)
+        weakref.finalize(lease, self._release, number, segment).atexit = False
+        view = memoryview(lease).cast("B")
+        head, *buffers = (view[start:end] for start, end in spans)
+        return pickle.loads(head, buffers=buffers)
+
+    def _release(self, number: int, segment: mmap.mmap) -> None:
+        if self._segments.get(number) is segment:
+            self._free.append(number)
+
+
+class Frozen:
+    """A value for several processes: pickled once, its large arrays in one file that each of them maps privately.
+
+    A process that writes into an array gets a page of its own then, as after fork.
+    """
+
+    def __init__(self, value: Any, table: dict | None = None):
+        self.head, buffers = pack(value, table)
+        self.spans, size = layout(b"", buffers)
+        self._file = tempfile.NamedTemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
+        self._file.truncate(max(size, 1))
+        for (start, _), buffer in zip(self.spans[1:], buffers, strict=True):
+            self._file.seek(start)
+            self._file.write(buffer)
+        self._file.flush()
+
+    def ticket(self) -> "Ticket":
+        return Ticket(self.head, self.spans, self._file.name)
+
+    def close(self) -> None:
+        """Remove the file; who has it mapped keeps it."""
+        self._file.close()
+
+
+class Ticket:
+    """What a process needs to thaw a Frozen value."""
+
+    def __init__(self, head: bytes, spans: list[tuple[int, int]], path: str):
+        self.head, self.spans, self.path = head, spans, path
+
+    def thaw(self) -> Any:
+        with open(self.path, "r+b") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return pickle.loads(self.head, buffers=[view[start:end] for start, end in self.spans[1:]])

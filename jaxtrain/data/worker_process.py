@@ -1,0 +1,80 @@
+"""What runs in a worker process: read what is asked for, hand it over, end when the parent does.
+
+Importing this keeps JAX off the accelerators, so that a dataset that uses jax.numpy computes on the CPU here. The fork
+server imports it first.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from jaxtrain.data.reading import mix
+from jaxtrain.data.shared_memory import Ticket, Writer
+from jaxtrain.data.sources import HookedSource
+from jaxtrain.errors import UserError
+
+READY, BATCH, END, FAILED = "ready", "batch", "end", "failed"
+
+
+def main(connection: Connection, frozen: Any, progress: Any, worker: int, workers: int) -> None:
+    """Serve (message, free segment) until the parent closes the connection or sends None.
+
+    frozen: a Ticket for the reader, or the reader itself after fork. progress: shared integers; the worker's own says
+    which position it reads.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if "jax" in sys.modules:  # a spawned child has run the main script's imports first
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
+    try:
+        reader = frozen.thaw() if isinstance(frozen, Ticket) else frozen
+        reader.reading = lambda index: progress.__setitem__(worker, index)
+        if isinstance(reader.source, HookedSource):
+            reader.source.enter_worker(worker, workers, mix(reader.seed, worker))
+    except BaseException as error:
+        _send(connection, (FAILED, explain(error, "cannot start")))
+        return
+    if _send(connection, (READY,)):
+        _serve(connection, reader)
+
+
+def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
+    writer = Writer()
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):
+            return  # the parent is gone
+        if request is None:
+            return
+        message, free = request
+        try:
+            batch = read(message)
+            answer = (END, free) if batch is None else (BATCH, *writer.write(batch, free))
+        except BaseException as error:
+            answer = (FAILED, explain(error, "failed"))
+        if not _send(connection, answer):
+            return
+
+
+def _send(connection: Connection, answer: tuple) -> bool:
+    try:
+        connection.send(answer)
+    except OSError:
+        return False
+    return True
+
+
+def explain(error: BaseException, what: str) -> str:
+    """The error in words, and where in the user's code its cause was raised."""
+    cause = error.__cause__ or error
+    words = str(error) if isinstance(error, (UserError, MemoryError)) else f"{what}: {type(error).__name__}: {error}"
+    frames = traceback.extract_tb(cause.__traceback__)[-3:]
+    where = "".join(f"\n  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames)
+    return words + where

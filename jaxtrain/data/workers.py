@@ -1,0 +1,281 @@
+"""Who reads: the calling thread, or worker processes that are safe beside JAX's threads.
+
+Workers come from a fork server (or are spawned): forking a process in which JAX runs copies its locked locks and hangs,
+sooner or later. They live as long as the run, hand batches over through shared memory, and end when their parent does.
+"""
+
+import contextlib
+import multiprocessing
+import pickle
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from jaxtrain.data import shared_memory, worker_process
+from jaxtrain.data.reading import Next
+from jaxtrain.data.sources import HookedSource
+from jaxtrain.errors import DataError, UserError
+
+AHEAD = 2  # requests that every worker has at hand
+START_S = 300.0  # for a worker to import what the dataset needs
+NAP_S = 0.2
+
+
+class Crew(Protocol):
+    """Readers that take messages and answer each of them, in order."""
+
+    workers: int
+    ahead: int
+
+    def send(self, worker: int, message: Any) -> None: ...
+
+    def receive(self, worker: int) -> Any:
+        """The next answer of a worker: a batch, or None at the end of its sequence."""
+        ...
+
+    def reading(self) -> str:
+        """Which sample is being read, in words."""
+        ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Inline:
+    """Reads in the calling thread, when the answer is asked for."""
+
+    workers = ahead = 1
+
+    def __init__(self, reader: Any):
+        self.reader = reader
+        self.messages: queue.SimpleQueue = queue.SimpleQueue()
+        self.index: int | None = None
+        reader.reading = self._at
+
+    def _at(self, index: int) -> None:
+        self.index = index
+
+    def send(self, worker: int, message: Any) -> None:
+        self.messages.put(message)
+
+    def receive(self, worker: int) -> Any:
+        return self.reader(self.messages.get())
+
+    def reading(self) -> str:
+        return f"sample {self.index}"
+
+    def start(self) -> None:
+        self.messages = queue.SimpleQueue()
+
+    def close(self) -> None: ...
+
+
+class Pool:
+    """Worker processes. timeout_s: a batch that takes longer is an error. method: forkserver, spawn or fork.
+
+    Raises UserError where the dataset cannot go to other processes, DataError where a worker raises, dies or hangs.
+    """
+
+    ahead = AHEAD
+
+    def __init__(self, reader: Any, workers: int, timeout_s: float, method: str = "forkserver"):
+        self.reader, self.workers, self.timeout_s, self.method = reader, workers, timeout_s, method
+        self._team: _Team | None = None
+
+    def start(self) -> None:
+        """Start the processes if there are none, and forget what an earlier iteration left unanswered."""
+        if self._team is None:
+            self._team = _Team(self.reader, self.workers, self.method)
+            weakref.finalize(self, self._team.close)
+        for worker in range(self.workers):
+            while self._team.owed[worker]:
+                self.receive(worker)
+
+    def send(self, worker: int, message: Any) -> None:
+        self._team.send(worker, message)
+
+    def receive(self, worker: int) -> Any:
+        answer = self._answer(worker)
+        if answer[0] == worker_process.END:
+            self._team.sides[worker].give_back(answer[1])
+            return None
+        return self._team.sides[worker].read(*answer[1:])
+
+    def _answer(self, worker: int) -> tuple:
+        try:
+            answer = self._team.receive(worker, self.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        if answer[0] == worker_process.FAILED:
+            self.close()
+            raise DataError(f"worker {worker}: {answer[1]}")
+        return answer
+
+    def reading(self) -> str:
+        return "" if self._team is None else ", ".join(self._team.at(worker) for worker in range(self.workers))
+
+    def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
+
+class _Team:
+    """The running processes of a Pool."""
+
+    def __init__(self, reader: Any, workers: int, method: str):
+        refuse_fork(method)
+        if method == "forkserver":
+            warm_up(reader.source)
+        context = multiprocessing.get_context(method)
+        self.progress = context.RawArray("q", [-1] * workers)
+        self.frozen = None if method == "fork" else _freeze(reader)
+        self.sides = [shared_memory.ReaderSide() for _ in range(workers)]
+        self.owed = [0] * workers
+        self.ready = [False] * workers
+        self.connections, self.processes = [], []
+        for worker in range(workers):
+            ours, theirs = context.Pipe()
+            carried = reader if self.frozen is None else self.frozen.ticket()
+            arguments = (theirs, carried, self.progress, worker, workers)
+            name = f"jaxtrain-worker-{worker}"
+            process = context.Process(target=worker_process.main, args=arguments, name=name, daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def send(self, worker: int, message: Any) -> None:
+        self.owed[worker] += 1
+        with contextlib.suppress(OSError):  # a dead worker is reported when its answer is asked for
+            self.connections[worker].send((message, self.sides[worker].free()))
+
+    def receive(self, worker: int, timeout_s: float) -> tuple:
+        if not self.ready[worker]:
+            answer = self._wait(worker, timeout_s + START_S)
+            if answer[0] != worker_process.READY:
+                return answer
+            self.ready[worker] = True
+            if all(self.ready) and self.frozen is not None:
+                self.frozen.close()
+        answer = self._wait(worker, timeout_s)
+        self.owed[worker] -= 1
+        return answer
+
+    def _wait(self, worker: int, timeout_s: float) -> tuple:
+        connection, process = self.connections[worker], self.processes[worker]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            wait([connection, process.sentinel], timeout=min(NAP_S, max(0.0, deadline - time.monotonic())))
+            if connection.poll():
+                try:
+                    return connection.recv()
+                except (EOFError, OSError):
+                    raise DataError(self._obituary(worker)) from None
+            if not process.is_alive() and not connection.poll():
+                raise DataError(self._obituary(worker))
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"worker {worker} (pid {process.pid}) has been at {self.at(worker)} for more than {timeout_s:g} s "
+                    "(data.timeout_s): does the dataset wait for something? Raise data.timeout_s if it is only slow"
+                )
+
+    def at(self, worker: int) -> str:
+        index = self.progress[worker]
+        return f"sample {index}" if index >= 0 else "its start"
+
+    def _obituary(self, worker: int) -> str:
+        process = self.processes[worker]
+        process.join(5)
+        code = process.exitcode or 0
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            hint = "Out of memory? Then lower data.num_workers" if code == -signal.SIGKILL else "Its library crashed"
+        else:
+            how = f"ended with exit code {code}"
+            hint = "Its own words are above"
+        if not self.ready[worker]:
+            hint += ". A script needs `if __name__ == '__main__':` around the call that trains"
+        return f"worker {worker} (pid {process.pid}) {how} at {self.at(worker)}. {hint}"
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+        if self.frozen is not None:
+            self.frozen.close()
+
+
+def _freeze(reader: Any) -> shared_memory.Frozen:
+    source = reader.source
+    table = source.reducers() if isinstance(source, HookedSource) else None
+    try:
+        return shared_memory.Frozen(reader, table)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"data.num_workers: the dataset cannot be sent to worker processes: {error}. Define it (and its collate "
+            "function) at the top level of a module, open files on first use, or set data.num_workers=0"
+        ) from None
+
+
+def refuse_fork(method: str) -> None:
+    """Raises UserError where forking would copy the locks of JAX's threads."""
+    from jax._src import distributed, xla_bridge
+
+    started = xla_bridge.backends_are_initialized() or distributed.global_state.client is not None
+    if method == "fork" and (started or threading.active_count() > 1):
+        raise UserError(
+            "data.start_method: fork is not safe here, because JAX runs already: its threads hold locks that a forked "
+            "child would wait for without end. Use data.start_method=forkserver (or multiprocessing_context="
+            "'forkserver' in the DataLoader), or make the Trainer before anything touches JAX"
+        )
+
+
+def warm_up(source: Any) -> None:
+    """Start the fork server now, with what the source needs, while the parent is busy elsewhere."""
+    needed = ["torch"] if isinstance(source, HookedSource) else []
+    forkserver.set_forkserver_preload([worker_process.__name__, *needed])
+    forkserver.ensure_running()
+
+
+def pass_through(crew: Crew, epoch: int) -> Iterator[Any]:
+    """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended."""
+    crew.start()
+    active = list(range(crew.workers))
+    for worker in active * crew.ahead:
+        crew.send(worker, Next(epoch, worker, crew.workers))
+    while active:
+        for worker in list(active):
+            batch = crew.receive(worker)
+            if batch is None:
+                active.remove(worker)
+                continue
+            crew.send(worker, Next(epoch, worker, crew.workers))
+            yield batch
+
+
+def in_turn(crew: Crew, messages: Iterable[Any]) -> Iterator[Any]:
+    """The answers to `messages`, in their order, read ahead by all workers."""
+    crew.start()
+    sent = answered = 0
+    for message in messages:
+        crew.send(sent % crew.workers, message)
+        sent += 1
+        if sent - answered >= crew.workers * crew.ahead:
+            yield crew.receive(answered % crew.workers)
+            answered += 1
+    while answered < sent:
+        yield crew.receive(answered % crew.workers)
+        answered += 1

@@ -1,0 +1,38 @@
+"""Tensors <-> numpy arrays, inside any nesting of dicts, lists and tuples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+_VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
+_VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
+_BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for tensor, (_, own) in _VIEWS.items()}
+
+
+def to_numpy(value: Any) -> Any:
+    """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        if value.dtype in _VIEWS:
+            bits, own = _VIEWS[value.dtype]
+            return value.view(bits).numpy().view(own)
+        return value.numpy()
+    if isinstance(value, Mapping):
+        return {key: to_numpy(inner) for key, inner in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(to_numpy, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(to_numpy, value))
+    return value
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """A numpy (or host JAX) array as a tensor of its own; bfloat16 kept."""
+    array = np.array(array)
+    if array.dtype in _BACK:
+        bits, own = _BACK[array.dtype]
+        return torch.from_numpy(array.view(bits)).view(own)
+    return torch.from_numpy(array)

@@ -1,0 +1,99 @@
+"""Map-style torch Datasets."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from jaxtrain.data.sources import HookedSource
+from jaxtrain.errors import UserError
+from torch_bridge.datasets.convert import to_numpy, to_torch
+
+
+class TorchRandom:
+    """torch's global generator of the CPU."""
+
+    get = staticmethod(torch.default_generator.get_state)
+    set = staticmethod(torch.default_generator.set_state)
+    same = staticmethod(torch.equal)
+
+    @staticmethod
+    def seed(seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+
+class TorchHooks(HookedSource):
+    """What a torch dataset expects of the process that reads it."""
+
+    dataset: Any
+    worker_init_fn: Callable[[int], None] | None = None
+
+    def random_states(self) -> list:
+        return [TorchRandom()]
+
+    def enter_worker(self, worker: int, workers: int, seed: int) -> None:
+        """As torch's own workers begin: one thread, seeds, `get_worker_info`, the user's worker_init_fn."""
+        torch.set_num_threads(1)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.manual_seed(seed)
+        info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=self.dataset)
+        torch_worker._worker_info = info
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+    def reducers(self) -> dict:
+        return {torch.Tensor: _reduce_tensor}
+
+
+def _reduce_tensor(tensor: torch.Tensor):
+    """A tensor as its numpy array, whose data workers share."""
+    if tensor.device.type != "cpu":
+        raise UserError(
+            f"data.num_workers: the dataset holds a tensor on {tensor.device}, which worker processes cannot share; "
+            "keep it on the CPU, or set data.num_workers=0"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.__reduce_ex__(2)
+    return _restore_tensor, (np.ascontiguousarray(to_numpy(tensor)).reshape(tensor.shape), tensor.requires_grad)
+
+
+def _restore_tensor(array: np.ndarray, requires_grad: bool) -> torch.Tensor:
+    tensor = torch.from_numpy(array) if array.dtype.kind != "V" else to_torch(array)
+    return tensor.requires_grad_(requires_grad)
+
+
+class TorchSource(TorchHooks):
+    """A map-style torch Dataset whose items come out as numpy."""
+
+    def __init__(self, dataset: Any, worker_init_fn: Callable[[int], None] | None = None):
+        if not hasattr(dataset, "__len__"):
+            raise UserError(
+                f"{type(dataset).__name__} has no __len__; a map-style Dataset needs it, or make it iterable"
+            )
+        self.dataset = dataset
+        self.worker_init_fn = worker_init_fn
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return to_numpy(self.dataset[index])
+
+    def set_epoch(self, epoch: int) -> None:
+        set_epoch(self.dataset, epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        """`__getitems__`, which torch's own loader prefers, exists where the dataset has it."""
+        if name == "__getitems__" and hasattr(self.__dict__.get("dataset"), name):
+            return lambda indices: [to_numpy(item) for item in self.dataset.__getitems__(indices)]
+        raise AttributeError(name)
+
+
+def set_epoch(value: Any, epoch: int) -> None:
+    """Tell a dataset or sampler the epoch, where it wants to know (DistributedSampler's protocol)."""
+    if hasattr(value, "set_epoch"):
+        value.set_epoch(epoch)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 
 def uniform(key, shape, bound: float, dtype=jnp.float32):
+    if len(shape) > 2:  # the same numbers; XLA compiles the draw of many axes several times slower than that of one
+        return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 

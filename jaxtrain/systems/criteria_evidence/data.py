@@ -99,7 +99,7 @@ def _load(architecture: str, key: str, compat: str, box: _Opaque) -> Corpus:
         evidence_max_length=data.evidence_max_length,
         cache=None if data.cache_dir is None else pathlib.Path(data.cache_dir),
     )
-    check_sizes(examples, tokenizer, model)
+    check_sizes(examples, tokenizer, config)
     report_problems(examples, data, architecture)
     types = model.encoder.type_vocab_size > 1 or getattr(model, "evidence_encoder", model.encoder).type_vocab_size > 1
     return Corpus(examples, tokenizer, rows, split_rows(rows, config), config, types)
@@ -115,15 +115,21 @@ def tokenizer_of(config: Any) -> tokenization.Tokenizer:
     raise UserError("data.tokenizer: is not set and there is no model.pretrained; give a tokenizer.json or a folder")
 
 
-def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, model: Any) -> None:
-    """Raises UserError for a text longer than the encoder's positions, an id that its table does not have, or a padding
+def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, config: Any) -> None:
+    """Raises UserError for texts wider than the encoder's positions, an id that its table does not have, or a padding
     id that it takes for a word."""
+    model, widths = config.model, side_widths(examples, config.data)
     for side, encoded in examples.texts.items():
         encoder = model.evidence_encoder if side == "evidence_" else model.encoder
         name = "model.evidence_encoder" if side == "evidence_" else "model.encoder"
-        longest, largest = int(encoded.lengths.max()), int(encoded.ids.max())
-        if longest > encoder.longest:
-            raise UserError(f"{name} takes {encoder.longest} tokens, a text has {longest}; lower data.max_length")
+        width, key = widths[side], "max_length" if widths[side] == config.data.max_length else "evidence_max_length"
+        width = width if config.data.padding == "fixed" else bucket_widths(encoded.lengths, 1)[-1]
+        largest = int(encoded.ids.max())
+        if width > encoder.longest:
+            raise UserError(
+                f"{name} takes {encoder.longest} tokens, texts are padded to {width}; set data.{key}={encoder.longest} "
+                "or less, or take an encoder with more positions"
+            )
         if largest >= encoder.vocab_size or tokenizer.pad_id >= encoder.vocab_size:
             raise UserError(
                 f"{name}.vocab_size is {encoder.vocab_size}, the tokenizer ({tokenizer.source}) gives ids up to "
@@ -193,13 +199,14 @@ def row_weights(labels: np.ndarray | None, train: np.ndarray, loss: Any) -> np.n
 def source_of(corpus: Corpus, rows: np.ndarray, config: Any) -> "ArraySource | TextSource":
     """Fixed padding: columns that may live on the device. Buckets: rows padded batch by batch."""
     if config.data.padding == "fixed":
-        sides = corpus.examples.texts
-        widths = dict.fromkeys(sides, config.data.max_length)
-        for side in sides:
-            evidence = side == "evidence_" or (side == "" and corpus.examples.spans is not None)
-            widths[side] = config.data.evidence_max_length if evidence else config.data.max_length
-        return ArraySource(corpus.columns(rows, widths), batched=True)
+        return ArraySource(corpus.columns(rows, side_widths(corpus.examples, config.data)), batched=True)
     return TextSource(corpus, rows, config.data.num_buckets)
+
+
+def side_widths(examples: Examples, data: Any) -> dict[str, int]:
+    """The full width of every side: posts have their own."""
+    posts = {"evidence_", "" if examples.spans is not None else "evidence_"}
+    return {side: data.evidence_max_length if side in posts else data.max_length for side in examples.texts}
 
 
 def bucket_widths(lengths: np.ndarray, count: int) -> list[int]:

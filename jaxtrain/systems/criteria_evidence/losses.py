@@ -6,16 +6,23 @@ import jax.numpy as jnp
 from jaxtrain.task import Loss
 
 
-def row_cross_entropy(logits, labels, smoothing: float = 0.0, gamma: float = 0.0):
+def row_cross_entropy(logits, labels, smoothing: float = 0.0, gamma: float = 0.0, visible=None):
     """Per-row loss [batch]. logits: [batch, class]; labels: int [batch], any value where the row does not count.
 
     smoothing: share of the target spread over all classes (torch's label_smoothing). gamma: focal exponent, each row
-    times (1 - p)^gamma (Lin et al. 2017); 0 is plain cross-entropy.
+    times (1 - p)^gamma (Lin et al. 2017); 0 is plain cross-entropy. visible: bool [batch, class], False leaves a class
+    out of the softmax.
     """
+    if visible is not None:
+        logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     labels = jnp.clip(labels, 0, logits.shape[-1] - 1)
     picked = jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
-    loss = -(1 - smoothing) * picked - smoothing * log_p.mean(axis=-1)
+    loss = -picked
+    if smoothing:
+        counted = jnp.ones(log_p.shape, bool) if visible is None else visible
+        spread = jnp.where(counted, log_p, 0.0).sum(axis=-1) / jnp.maximum(counted.sum(axis=-1), 1)
+        loss = (1 - smoothing) * loss - smoothing * spread
     return loss if gamma == 0 else loss * (1 - jnp.exp(picked)) ** gamma
 
 
@@ -36,9 +43,8 @@ def position_loss(logits, positions, valid, visible=None, smoothing: float = 0.0
     """Cross-entropy over the tokens. logits: [batch, token]; positions: int [batch], negative where a row has no
     answer (it adds nothing). visible: bool [batch, token] limits the softmax to these tokens; None takes all of them,
     padding too, as the original does."""
-    if visible is not None:
-        logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
-    return mean_over(jnp.where(positions >= 0, row_cross_entropy(logits, positions, smoothing), 0.0), valid)
+    rows = row_cross_entropy(logits, positions, smoothing, 0.0, visible)
+    return mean_over(jnp.where(positions >= 0, rows, 0.0), valid)
 
 
 def span_loss(outputs, batch, visible=None, smoothing: float = 0.0):

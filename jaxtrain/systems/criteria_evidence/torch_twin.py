@@ -215,17 +215,19 @@ def loss(module, batch, config):
         total = 0.0
         for name in ("start", "end"):
             logits, at = outputs[f"{name}_logits"][valid], batch[f"{name}_positions"][valid].long()
-            if settings.mask_padding:
-                logits = logits.masked_fill(~mask[valid], torch.finfo(logits.dtype).min)
-            total = (
-                total
-                + functional.cross_entropy(
-                    logits, at, ignore_index=-1, label_smoothing=settings.label_smoothing, reduction="sum"
-                )
-                / valid.sum()
-            )
+            shown = mask[valid] if settings.mask_padding else torch.ones_like(mask[valid])
+            rows = position_rows(logits, at, shown, settings.label_smoothing)
+            total = total + rows.sum() / valid.sum()
         parts.append((total / 2, settings.weights.evidence))
     return parts[0][0] if len(parts) == 1 else sum(value * weight for value, weight in parts)
+
+
+def position_rows(logits, positions, visible, smoothing):
+    """Cross-entropy over the visible tokens; 0 where a row has no answer."""
+    log_p = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
+    picked = log_p.gather(-1, positions.clamp(min=0)[:, None])[:, 0]
+    spread = log_p.masked_fill(~visible, 0.0).sum(-1) / visible.sum(-1).clamp(min=1)
+    return torch.where(positions >= 0, -(1 - smoothing) * picked - smoothing * spread, 0.0)
 
 
 def classification_rows(logits, labels, settings):

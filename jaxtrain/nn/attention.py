@@ -22,7 +22,8 @@ def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropou
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * (width**-0.5 if scale is None else scale)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.promote_types(q.dtype, jnp.float32))
+    scores = scores * (width**-0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
     if causal:
@@ -53,14 +54,19 @@ class MultiheadAttention(nnx.Module):
     def __call__(
         self, query, key=None, value=None, *, key_padding_mask=None, causal=False, mask=None, bias=None, rngs=None
     ):
-        """query: [batch, query, width]; key, value: [batch, key, width], both `query` if left out.
+        """query: [batch or 1, query, width]; key, value: [batch, key, width]; value is `key`, and both are `query`, if
+        left out. A query of batch 1 is asked of every key's batch.
         key_padding_mask: bool [batch, key], True = ignore that key. mask: bool, broadcastable to
         [batch, head, query, key], True = may attend. bias: added to the scores, same shape."""
         in_weight, in_bias = self.in_proj_weight[...], self.in_proj_bias[...]
         if key is None:
             q, k, v = jnp.split(linear(query, in_weight, in_bias), 3, axis=-1)
+        elif value is None:
+            width = in_weight.shape[1]
+            q = linear(query, in_weight[:width], in_bias[:width])
+            k, v = jnp.split(linear(key, in_weight[width:], in_bias[width:]), 2, axis=-1)
+            q = jnp.broadcast_to(q, (len(k), *q.shape[1:]))
         else:
-            value = key if value is None else value
             parts = zip((query, key, value), jnp.split(in_weight, 3), jnp.split(in_bias, 3), strict=True)
             q, k, v = (linear(x, w, b) for x, w, b in parts)
         if key_padding_mask is not None:

@@ -33,7 +33,7 @@ class MultiheadAttentionBlock(nnx.Module):
             self.layer_norm2 = nn.LayerNorm(embed_dim)
 
     def __call__(self, query, key=None, mask=None, rngs=None):
-        """query: [batch, query, width]; key: [batch, key, width], `query` if left out; mask: bool [batch, key]."""
+        """query: [batch or 1, query, width]; key: [batch, key, width], `query` if left out; mask: bool [batch, key]."""
         # Added, not selected: the gradient of an all-padding row is then NaN wherever torch's is.
         bias = None if mask is None else jnp.where(mask[:, None, None, :], -jnp.inf, 0.0)
         x = query + self.mha(query, key, bias=bias, rngs=rngs)
@@ -77,7 +77,7 @@ class InducedSetAttentionBlock(nnx.Module):
         self.layer_norm = nn.LayerNorm(embed_dim)
 
     def __call__(self, x, mask=None, rngs=None):
-        induced = self.mab1(_for_each_set(self.inducing_points[...], x), x, mask, rngs)
+        induced = self.mab1(self.inducing_points[None].astype(x.dtype), x, mask, rngs)
         return self.layer_norm(self.mab2(x, induced, rngs=rngs) + x)
 
 
@@ -99,11 +99,7 @@ class PoolingMultiheadAttention(nnx.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, rngs=rngs)
 
     def __call__(self, x, mask=None, rngs=None):
-        return self.out_proj(self.mab(_for_each_set(self.seed_vectors[...], x), x, mask, rngs))
-
-
-def _for_each_set(rows, x):
-    return jnp.broadcast_to(rows.astype(x.dtype), (x.shape[0], *rows.shape))
+        return self.out_proj(self.mab(self.seed_vectors[None].astype(x.dtype), x, mask, rngs))
 
 
 class SetTransformer(nnx.Module):

@@ -1,0 +1,221 @@
+"""The original's dataset classes over this project's pipeline; they also read the originals' own cache files."""
+
+import pathlib
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions
+from jaxtrain.systems.fmri_autoencoder.pipeline import Pipeline, Settings
+from jaxtrain.systems.fmri_autoencoder.sources import ScanSource, split_volumes
+
+ALL_SUBJECTS = 17
+KINDS = ("video", "audio", "text", "fmri")
+SPLITS = {None: None, "train": "train", "val": "validation", "validation": "validation"}
+
+
+class SherlockDataset(ScanSource):
+    """The first generation's samples: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
+
+    A torch-style dataset: `dataset[i]` is a dict. split: None for everything, train or val. Film, sound and text are
+    held once for all subjects. A cache pickle of the original under its name is used where there is one.
+    """
+
+    generation = "gen1"
+
+    def __init__(
+        self,
+        data_dir: str = "data/",
+        subjects: str | int | Sequence[int] = "all",
+        split: str | None = None,
+        apply_hrf: bool = True,
+        mode: str = "per_subject",
+        cache_dir: str | None = None,
+        preprocess: bool = True,
+        tr: float = 1.5,
+        max_trs: int | None = None,
+        **options: Any,
+    ):
+        if split not in SPLITS:
+            raise UserError(f"split is {split!r}, wanted train, val or None")
+        subjects = [subjects] if isinstance(subjects, int) else subjects
+        self.split, self.tr, self.mode = split, tr, mode
+        shared = options.pop("shared_data", None)
+        if shared is not None:
+            recording = shared
+        else:
+            original = self._original_cache(
+                pathlib.Path(cache_dir or pathlib.Path(data_dir) / "cache"), subjects, apply_hrf, options
+            )
+            data = {"data_dir": str(data_dir), "cache_dir": cache_dir, "subjects": subjects, "apply_hrf": apply_hrf}
+            data |= {"mode": mode, "tr": tr, "max_trs": max_trs}
+            if original is not None:
+                recording = read_original_cache(original)
+            else:
+                recording = self._prepared(data, options)
+        self.shared = recording
+        self.metadata = recording["metadata"]
+        length = len(recording["fmri"][0])
+        name = SPLITS[split]
+        times = range(length) if name is None else split_volumes(length, 0.8)[name]
+        super().__init__(
+            recording["stimuli"],
+            recording["fmri"],
+            recording["metadata"]["subject_ids"] if mode == "per_subject" else [0],
+            times,
+            mean=recording["mean"],
+            std=recording["std"],
+            frame=self._frame(recording),
+            named=mode == "per_subject",
+        )
+
+    def _original_cache(self, folder, subjects, apply_hrf: bool, options: dict) -> pathlib.Path | None:
+        ids = list(range(1, ALL_SUBJECTS + 1)) if subjects == "all" else list(subjects)
+        who = "all" if len(ids) == ALL_SUBJECTS else "s" + "_".join(map(str, ids))
+        hrf = "hrf" if apply_hrf else "nohrf"
+        path = folder / f"sherlock_{who}_{hrf}_{self.mode}{self._cache_suffix(options)}.pkl"
+        return path if path.exists() else None
+
+    def _cache_suffix(self, options: dict) -> str:
+        return ""
+
+    def _frame(self, recording) -> tuple[int, int] | None:
+        width = recording["metadata"]["feature_dims"]["video"]
+        return (90, 160) if width == 90 * 160 * 3 else None
+
+    def _prepared(self, data: dict, options: dict) -> dict[str, Any]:
+        return _run(_Given(Gen1Options(), Data(**data, **options)))
+
+    # --- what the original offers besides ----------------------------------------------------------------------
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """What another split can share: `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
+        return self.shared
+
+    def get_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        items = [self[i] for i in indices]
+        return {name: np.stack([item[name] for item in items]) for name in items[0]}
+
+    def get_subject_data(self, subject_id: int) -> dict[str, np.ndarray]:
+        """All volumes of one subject in this split. Raises UserError where the dataset does not know it."""
+        if not self.named or subject_id not in self.subject_ids:
+            raise UserError(f"subject {subject_id} is not among {self.subject_ids} (mode {self.mode})")
+        first = self.subject_ids.index(subject_id) * len(self.times)
+        return self.get_batch(range(first, first + len(self.times)))
+
+    def get_feature_stats(self) -> dict[str, dict[str, float]]:
+        """Mean, std, min and max of every modality over the split's volumes."""
+        stats = {}
+        for name in KINDS:
+            columns = self.fmri if name == "fmri" else [own[name] for own in {id(s): s for s in self.stimuli}.values()]
+            values = np.concatenate([np.asarray(column[self.times.start : self.times.stop]) for column in columns])
+            stats[name] = {k: float(getattr(values, k)()) for k in ("mean", "std", "min", "max")}
+        return stats
+
+
+class MultimodalDataset(SherlockDataset):
+    """The second generation's samples: a window of frames, EnCodec codes or a spectrogram, three embeddings, voxels.
+
+    use_encodec, encodec_bandwidth, frame_skip, normalize_fmri as the original; encodec_sample_rate is the spectrogram's
+    rate where use_encodec is off. shared_data: of `get_data_dict`.
+    """
+
+    generation = "head"
+
+    def __init__(
+        self,
+        *arguments,
+        use_encodec: bool = True,
+        encodec_bandwidth: float = 3.0,
+        encodec_sample_rate: int = 12000,
+        frame_skip: int = 2,
+        normalize_fmri: bool = True,
+        **options,
+    ):
+        super().__init__(
+            *arguments,
+            use_encodec=use_encodec,
+            encodec_bandwidth=encodec_bandwidth,
+            encodec_sample_rate=encodec_sample_rate,
+            frame_skip=frame_skip,
+            normalize_fmri=normalize_fmri,
+            **options,
+        )
+
+    def _cache_suffix(self, options: dict) -> str:
+        rate, bandwidth = options["encodec_sample_rate"] // 1000, options["encodec_bandwidth"]
+        sound = f"encodec_{rate}khz_{bandwidth}kbps" if options["use_encodec"] else "mel"
+        return f"_{sound}_skip{options['frame_skip']}"
+
+    def _frame(self, recording) -> None:
+        return None
+
+    def _prepared(self, data: dict, options: dict) -> dict[str, Any]:
+        options = dict(options)
+        encodec, rate = options.pop("use_encodec"), options.pop("encodec_sample_rate")
+        options["normalize_fmri"] = "train" if options["normalize_fmri"] else "none"
+        if not encodec:
+            options["audio_sample_rate"] = rate
+        return _run(_Given(HeadOptions(use_encodec=encodec, text_dim=3072), Data(**data, **options)))
+
+
+class _Given:
+    """What Settings.of reads of a config."""
+
+    compat = "correct"
+
+    def __init__(self, model, data):
+        self.model, self.data = model, data
+
+
+def _run(given: _Given) -> dict[str, Any]:
+    recording = Pipeline(Settings.of(given)).run()
+    width = lambda array: array.shape[1]
+    dims = {name: width(array) for name, array in recording.stimuli.items()} | {"fmri": width(recording.fmri[0])}
+    ids, length = recording.subject_ids, len(recording.fmri[0])
+    metadata = {
+        "subject_ids": ids,
+        "n_subjects": len(ids),
+        "n_trs": length,
+        "n_samples": len(ids) * length,
+        "feature_dims": dims,
+        "tr": given.data.tr,
+        "apply_hrf": given.data.apply_hrf,
+        "mode": given.data.mode,
+    }
+    found = {"stimuli": recording.stimuli, "fmri": recording.fmri, "mean": recording.mean, "std": recording.std}
+    return {**found, "metadata": metadata}
+
+
+def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
+    """An original's cache pickle; only numpy arrays and plain containers are unpickled. Raises UserError for others."""
+    with open(path, "rb") as file:
+        try:
+            found = _Unpickler(file).load()
+            stimuli = [
+                {name: found[f"{name}_features"][i] for name in KINDS[:3]} for i in range(len(found["fmri_features"]))
+            ]
+            fmri, metadata = list(found["fmri_features"]), found["metadata"]
+        except (pickle.UnpicklingError, KeyError, EOFError, TypeError) as error:
+            raise UserError(
+                f"{path}: not a cache of the original: {error}. Remove it to prepare the data anew"
+            ) from None
+    return {"stimuli": stimuli, "fmri": fmri, "mean": None, "std": None, "metadata": metadata}
+
+
+class _Unpickler(pickle.Unpickler):
+    _ALLOWED = {
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+        *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+        *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+    }
+
+    def find_class(self, module: str, name: str):
+        if (module, name) in self._ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, wanted arrays and plain values")

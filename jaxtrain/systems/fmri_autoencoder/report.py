@@ -1,0 +1,117 @@
+"""Pictures of an evaluated model: correlation of every voxel as NIfTI and as slices, film against reconstruction."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from jaxtrain.systems.fmri_autoencoder.extras import require
+from jaxtrain.systems.fmri_autoencoder.metrics import voxel_correlation, voxel_sums
+from jaxtrain.systems.fmri_autoencoder.volumes import to_volume
+
+BATCH, FRAMES, SLICES = 16, 8, 6
+
+
+def report(model, source, config, folder) -> list[pathlib.Path]:
+    """Writes into `folder`: voxel_correlation_<subject>.nii.gz and voxel_correlation.nii.gz (mean over subjects) where
+    the recording has a grid, voxel_correlation.png, frames.png, voxels.json (baselines beside). Gives the files.
+
+    The correlation is Pearson's over the split's volumes, per voxel and subject; predicting the mean scores 0.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    maps, strip = _evaluate(model, source, config)
+    mean = np.mean(list(maps.values()), axis=0)
+    grid, affine = getattr(source, "geometry", None) or (np.ones((len(mean), 1, 1), bool), np.eye(4))
+    files = [_write_summary(folder / "voxels.json", maps, mean)]
+    if grid.ndim == 3 and min(grid.shape) > 1:
+        named = {f"voxel_correlation_s{subject}": values for subject, values in maps.items()}
+        for name, values in {**named, "voxel_correlation": mean}.items():
+            files.append(_write_map(folder / f"{name}.nii.gz", values, grid, affine))
+    files.append(_draw_slices(folder / "voxel_correlation.png", to_volume(mean, grid, np.nan)))
+    files.append(_draw_strip(folder / "frames.png", *strip))
+    return files
+
+
+def _evaluate(model, source, config):
+    """Correlation [voxel] by subject; and the first frames of film and reconstruction, each [n, height, width, 3]."""
+    run = jax.jit(lambda video, audio, text: model(video, audio, text))
+    sums: dict[int, dict] = {}
+    strip = None
+    for start in range(0, len(source), BATCH):
+        items = [source[i] for i in range(start, min(start + BATCH, len(source)))]
+        batch = {name: np.stack([item[name] for item in items]) for name in items[0]}
+        outputs = run(batch["video"], batch["audio"], batch["text"])
+        strip = _frames(batch["video"], outputs["video_recon"], config) if strip is None else strip
+        subjects = batch.get("subject_id", np.zeros(len(items), int))
+        for subject in np.unique(subjects):
+            found = jax.device_get(voxel_sums(outputs["predicted_fmri"], batch["fmri"], subjects == subject))
+            known = sums.setdefault(int(subject), dict.fromkeys(found, 0.0))
+            sums[int(subject)] = {name: known[name] + np.asarray(value, np.float64) for name, value in found.items()}
+    return {subject: voxel_correlation(own) for subject, own in sums.items()}, strip
+
+
+def _frames(video, recon, config):
+    height, width = config.model.video_height, config.model.video_width
+    recon = np.asarray(recon)[:FRAMES]
+    video = np.asarray(video)[:FRAMES]
+    if video.ndim == 4:  # the first generation decodes channels first, as it is fed
+        picture = lambda x: x.reshape(-1, 3, height, width).transpose(0, 2, 3, 1)
+    else:
+        picture = lambda x: x[:, : height * width * 3].reshape(-1, height, width, 3)
+    return np.clip(picture(video), 0, 1), np.clip(picture(recon), 0, 1)
+
+
+def _write_summary(path, maps, mean) -> pathlib.Path:
+    describe = lambda values: {
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "p90": float(np.percentile(values, 90)),
+        "above_0.2": float((values > 0.2).mean()),
+    }
+    found = {f"subject {subject}": describe(values) for subject, values in maps.items()}
+    found |= {"mean over subjects": describe(mean), "mean predictor": {"mean": 0.0}}
+    path.write_text(json.dumps(found, indent=1))
+    return path
+
+
+def _write_map(path, values, mask, affine) -> pathlib.Path:
+    nibabel = require("nibabel", "to write voxel maps")
+    nibabel.save(nibabel.Nifti1Image(to_volume(values, mask), affine), path)
+    return path
+
+
+def _figure(rows: int, columns: int):
+    require("matplotlib", "to draw reports (pip install matplotlib)")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.8 * columns, 1.8 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _draw_slices(path, volume) -> pathlib.Path:
+    depth = volume.shape[2]
+    chosen = np.unique(np.linspace(0, depth - 1, min(SLICES, depth)).round().astype(int))
+    figure, axes = _figure(1, len(chosen))
+    for axis, index in zip(axes[0], chosen, strict=True):
+        picture = axis.imshow(volume[:, :, index].T, origin="lower", cmap="coolwarm", vmin=-1, vmax=1)
+        axis.set_title(f"z = {index}", fontsize=8)
+        axis.set_axis_off()
+    figure.colorbar(picture, ax=list(axes[0]), label="correlation over time")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _draw_strip(path, film, recon) -> pathlib.Path:
+    figure, axes = _figure(2, len(film))
+    for row, (name, pictures) in enumerate((("film", film), ("model", recon))):
+        for axis, picture in zip(axes[row], pictures, strict=True):
+            axis.imshow(picture)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        axes[row][0].set_ylabel(name)
+    figure.savefig(path, dpi=110)
+    return path

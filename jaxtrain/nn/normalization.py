@@ -18,7 +18,7 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = x.astype(jnp.float32)
+        y = _wide(x)
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
         return _affine(y, self.weight, self.bias).astype(x.dtype)
@@ -32,7 +32,7 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = x.astype(jnp.float32)
+        y = _wide(x)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
         return _affine(y, self.weight, None).astype(x.dtype)
 
@@ -47,7 +47,7 @@ class GroupNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = x.astype(jnp.float32).reshape(x.shape[0], self.num_groups, -1)
+        y = _wide(x).reshape(x.shape[0], self.num_groups, -1)
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
         return _affine(y.reshape(x.shape), self.weight, self.bias, axis=1).astype(x.dtype)
@@ -108,6 +108,11 @@ class BatchNorm(nnx.Module):
             moved = (1 - self.momentum) * running[...] + self.momentum * (share * value).sum(0)
             running[...] = jnp.where(filled.any(), moved, running[...]).astype(jnp.float32)
         self.num_batches_tracked[...] += filled.any().astype(jnp.int32)
+
+
+def _wide(x):
+    """In float32 at least: half precision is too coarse for statistics, float64 stays."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _widest():

@@ -91,7 +91,7 @@ class TrainConfig(Section):
     log_every_steps: int = Field(10, ge=1)
     nan_policy: Literal["stop", "skip", "ignore"] = "stop"
     max_skipped_steps: int = Field(10, ge=0)  # nan_policy skip: more than this ends the run
-    hang_timeout_s: float | None = Field(None, gt=0)  # no progress for longer ends the run; null learns it from the steps
+    hang_timeout_s: float | None = Field(None, gt=0)  # no progress for longer ends the run; null learns it
     spike_factor: float | None = Field(None, gt=1)  # skip a step whose gradient norm exceeds factor x its average
 
 

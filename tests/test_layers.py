@@ -35,7 +35,7 @@ def test_train_and_systems_never_meet():
     wrong = [
         f"{a} -> {b}"
         for a, b, _ in _edges()
-        if layer(a) == 2 and layer(b) == 2 and _room(a) != _room(b) and not b == "jaxtrain.systems"
+        if layer(a) == 2 and layer(b) == 2 and _room(a) != _room(b) and b != "jaxtrain.systems"
     ]
     assert wrong == []
 

@@ -67,7 +67,10 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
             "save_precision": training["save_precision"],
         },
         "precision": {"policy": PRECISION[training["mixed_precision"]]},
-        "shard": {"strategy": STRATEGY[training["fsdp_sharding_strategy"]] if strategy == "fsdp" else "ddp"},
+        "shard": {
+            "strategy": STRATEGY[training["fsdp_sharding_strategy"]] if strategy == "fsdp" else "ddp",
+            "devices": processes,
+        },
         "tracking": {"wandb": training["log_to_wandb"], "wandb_project": training["wandb_project"]},
         "run": {"dir": training["output_dir"], "name": training["wandb_run_name"]},
         "init_from": training["init_from_checkpoint"],

@@ -94,12 +94,12 @@ def test_balance_terms_of_no_row_are_zero():
     assert [float(value) for value in terms.values()] == [0.0] * 4
 
 
-@pytest.mark.parametrize(("bits", "limit"), [(8, 0.02), (4, 0.35)])
+@pytest.mark.parametrize(("bits", "limit"), [(8, 0.02), (4, 0.2)])
 def test_a_quantised_bank_changes_logits_by_little(bits, limit):
     model, tokens = small(**strategy("token")), ids()
     before = model.logits(tokens)
     after = quantize_memory_for_deployment(model, bits).logits(tokens)
-    assert 0 < float(jnp.abs(after - before).max()) < limit * float(jnp.abs(before).max())
+    assert 0 < float(jnp.linalg.norm(after - before)) < limit * float(jnp.linalg.norm(before))
 
 
 def test_a_bank_of_only_shared_chapters_is_read():

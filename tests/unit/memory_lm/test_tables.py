@@ -116,7 +116,7 @@ def test_impossible_placements_are_refused(options):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"use_chapters": True, "num_memory_tokens": 10, "num_chapters": 3, "top_k_chapters": 1}, "equal chapters"),
+        ({"use_chapters": True, "num_memory_tokens": 10, "num_chapters": 3, "top_k_chapters": 1}, "no multiple"),
         ({"use_chapters": True, "num_memory_tokens": 12, "num_chapters": 3, "top_k_chapters": 4}, "top_k_chapters"),
         ({"routing_strategy_train": "rolling"}, "unknown routing strategy"),
         ({"token_routing_kernel_version": "v9"}, "kernel version"),

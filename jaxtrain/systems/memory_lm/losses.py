@@ -8,7 +8,6 @@ from jaxtrain.metrics import ratio
 from jaxtrain.nn.linear import linear
 from jaxtrain.systems.memory_lm.router import (
     LOSSES,
-    chapter_usage,
     coefficients,
     compute_router_auxiliary_loss,
     router_losses,
@@ -120,33 +119,34 @@ def _rows(routing, batch):
 
 
 def outputs(model, batch):
-    """Log-probability of each label [batch, time - 1], 0 where there is none; and router choices as counts."""
+    """Log-probability of each label [batch, time - 1], 0 where there is none; and by memory layer the mean probability
+    that the router gives each chapter [batch, chapter]."""
     labels = shifted_labels(batch)
     output = run_model(model, batch)
     result = {"log_probability": -token_losses(output.hidden[:, :-1], model.head_weight, labels, 1024)}
     for layer, routing in output.routing.items():
-        result[f"chapters/{layer}"] = jax.vmap(chapter_usage)(routing)
+        p = jax.nn.softmax(routing.logits, axis=-1)
+        result[f"chapters/{layer}"] = p.reshape(p.shape[0], -1, p.shape[-1]).mean(1)
     return result
 
 
 def statistics(outputs, batch, config) -> Statistics:
     """Sums for perplexity and for how chapters are used."""
     sums = {"nll": -outputs["log_probability"].sum(), "labels": (shifted_labels(batch) != IGNORE).sum()}
-    for name, counts in outputs.items():
+    for name, p in outputs.items():
         if name.startswith("chapters/"):
-            sums[name] = jnp.where(batch["valid"][:, None], counts, 0.0).sum(0)
+            sums[name] = jnp.where(batch["valid"][:, None], p, 0.0).sum(0)
     return Statistics(sums=sums)
 
 
 def finish(sums, rows, config) -> dict[str, float]:
-    """perplexity; per memory layer the share of chapters in use and the entropy of their use, in nats."""
+    """perplexity; per memory layer the entropy in nats of the mean probability over chapters (ln C where even)."""
     import numpy as np
 
     metrics = {"perplexity": float(np.exp(min(ratio(sums["nll"], sums["labels"]), 80.0)))}
-    for name, counts in sums.items():
+    for name, total in sums.items():
         if name.startswith("chapters/"):
-            p = counts / max(counts.sum(), 1e-30)
-            layer = name.removeprefix("chapters/")
-            metrics[f"chapters_used/{layer}"] = float((counts > 0).mean())
-            metrics[f"chapter_entropy/{layer}"] = float(-(p * np.log(np.maximum(p, 1e-12))).sum())
+            p = np.asarray(total) / max(float(np.sum(total)), 1e-30)
+            entropy = float(-(p * np.log(np.maximum(p, 1e-12))).sum())
+            metrics[f"chapter_entropy/{name.removeprefix('chapters/')}"] = entropy
     return metrics

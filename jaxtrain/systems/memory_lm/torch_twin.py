@@ -65,7 +65,7 @@ class Router(nn.Module):
         self.memory = memory
 
     def forward(self, hidden, view, strategy):
-        """Chapter indices and weights, [batch, k] or [batch, time, k]."""
+        """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's probability."""
         memory = self.memory
         if strategy == "token":
             pooled = hidden
@@ -76,11 +76,11 @@ class Router(nn.Module):
             ones = torch.ones(hidden.shape[:2]) if mask is None else mask.float()
             window = memory.routing_window_size if strategy == "sequence-rolling" else None
             pooled = self.mean(hidden, ones, window)
-        p = self.router(pooled).softmax(-1)
+        p = everything = self.router(pooled).softmax(-1)
         shared = memory.num_shared_chapters
         p = p[..., shared:] / p[..., shared:].sum(-1, keepdim=True).clamp_min(1e-12)
         weights, indices = p.topk(min(memory.top_k_chapters, p.shape[-1]), -1)
-        return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
+        return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12), everything
 
     @staticmethod
     def mean(hidden, ones, window):
@@ -270,7 +270,7 @@ class MemoryModel(nn.Module):
 
 
 class MemoryTransformer(MemoryModel):
-    """input_ids int [batch, time] -> logits [batch, time, vocabulary] and the chapters chosen by layer."""
+    """input_ids int [batch, time] -> logits [batch, time, vocabulary], every chapter's probability by memory layer."""
 
     def __init__(self, config, memory):
         super().__init__()
@@ -288,7 +288,7 @@ class MemoryTransformer(MemoryModel):
         for i, layer in enumerate(self.layers):
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i] = routing[0]
+                chosen[i], routing = routing[2], routing[:2]
             x = layer(x, view, self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None, routing)
         return self.lm_head(self.norm(x)), chosen
 
@@ -321,7 +321,7 @@ class MemoryAdapter(MemoryModel):
                 continue
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i] = routing[0]
+                chosen[i], routing = routing[2], routing[:2]
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
             x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing)
         return self.base_model.lm_head(decoder.norm(x)), chosen
@@ -337,14 +337,13 @@ def build(config):
 
 
 def call(module, batch):
-    """What `losses.outputs` gives: log-probabilities of the labels, and chapter counts by layer."""
+    """What `losses.outputs` gives: log-probabilities of the labels, and mean chapter probabilities by layer."""
     logits, labels, chosen = _run(module, batch)
     keep = labels != IGNORE
     picked = logits.log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     result = {"log_probability": torch.where(keep, picked, 0.0)}
-    for layer, indices in chosen.items():
-        counts = functional.one_hot(indices, module.memory.num_chapters).flatten(1, -2).sum(1)
-        result[f"chapters/{layer}"] = counts.float()
+    for layer, p in chosen.items():
+        result[f"chapters/{layer}"] = p.reshape(len(p), -1, p.shape[-1]).mean(1)
     return result
 
 

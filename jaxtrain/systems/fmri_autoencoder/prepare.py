@@ -6,8 +6,9 @@ import sys
 
 from jaxtrain import commands
 
-EXAMPLE = """python -m jaxtrain.systems.fmri_autoencoder.prepare --data-dir data/sherlock --config configs/sherlock_gen1.yaml
-  python -m jaxtrain.systems.fmri_autoencoder.prepare --synthetic --data-dir /tmp/film --config configs/sherlock_tiny.yaml"""
+MODULE = "python -m jaxtrain.systems.fmri_autoencoder.prepare"
+EXAMPLE = f"""{MODULE} --data-dir data/sherlock --config configs/sherlock_gen1.yaml
+  {MODULE} --synthetic --data-dir runs/film --config configs/sherlock_tiny.yaml"""
 
 
 def main(argv: commands.Arguments = None) -> int:

@@ -89,6 +89,7 @@ class Task:
     schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
         procedures of `compat: original`.
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
+    describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
@@ -109,6 +110,7 @@ class Task:
     initial_weights: Callable[[Any], Mapping[str, Any] | None] | None = None
     schedule: Callable[[Any, Callable[[int], float], int], Callable[[int], float]] | None = None
     report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
+    describe: Callable[[Any], str] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
     couples_samples: bool = False

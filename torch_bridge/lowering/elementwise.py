@@ -108,8 +108,12 @@ def _binary(function):
 
 
 for _name, _function in (_COMPARISONS | _BINARY).items():
-    for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
+    for _overload in ("Tensor", "Scalar"):
         TABLE[f"aten.{_name}.{_overload}"] = _binary(_function)
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "remainder"):
+    TABLE[f"aten.{_name}.Scalar_Tensor"] = _binary(_BINARY[_name])
+for _name in ("bitwise_left_shift", "bitwise_right_shift"):
+    TABLE[f"aten.{_name}.Tensor_Scalar"] = TABLE.pop(f"aten.{_name}.Scalar")
 
 for _name, _function in {"maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin}.items():
     TABLE[f"aten.{_name}.default"] = _binary(_function)

@@ -177,7 +177,9 @@ def _adaptive_avg_pool(rank: int):
 
 
 for _rank in (1, 2, 3):
-    lowering(f"adaptive_avg_pool{_rank}d.default", f"_adaptive_avg_pool{_rank}d.default")(_adaptive_avg_pool(_rank))
+    lowering(f"adaptive_avg_pool{_rank}d.default")(_adaptive_avg_pool(_rank))
+    if _rank > 1:
+        lowering(f"_adaptive_avg_pool{_rank}d.default")(_adaptive_avg_pool(_rank))
 
 
 def _adaptive_max_pool(rank: int):

@@ -90,12 +90,12 @@ def min_dim(call, x, dim, keepdim=False):
 
 @lowering("argmax.default")
 def argmax(call, x, dim=None, keepdim=False):
-    return jnp.argmax(x, dim, keepdims=keepdim).astype(jnp.int32)
+    return jnp.argmax(x, dim if x.ndim else None, keepdims=keepdim).astype(jnp.int32)
 
 
 @lowering("argmin.default")
 def argmin(call, x, dim=None, keepdim=False):
-    return jnp.argmin(x, dim, keepdims=keepdim).astype(jnp.int32)
+    return jnp.argmin(x, dim if x.ndim else None, keepdims=keepdim).astype(jnp.int32)
 
 
 @lowering("median.default")
@@ -129,7 +129,7 @@ def _correction(correction, unbiased) -> float:
     return float(unbiased) if correction is None else correction
 
 
-@lowering("var.correction", "var.default", "var.dim")
+@lowering("var.correction", "var.dim")
 def var(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return _variance(x, dim, _correction(correction, unbiased), keepdim).astype(x.dtype)
 
@@ -144,14 +144,23 @@ def _variance(x, dim, correction, keepdim):
     return jnp.sum(jnp.square(centred), axes, keepdims=keepdim) / max(count - correction, 0)
 
 
-@lowering("std.correction", "std.default", "std.dim")
+@lowering("std.correction", "std.dim")
 def std(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return jnp.sqrt(_variance(x, dim, _correction(correction, unbiased), keepdim)).astype(x.dtype)
 
 
-@lowering("var_mean.correction", "var_mean.default", "var_mean.dim")
+@lowering("var_mean.correction", "var_mean.dim")
 def var_mean(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return var(call, x, dim, unbiased, keepdim, correction=correction), mean(call, x, dim, keepdim)
+
+
+def _of_everything(function):
+    return lambda call, x, unbiased=True: function(call, x, None, unbiased)
+
+
+lowering("var.default")(_of_everything(var))
+lowering("std.default")(_of_everything(std))
+lowering("var_mean.default")(_of_everything(var_mean))
 
 
 @lowering("std_mean.correction")

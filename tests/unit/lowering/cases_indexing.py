@@ -1,0 +1,232 @@
+"""Arguments for the operators of indexing.py."""
+
+import torch
+
+from tests.unit.lowering.compare import Case, Draw
+
+CASES = {}
+
+
+def case(*names):
+    def add(function):
+        for name in names:
+            CASES[f"aten.{name}"] = function
+        return function
+
+    return add
+
+
+@case("embedding.default")
+def _embedding(draw):
+    rows = draw.int(1, 5)
+    return Case((draw.floats((rows, draw.int(1, 3))), draw.ints(draw.shape(), 0, rows - 1), draw.int(-1, rows - 1)))
+
+
+def _axis(draw: Draw, x):
+    dim = draw.dim(x.dim())
+    return dim, x.shape[dim]
+
+
+@case("index_select.default")
+def _index_select(draw):
+    x = draw.any(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    return Case((x, dim, draw.ints((draw.int(0, 5),), 0, size - 1)))
+
+
+def _partial(draw: Draw, x, dim: int):
+    """An index for gather and scatter: smaller than x along the other axes, any length along its own."""
+    dim %= x.dim()
+    shape = [draw.int(0, 4) if axis == dim else draw.int(0, size) for axis, size in enumerate(x.shape)]
+    return draw.ints(shape, 0, x.shape[dim] - 1)
+
+
+@case("gather.default")
+def _gather(draw):
+    x = draw.any(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    return Case((x, dim, _partial(draw, x, dim)))
+
+
+def _unique(draw: Draw, x, dim: int):
+    """Positions that differ along `dim`, so that the order of writing does not matter."""
+    dim %= x.dim()
+    order = torch.from_numpy(draw.rng.random(x.shape)).argsort(dim)
+    return order[tuple(slice(draw.int(1, size)) for size in x.shape)]
+
+
+@case("scatter.src")
+def _scatter(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    index = _unique(draw, x, dim)
+    return Case((x, dim, index, draw.floats(x.shape)))
+
+
+@case("scatter.value")
+def _scatter_value(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    return Case((x, dim, _partial(draw, x, dim), draw.one(0, 1.5)))
+
+
+@case("scatter_add.default")
+def _scatter_add(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    index = draw.ints([draw.int(0, 3) if a == dim % x.dim() else draw.int(0, n) for a, n in enumerate(x.shape)], 0, 0)
+    return Case((x, dim, index, draw.floats(index.shape)), scale=2)
+
+
+@case("scatter_reduce.two")
+def _scatter_reduce(draw):
+    x = draw.floats(draw.shape(1, smallest=1), 0.5, 2)
+    dim = draw.dim(x.dim())
+    index = _partial(draw, x, dim)
+    how = draw.one("sum", "mean", "amax", "amin", "prod")
+    options = {"include_self": draw.flag()}
+    return Case((x, dim, index, draw.floats(index.shape, 0.5, 2), how), options, gradient=how == "sum", scale=2)
+
+
+@case("scatter.reduce")
+def _scatter_old_reduce(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    index = _partial(draw, x, dim)
+    return Case((x, dim, index, draw.floats(index.shape)), {"reduce": draw.one("add", "multiply")}, gradient=False, scale=2)
+
+
+@case("scatter.value_reduce")
+def _scatter_value_reduce(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim = draw.dim(x.dim())
+    return Case((x, dim, _partial(draw, x, dim), 1.5), {"reduce": draw.one("add", "multiply")}, gradient=False, scale=2)
+
+
+def _indices(draw: Draw, x):
+    """An index per leading axis, broadcasting together; negative ones count from the end; None skips an axis."""
+    shape = draw.shape(1, 2, smallest=1, largest=3)
+    some = [
+        draw.ints(tuple(draw.one(n, 1) for n in shape), -size, size - 1) if draw.flag() else None for size in x.shape
+    ]
+    if all(index is None for index in some):
+        some[0] = draw.ints(shape, 0, x.shape[0] - 1)
+    return some
+
+
+@case("index.Tensor", "_unsafe_index.Tensor")
+def _index(draw):
+    x = draw.any(draw.shape(1, smallest=1))
+    return Case((x, _indices(draw, x)))
+
+
+@case("index_put.default", "_unsafe_index_put.default")
+def _index_put(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    if draw.flag():  # x[..., mask] = number
+        lead = draw.int(0, x.dim() - 1)
+        mask = draw.bools(x.shape[lead : lead + draw.int(1, 2)])
+        return Case((x, [None] * lead + [mask], draw.floats(())), gradient=False)
+    indices = _indices(draw, x)
+    target = torch.ops.aten.index.Tensor(x, indices)
+    return Case((x, indices, draw.floats(target.shape), True), scale=2)
+
+
+@case("index_add.default")
+def _index_add(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    index = draw.ints((draw.int(0, 4),), 0, size - 1)
+    source = draw.floats([len(index) if a == dim % x.dim() else n for a, n in enumerate(x.shape)])
+    return Case((x, dim, index, source), {"alpha": draw.one(1, 0.5)}, scale=2)
+
+
+@case("index_copy.default")
+def _index_copy(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    index = torch.from_numpy(draw.rng.permutation(size))[: draw.int(0, size)]
+    source = draw.floats([len(index) if a == dim % x.dim() else n for a, n in enumerate(x.shape)])
+    return Case((x, dim, index, source))
+
+
+@case("index_fill.int_Scalar")
+def _index_fill(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    return Case((x, dim, draw.ints((draw.int(0, 4),), 0, size - 1), 1.5))
+
+
+@case("index_fill.int_Tensor")
+def _index_fill_tensor(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    return Case((x, dim, draw.ints((draw.int(0, 4),), 0, size - 1), draw.floats(())), gradient=False)
+
+
+@case("masked_scatter.default")
+def _masked_scatter(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    return Case((x, draw.bools(x.shape), draw.floats((x.numel(),))), gradient=False)
+
+
+@case("take.default")
+def _take(draw):
+    x = draw.any(draw.shape(1, smallest=1))
+    return Case((x, draw.ints(draw.shape(), -x.numel(), x.numel() - 1)))
+
+
+@case("one_hot.default")
+def _one_hot(draw):
+    return Case((draw.ints(draw.shape(1, smallest=1), 0, 3), draw.int(4, 6)))
+
+
+@case("sort.default")
+def _sort(draw):
+    x = draw.floats(draw.shape())
+    return Case((x, draw.dim(x.dim()), draw.flag()))
+
+
+@case("sort.stable")
+def _sort_stable(draw):
+    x = draw.ints(draw.shape()).float()
+    return Case((x,), {"stable": True, "dim": draw.dim(x.dim()), "descending": draw.flag()})
+
+
+@case("argsort.default")
+def _argsort(draw):
+    x = draw.floats(draw.shape(1))
+    return Case((x, draw.dim(x.dim()), draw.flag()))
+
+
+@case("argsort.stable")
+def _argsort_stable(draw):
+    x = draw.ints(draw.shape(1))
+    return Case((x,), {"stable": True, "dim": draw.dim(x.dim()), "descending": draw.flag()})
+
+
+@case("topk.default")
+def _topk(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    return Case((x, draw.int(1, size), dim, draw.flag(), True))
+
+
+@case("kthvalue.default")
+def _kthvalue(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    return Case((x, draw.int(1, size), dim, draw.flag()))
+
+
+@case("searchsorted.Tensor")
+def _searchsorted(draw):
+    batch = draw.shape(0, 2, smallest=1)
+    rows = draw.floats((*batch, draw.int(1, 5))).sort(-1).values
+    return Case((rows, draw.floats((*batch, draw.int(0, 4)))), {"right": draw.flag()}, gradient=False)
+
+
+@case("bucketize.Tensor")
+def _bucketize(draw):
+    edges = draw.ints((draw.int(1, 5),)).float().sort().values
+    return Case((draw.ints(draw.shape()).float(), edges), {"right": draw.flag()}, gradient=False)

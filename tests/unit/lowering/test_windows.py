@@ -1,0 +1,15 @@
+"""Lowerings of windows equal torch's operators in dtype, shape, value and gradient."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.lowering.cases_windows import CASES
+from tests.unit.lowering.compare import PROPERTY, Draw, check
+
+
+@pytest.mark.parametrize("name", CASES)
+@PROPERTY
+@given(data=st.data())
+def test_equals_torch(name, data):
+    check(name, CASES[name](Draw(data)))

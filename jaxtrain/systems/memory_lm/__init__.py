@@ -29,6 +29,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
         param_group=_later("grouping", "param_group"),
         schedule=_later("grouping", "schedule"),
         report=_later("reports", "report"),
+        describe=_later("flops", "describe"),
         twin=TorchTwin(
             build=_later("torch_twin", "build"),
             call=_later("torch_twin", "call"),

@@ -121,6 +121,11 @@ def describe(config) -> str:
     one = training_flops(config, length)
     return (
         f"parameters: {sum(counts.values()):,} ({groups})\n"
-        f"operations: {one / 1e12:.3f} TFLOP per sequence of {length} tokens, forward and backward; "
-        f"{one * config.data.batch_size / 1e12:.3f} per step"
+        f"operations: {_readable(one)} per sequence of {length} tokens, forward and backward; "
+        f"{_readable(one * config.data.batch_size)} per step"
     )
+
+
+def _readable(operations: float) -> str:
+    unit, size = ("TFLOP", 1e12) if operations >= 1e11 else ("GFLOP", 1e9)
+    return f"{operations / size:.3f} {unit}"

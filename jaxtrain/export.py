@@ -18,6 +18,11 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--checkpoint", help="best, last or a step (default best; last with --optimizer)")
     p.add_argument("--output", metavar="F", help="a .pt or .safetensors file")
     p.add_argument("--optimizer", action="store_true", help="add optimizer, schedule and position (a .pt)")
+    p.add_argument(
+        "--averaged",
+        action=argparse.BooleanOptionalAction,
+        help="with optim.ema_decay: the averaged weights, or those that train (default evaluation.averaged)",
+    )
     p.add_argument("--hf", metavar="DIR", help="a folder that transformers' from_pretrained reads")
     return commands.main(run, p.parse_args(argv))
 
@@ -30,17 +35,22 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.optimizer and output is None:
         raise UserError("--optimizer goes into a file: add --output F.pt")
     if output is not None:
-        write = export_training_state if arguments.optimizer else export_weights
-        print(f"exported {write(folder, pathlib.Path(output), arguments.checkpoint)}")
+        if arguments.optimizer:
+            path = export_training_state(folder, pathlib.Path(output), arguments.checkpoint)
+        else:
+            path = export_weights(folder, pathlib.Path(output), arguments.checkpoint, arguments.averaged)
+        print(f"exported {path}")
     if hf is not None:
-        print(f"exported {export_hf(folder, pathlib.Path(hf), arguments.checkpoint)}")
+        print(f"exported {export_hf(folder, pathlib.Path(hf), arguments.checkpoint, arguments.averaged)}")
 
 
-def export_weights(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
+def export_weights(
+    folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
+) -> pathlib.Path:
     """Write the weights of `checkpoint` ("best" where one was evaluated, else "last", if left out)."""
     from torch_bridge import files
 
-    return files.save(_weights(folder, checkpoint)[2], output)
+    return files.save(_weights(folder, checkpoint, averaged)[2], output)
 
 
 def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
@@ -53,18 +63,20 @@ def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint
     return files.save(training_file.of_run(folder, checkpoint or "last"), output)
 
 
-def export_hf(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
+def export_hf(
+    folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
+) -> pathlib.Path:
     """Write the model as a Hugging Face folder, where its task has that form."""
     from torch_bridge import files
 
-    task, config, state = _weights(folder, checkpoint)
+    task, config, state = _weights(folder, checkpoint, averaged)
     if task.twin is None or task.twin.hf is None:
         raise UserError(f"--hf: the models of {config.task} have no Hugging Face form; take --output F.safetensors")
     described, renamed = task.twin.hf(config, state)
     return files.save_folder(renamed, described, output)
 
 
-def _weights(folder: pathlib.Path, checkpoint: str | None):
+def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None):
     """Task, config, and the weights of a checkpoint as Leaves in checkpoint.save_precision."""
     from jaxtrain.train import runs
     from torch_bridge import files
@@ -72,7 +84,7 @@ def _weights(folder: pathlib.Path, checkpoint: str | None):
 
     if checkpoint is None:
         checkpoint = "best" if runs.open_run(folder)[2].best() is not None else "last"
-    task, config, model, _ = runs.load_model(folder, checkpoint)
+    task, config, model, _ = runs.load_model(folder, checkpoint, averaged)
     return task, config, files.cast(open_state_dict(model), config.checkpoint.save_precision)
 
 

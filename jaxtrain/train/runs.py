@@ -49,8 +49,13 @@ def pick(checkpoints: Checkpoints, which: str) -> int:
     raise UserError(f"--checkpoint {which}: wanted best, last or one of {', '.join(map(str, steps))}")
 
 
-def load_model(folder: str | pathlib.Path, which: str = "best") -> tuple[Task, Any, nnx.Module, int]:
-    """The model of a run with the weights of a checkpoint (the averaged ones where there are), on one device."""
+def load_model(
+    folder: str | pathlib.Path, which: str = "best", averaged: bool | None = None
+) -> tuple[Task, Any, nnx.Module, int]:
+    """The model of a run with the weights of a checkpoint, on one device.
+
+    averaged: with optim.ema_decay, take the average rather than the weights that train; evaluation.averaged if None.
+    """
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)
     model = abstract(lambda: task.build_model(config, nnx.Rngs(config.seed)))
@@ -61,5 +66,6 @@ def load_model(folder: str | pathlib.Path, which: str = "best") -> tuple[Task, A
         parts["params"], parts["ema"] = params, params
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     loaded = checkpoints.restore_parts(step, parts, device)
-    weights = loaded.get("ema") or loaded["params"]
+    averaged = config.evaluation.averaged if averaged is None else averaged
+    weights = (loaded.get("ema") if averaged else None) or loaded["params"]
     return task, config, skeleton.merge(weights, loaded.get("frozen", {}), loaded.get("buffers", {})), step

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxtrain import Trainer, config_io
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
@@ -153,3 +154,19 @@ def test_announced_shapes_compile_once_each():
     assert len(compiled.programs) == 2
     with pytest.raises(RetraceError):
         compiled(jnp.ones(16))
+
+
+def test_either_weights_are_exported(tmp_path):
+    from safetensors.numpy import load_file
+
+    from jaxtrain.export import export_weights
+
+    arguments = ["--config", "configs/digits_tiny.yaml", f"run.dir={tmp_path}", "optim.ema_decay=0.9", "run.quiet=true"]
+    settings = ["train.steps=4", "evaluation.every_epochs=null", "tracking.tensorboard=false", "shard.devices=1"]
+    task, config = config_io.load(arguments[1], [*arguments[2:], *settings])
+    made = Trainer(config=config, task=task)
+    made.train()
+    for averaged, kept in ((True, made.state.ema), (False, made.state.params)):
+        path = export_weights(tmp_path, tmp_path / f"{averaged}.safetensors", "last", averaged)
+        exported = load_file(path)
+        assert_same_bits({key: exported[key] for key in kept}, jax.device_get(kept))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import data, metrics, scores
 from jaxtrain.systems.criteria_evidence.decoding import span_text
 from jaxtrain.systems.criteria_evidence.procedure import outputs
@@ -30,11 +31,11 @@ def write(architecture: str, model, source, config, folder) -> list[pathlib.Path
 
 
 def rows_of(corpus: data.Corpus, source: Any) -> np.ndarray:
-    """The corpus' rows behind a split's source. A foreign dataset has no texts to report on, so ValueError there."""
+    """The corpus' rows behind a split's source. A foreign dataset has no texts to report on, so UserError there."""
     for members in corpus.splits.values():
         if len(members) == len(source) and _same(corpus, members, source):
             return members
-    raise ValueError("the report covers the splits of the config's own data, not another dataset")
+    raise UserError("the report covers the splits of the config's own data, not another dataset")
 
 
 def _same(corpus: data.Corpus, members: np.ndarray, source: Any) -> bool:

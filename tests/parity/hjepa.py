@@ -166,7 +166,7 @@ def training_optimizer(training: dict, shapes: dict):
 
 
 def _after_training(case: dict, model, loss, directions, tensors) -> dict:
-    """`after3/*`: the original's loop over the micro-batches in/step*/, gradients summed, target moved before the step."""
+    """`after3/*`: the original's loop over the micro-batches in/step*/, gradients summed, target moved first."""
     training = case["training_config"]
     batches = sorted({int(found.group(1)) for key in tensors if (found := re.match(r"in/step(\d+)/", key))})
     if not batches:
@@ -259,7 +259,7 @@ def _encoders_from_shapes(params: dict) -> nnx.Module:
 def replay_rope(case: dict, tensors: dict) -> dict:
     options = dict(case["encoder_kwargs"])
     size = vit_size(BASE, **case["vit_kwargs"])
-    build_encoder = lambda: Encoder(  # noqa: E731
+    build_encoder = lambda: Encoder(
         options["img_size"],
         size,
         rope_theta=options.get("rope_theta", 10000.0) if options.get("use_rope") else None,
@@ -274,7 +274,7 @@ def replay_rope(case: dict, tensors: dict) -> dict:
     found["out/target"] = target(images)
     skeleton = Skeleton.of(context, lambda key: True)
     params, frozen, buffers = skeleton.split(context)
-    loss = lambda params: jnp.square(skeleton.merge(params, frozen, buffers)(images, mask)).mean()  # noqa: E731
+    loss = lambda params: jnp.square(skeleton.merge(params, frozen, buffers)(images, mask)).mean()
     found["loss/loss"], grads = jax.jit(jax.value_and_grad(loss))(params)
     found |= {f"grad/context.{key}": value for key, value in grads.items()}
     key = next(key for key in case if key.startswith("ema_momenta_returned_for_steps"))
@@ -328,7 +328,13 @@ def _train_world_model(case: dict, model, tensors: dict) -> dict:
     quadrature = int(re.search(r"(\d+) quadrature", case["loss"]).group(1))
     t_min, t_max = _numbers(re.search(r"\[(.*?)\]", case["loss"]).group(1))
     lambda_ = float(re.search(r"lambda ([\d.]+)", case["loss"]).group(1))
-    test = dict(test_method="char_function", num_quadrature=quadrature, t_min=t_min, t_max=t_max, lambda_=lambda_)
+    test = {
+        "test_method": "char_function",
+        "num_quadrature": quadrature,
+        "t_min": t_min,
+        "t_max": t_max,
+        "lambda_": lambda_,
+    }
     skeleton = Skeleton.of(model, lambda key: True)
     params, frozen, buffers = skeleton.split(model)
 
@@ -413,7 +419,7 @@ def _loss_of(entry: dict, inputs: dict):
         return _combined_of(entry)
     if kind == "ContrastiveJEPALoss":
         return _contrastive_of(entry)
-    views = lambda floats: [_pick(text, floats) for text in _views(entry)]  # noqa: E731
+    views = lambda floats: [_pick(text, floats) for text in _views(entry)]
     if kind == "VICRegLoss":
         options = dict(zip(_VICREG_ORDER, entry.get("args", ()), strict=False))
         options |= {key: entry[key] for key in _VICREG_ORDER if key in entry} | entry.get("kwargs", {})
@@ -473,12 +479,12 @@ def _pick(text: str, floats: dict):
 
 
 def _combined_of(entry: dict):
-    jepa = dict(
-        loss_type=entry.get("jepa_loss_type", "smoothl1"),
-        hierarchy_weights=entry.get("jepa_hierarchy_weights", 1.0),
-        normalize_embeddings=entry.get("normalize_embeddings", True),
-        masked_mean="position",
-    )
+    jepa = {
+        "loss_type": entry.get("jepa_loss_type", "smoothl1"),
+        "hierarchy_weights": entry.get("jepa_hierarchy_weights", 1.0),
+        "normalize_embeddings": entry.get("normalize_embeddings", True),
+        "masked_mean": "position",
+    }
 
     def function(floats):
         given = Compared(
@@ -509,12 +515,12 @@ def _combined_of(entry: dict):
 def _contrastive_of(entry: dict):
     words = entry["jepa"]
     weights = re.search(r"\[(.*?)\]", words)
-    jepa = dict(
-        loss_type=re.search(r"smoothl1|mse|huber", words).group(),
-        normalize_embeddings="normalized" in words,
-        hierarchy_weights=_numbers(weights.group(1).replace(",.", ",0.")) if weights else 1.0,
-        masked_mean="position",
-    )
+    jepa = {
+        "loss_type": re.search(r"smoothl1|mse|huber", words).group(),
+        "normalize_embeddings": "normalized" in words,
+        "hierarchy_weights": _numbers(weights.group(1).replace(",.", ",0.")) if weights else 1.0,
+        "masked_mean": "position",
+    }
     options = {key: entry[key] for key in ("jepa_weight", "contrastive_weight", "temperature") if key in entry}
     return lambda floats: losses.contrastive(
         Compared(_levels(floats, "pred"), _levels(floats, "target")),
@@ -586,7 +592,7 @@ def _hjepa_from_shapes(case: dict, tensors: dict) -> HJEPA:
     width, patch = params[prefix + "cls_token"].shape[-1], params[prefix + "patch_embed.proj.weight"].shape[-1]
     depth = 1 + max(int(key[len(prefix) :].split(".")[1]) for key in params if key.startswith(prefix + "blocks."))
     levels = 1 + max(int(key.split(".")[1]) for key in params if key.startswith("hierarchy_projections."))
-    sizes = dict(patch_size=patch, embed_dim=width, depth=depth)
+    sizes = {"patch_size": patch, "embed_dim": width, "depth": depth}
     stated = case.get("vit_kwargs") or case["cases"].get("optimized", {}).get("vit_kwargs") or {}
     model = HJEPA(
         BASE,

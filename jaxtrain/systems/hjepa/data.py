@@ -84,8 +84,8 @@ def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
         found = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
         if found != 100:
             raise UserError(
-                f"{folder}: holds {found} class folders, so data.dataset=imagenet100 needs data.class_list, a file with "
-                "the names of its 100, one per line"
+                f"{folder}: holds {found} class folders, so data.dataset=imagenet100 needs data.class_list, a file "
+                "with the names of its 100, one per line"
             )
         return None
     try:

@@ -53,7 +53,7 @@ def augment(images, keys, size: int, crop_scale, horizontal_flip: float, color_j
 
 def _crop_box(key, side: int, scale, ratio=(3 / 4, 4 / 3)):
     """(top, left) and (height, width) in pixels: the first of ten draws that fits, else the whole square."""
-    areas, shapes, tops, lefts = jax.random.uniform(key, (4, 10))
+    areas, shapes, tops, lefts = jax.random.uniform(key, (40,)).reshape(4, 10)
     area = side * side * (scale[0] + areas * (scale[1] - scale[0]))
     aspect = jnp.exp(math.log(ratio[0]) + shapes * (math.log(ratio[1]) - math.log(ratio[0])))
     width, height = jnp.sqrt(area * aspect), jnp.sqrt(area / aspect)

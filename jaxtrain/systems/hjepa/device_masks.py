@@ -30,7 +30,10 @@ def block_union(key, rows: int, columns: int, num_masks: int, scale, aspect) -> 
 
 def _candidates(key, num_masks: int, rows: int, columns: int, scale, aspect):
     """For each block ATTEMPTS rectangles and a small fallback, bool [num_masks, ATTEMPTS + 1, rows, columns]."""
-    sizes, shapes, tops, lefts = jax.random.uniform(key, (4, num_masks, ATTEMPTS + 1))
+    shape = (4, num_masks, ATTEMPTS + 1)
+    sizes, shapes, tops, lefts = jax.random.uniform(key, (math.prod(shape),)).reshape(
+        shape
+    )  # flat: XLA compiles it fast
     area = (scale[0] + sizes * (scale[1] - scale[0])) * rows * columns
     ratio = aspect[0] + shapes * (aspect[1] - aspect[0])
     height = jnp.round(jnp.sqrt(area / ratio))
@@ -49,13 +52,13 @@ def to_count(key, union, count: int) -> jax.Array:
     """Exactly `count` cells, bool [rows, columns]: those of the union, less its edge or plus its surroundings."""
     cells = jnp.pad(union.astype(jnp.float32), 1)
     near = jax.lax.reduce_window(cells, 0.0, jax.lax.add, (3, 3), (1, 1), "valid") / 9
-    order = 2 * union + near + 0.01 * jax.random.uniform(key, union.shape)
-    chosen = jax.lax.top_k(order.reshape(-1), count)[1]
+    order = (2 * union + near).reshape(-1) + 0.01 * jax.random.uniform(key, (union.size,))
+    chosen = jax.lax.top_k(order, count)[1]
     return jnp.zeros(union.size, bool).at[chosen].set(True).reshape(union.shape)
 
 
 def draw(keys, grid: int, num_masks: int, scale, aspect, count: int | None) -> jax.Array:
-    """Masks bool [batch, grid * grid], True = predict, one per key; each with `count` patches, or as the blocks fall."""
+    """Masks bool [batch, grid * grid], True = predict, one per key; each of `count` patches or as blocks fall."""
 
     def one(key):
         first, second = jax.random.split(key)

@@ -16,10 +16,13 @@ def momentum_at(step, start: float, end: float, warmup_steps: int):
 
 def move_towards(target: nnx.Module, context: nnx.Module, momentum) -> None:
     """target <- momentum * target + (1 - momentum) * context, for every parameter, each once."""
-    for theirs, ours in zip(_parameters(context), _parameters(target), strict=True):
+    for theirs, ours in zip(parameters_by_key(context), parameters_by_key(target), strict=True):
         ours[...] = (momentum * ours[...] + (1 - momentum) * theirs[...]).astype(ours.dtype)
 
 
-def _parameters(module: nnx.Module) -> list[nnx.Variable]:
-    unique = {id(value): value for _, value in named_variables(module) if isinstance(value, nnx.Param)}
-    return list(unique.values())
+def parameters_by_key(module: nnx.Module) -> list[nnx.Variable]:
+    """Each parameter once, in the order of the keys (that of attributes changes when a model is split and merged)."""
+    named = sorted(
+        ((key, v) for key, v in named_variables(module) if isinstance(v, nnx.Param)), key=lambda pair: pair[0]
+    )
+    return list({id(variable): variable for _, variable in named}.values())

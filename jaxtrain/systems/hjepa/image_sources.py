@@ -56,7 +56,7 @@ class ImageFolder:
 
 @dataclasses.dataclass(frozen=True)
 class ReadSquare:
-    """A square of `side` pixels, uint8 [3, side, side]: shorter side resized, centre cropped. The step does the rest."""
+    """A square of `side` pixels, uint8 [3, side, side]: resized by the shorter side, cropped in the centre."""
 
     side: int
 
@@ -122,7 +122,8 @@ def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, n
                 f"{folder / file}: no such file; unpack the archive of https://www.cs.toronto.edu/~kriz/cifar.html "
                 f"in {path}, or set data.path"
             )
-        parts.append(_Arrays(open(folder / file, "rb"), encoding="bytes").load())
+        with open(folder / file, "rb") as handle:
+            parts.append(_Arrays(handle, encoding="bytes").load())
     images = np.concatenate([np.asarray(part[b"data"], np.uint8) for part in parts]).reshape(-1, 3, 32, 32)
     return images, np.concatenate([np.asarray(part[key]) for part in parts])
 
@@ -166,8 +167,8 @@ def read_digits(validation_ratio: float, split: str) -> tuple[np.ndarray, np.nda
 class Mixture:
     """Several sources as one; items gain "dataset", the source's number.
 
-    concat: one after another. balanced: the smallest size of each, in one fixed shuffled order. weighted: every position
-    draws a source by weight and a sample of it, anew in every epoch; the length is that of the largest source.
+    concat: one after another. balanced: the smallest size of each, in one fixed shuffled order. weighted: every
+    position draws a source by weight and a sample of it, anew in every epoch; as long as the largest source.
     """
 
     sources: Sequence

@@ -21,8 +21,10 @@ class BlockSampler:
         self.rng = np.random if rng is None else rng
 
     def draw(self, scale: Range, occupied=None) -> np.ndarray:
-        """One block, bool [rows, columns], free of `occupied` if an attempt succeeds. Order of draws: scale, aspect, top,
-        left."""
+        """One block, bool [rows, columns], free of `occupied` if an attempt succeeds.
+
+        Order of draws: scale, aspect, top, left.
+        """
         for _ in range(self.max_attempts):
             area = self.rng.uniform(*scale)
             aspect = self.rng.uniform(*self.aspect)

@@ -98,7 +98,9 @@ class HJEPA(nnx.Module):
         self.patch_size = size.patch_size
         self.use_fpn = use_fpn
         self.drop_masked = drop_masked
-        reset_linear_and_norm(self, rngs)
+        if use_target_encoder:
+            copy_weights(self.context_encoder, self.target_encoder)
+        reset_linear_and_norm(self, rngs)  # draws both encoders' Linear weights: the original leaves it at that
         if use_target_encoder and copy_target_at_init:
             copy_weights(self.context_encoder, self.target_encoder)
 
@@ -151,7 +153,7 @@ class HJEPA(nnx.Module):
         return pool(self.hierarchy_projections[level](tokens), level)
 
     def original_validity(self, masked: Masked) -> list:
-        """What the original reports as `masks_valid`: with a pyramid, it sends the mask through the pyramid's layers."""
+        """What the original reports as `masks_valid`: the mask, sent through a pyramid's layers if there is one."""
         if not self.use_fpn:
             return [pooled_validity(masked.real, level) for level in range(self.num_hierarchies)]
         width = self.context_encoder.vit.size.embed_dim

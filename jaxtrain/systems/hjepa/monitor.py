@@ -91,7 +91,7 @@ def leave_one_out(features: np.ndarray, labels: np.ndarray, probe) -> float:
 
 
 def ridge_folds(features: np.ndarray, labels: np.ndarray, folds: int = 5, penalty: float = 1e-2) -> float:
-    """Percent right of a linear probe in closed form (ridge regression on one-hot classes), each fifth held out in turn."""
+    """Percent right of a linear probe in closed form (ridge regression on classes), each fifth held out in turn."""
     x = (features - features.mean(0)) / (features.std(0) + 1e-8)
     x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     wanted = np.eye(int(labels.max()) + 1)[labels]

@@ -30,7 +30,7 @@ class CEMPlanner:
     """Sample plans, keep the cheapest, refit a normal to them, repeat.
 
     encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings, both in
-    evaluation mode. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal [width]) -> [plan].
+    evaluation mode. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal) -> [plan].
     Source: Rubinstein 1999.
     """
 

@@ -241,7 +241,7 @@ def ntxent(a, b, *, temperature: float = 0.1, use_cosine_similarity: bool = True
 
 
 def normalize(x, eps: float = 1e-8):
-    """x / max(||x||, eps) on the last axis, with gradient 0 through the norm of a zero vector. Source: torch normalize."""
+    """x / max(||x||, eps) on the last axis, with gradient 0 through a zero vector's norm. Source: torch normalize."""
     square = jnp.square(x).sum(-1, keepdims=True)
     norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
     return x / jnp.maximum(norm, eps)

@@ -1,4 +1,4 @@
-"""`jaxtrain.evaluate` on a pre-trained encoder: what its frozen features are worth, beside two baselines, and pictures."""
+"""`jaxtrain.evaluate` on a pre-trained encoder: what frozen features are worth, two baselines, pictures."""
 
 import json
 import pathlib

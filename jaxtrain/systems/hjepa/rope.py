@@ -27,7 +27,7 @@ def grid_table(rows: int, columns: int, head_dim: int, theta: float = 10000.0):
 
 
 def rotate_pairs(x, cos, sin):
-    """Turn the neighbouring pairs (x[2i], x[2i+1]) of x [..., patch, head, head_dim] by cos, sin [..., patch, head_dim/2]."""
+    """Turn the pairs (x[2i], x[2i+1]) of x [..., patch, head, head_dim] by cos, sin [..., patch, head_dim / 2]."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     first, second = pairs[..., 0], pairs[..., 1]
     cos, sin = cos[..., None, :].astype(x.dtype), sin[..., None, :].astype(x.dtype)

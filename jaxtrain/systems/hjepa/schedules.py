@@ -92,7 +92,7 @@ def create_lr_scheduler(
     warmup_epochs: int = 0,
     schedule_type: str = "cosine",
 ):
-    """The original's factory: "cosine" or "linear", warm-up from 0. optimizer_type is accepted and not used, as there."""
+    """The original's factory: "cosine" or "linear", warm-up from 0. optimizer_type is not used, as there."""
     kinds = {"cosine": CosineScheduler, "linear": LinearScheduler}
     if schedule_type not in kinds:
         raise ValueError(f"schedule_type={schedule_type!r} is unknown; known: cosine, linear")

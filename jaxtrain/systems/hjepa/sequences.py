@@ -10,7 +10,7 @@ from jaxtrain.errors import UserError
 
 
 def build_data(config, split: str):
-    """Windows of the files under data.path/<split> (or data.path itself for training); a moving square without a path."""
+    """Windows of the files under data.path/<split> (training: or data.path itself); a moving square without a path."""
     data = config.data
     if split not in ("train", "validation"):
         return None
@@ -31,7 +31,7 @@ def build_data(config, split: str):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceFiles:
-    """Every `*.pt` of a folder holds {"frames": [L, C, H, W], "actions": [L, A]}; files shorter than seq_len are skipped.
+    """Every `*.pt` of a folder holds {"frames": [L, C, H, W], "actions": [L, A]}; shorter files are skipped.
 
     random_window: one item per file, its start drawn by (seed, epoch, file); else every start in order. Items:
     {"frames": float32 [T, C, H, W], "actions": float32 [T, A]}.

@@ -10,13 +10,12 @@ from jaxtrain.errors import UserError
 from jaxtrain.nn import Carry
 from jaxtrain.optim.original_schedules import one_step_late
 from jaxtrain.systems.hjepa import device_images, device_masks, loss_registry, monitor, tokens
-from jaxtrain.systems.hjepa.ema import momentum_at, move_towards
+from jaxtrain.systems.hjepa.ema import momentum_at, move_towards, parameters_by_key
 from jaxtrain.systems.hjepa.losses import Compared
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.vit import vit_size
 from jaxtrain.task import Loss, Statistics
-from torch_bridge.layouts import named_variables
 
 
 def build_model(config, rngs: nnx.Rngs) -> HJEPA:
@@ -55,15 +54,11 @@ class PreviousWeights(nnx.Module):
     """The context encoder before the last update, which the original mixes into the target. Carried, not exported."""
 
     def __init__(self, encoder: nnx.Module):
-        self.values = nnx.List([Carry(value[...]) for value in _unique(encoder)])
+        self.values = nnx.List([Carry(value[...]) for value in parameters_by_key(encoder)])
 
     def take(self, encoder: nnx.Module) -> None:
-        for kept, value in zip(self.values, _unique(encoder), strict=True):
+        for kept, value in zip(self.values, parameters_by_key(encoder), strict=True):
             kept[...] = value[...]
-
-
-def _unique(module: nnx.Module) -> list[nnx.Variable]:
-    return list({id(v): v for _, v in named_variables(module) if isinstance(v, nnx.Param)}.values())
 
 
 def overrides(section) -> dict:
@@ -72,7 +67,7 @@ def overrides(section) -> dict:
 
 
 def is_trainable(key: str, config) -> bool:
-    """The target follows by averaging; `pos_embed_predictor` gets no gradient, and torch's optimizers skip such ones."""
+    """The target follows by averaging; `pos_embed_predictor` gets no gradient, and torch skips such ones."""
     return not key.startswith("target_encoder.") and key != "predictor.pos_embed_predictor"
 
 
@@ -97,7 +92,7 @@ def _original_update(model: HJEPA, step, config) -> None:
     """The original mixes in the weights before the update, once per micro-batch, with its own schedule."""
     table = jnp.asarray([_original_momentum(config, k) for k in range(config.train.steps)], jnp.float32)
     rate = table[step] ** config.train.accumulate_steps
-    for ours, theirs in zip(_unique(model.target_encoder), model.before_update.values, strict=True):
+    for ours, theirs in zip(parameters_by_key(model.target_encoder), model.before_update.values, strict=True):
         ours[...] = rate * ours[...] + (1 - rate) * theirs[...]
     model.before_update.take(model.context_encoder)
 

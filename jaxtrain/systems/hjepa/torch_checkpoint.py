@@ -117,7 +117,7 @@ class CheckpointManager:
     def load_checkpoint(
         self, checkpoint_path, model=None, optimizer=None, scaler=None, device: str = "cpu"
     ) -> dict[str, Any]:
-        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and what else it holds."""
+        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and the rest."""
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")
         if isinstance(model, torch.nn.Module):

@@ -117,8 +117,8 @@ class HJEPATrainer:
             raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
         if loss_fn is not None and not isinstance(loss_fn, LossSettings):
             raise UserError(
-                f"HJEPATrainer: loss_fn is {type(loss_fn).__name__}, a torch function, and training runs in JAX; pass what "
-                "create_loss_from_config gives, or write the loss in jax.numpy as a task of your own "
+                f"HJEPATrainer: loss_fn is {type(loss_fn).__name__}, a torch function, and training runs in JAX; pass "
+                "what create_loss_from_config gives, or write the loss in jax.numpy as a task of your own "
                 "(docs/adding_a_system.md)"
             )
         self.model, self.config = model, dict(config)

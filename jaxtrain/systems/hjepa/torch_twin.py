@@ -186,7 +186,7 @@ class ActionPredictor(nn.Module):
 
 
 class LeWorldModel(nn.Module):
-    """frames [batch, step, channel, S, S], actions [batch, step, action] -> embeddings, predictions [batch, step, width]."""
+    """frames [batch, step, channel, S, S], actions [batch, step, action] -> embeddings and predictions."""
 
     def __init__(self, config):
         super().__init__()

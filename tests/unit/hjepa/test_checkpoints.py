@@ -62,4 +62,6 @@ def test_a_torch_module_and_its_optimizer_come_back(tmp_path):
     restored = torch.optim.AdamW(fresh.parameters())
     CheckpointManager(tmp_path).load_checkpoint(path, fresh, restored)
     torch.testing.assert_close(fresh.weight, module.weight)
-    torch.testing.assert_close(restored.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    torch.testing.assert_close(
+        restored.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"]
+    )

@@ -21,7 +21,7 @@ BUILDS = {
     "HJEPA default": lambda r: HJEPA(rngs=r),
     "HJEPA vit_tiny, fpn add": lambda r: HJEPA(**TINY, use_fpn=True, fpn_feature_dim=128, rngs=r),
     "HJEPA vit_tiny, 4 levels": lambda r: HJEPA(
-        **TINY | {"predictor_depth": 2},
+        **TINY | {"predictor_depth": 1},
         num_hierarchies=4,
         use_fpn=True,
         fpn_fusion_method="concat",

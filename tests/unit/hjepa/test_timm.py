@@ -1,0 +1,82 @@
+"""timm as an independent judge of the encoder."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jaxtrain.systems.hjepa.torch_vit import VisionTransformer as TorchViT
+from jaxtrain.systems.hjepa.vit import VisionTransformer, call_block, vit_size
+from tests.e2e import torchvision_schemas
+from torch_bridge.datasets import to_torch
+from torch_bridge.state_dict import load_state_dict, state_dict
+
+torchvision_schemas.declare()
+timm = importlib.import_module("timm")
+
+
+def _pair(name, **sizes):
+    """timm's model without its head, and ours with the same weights."""
+    theirs = timm.create_model(name, num_classes=0, **sizes).eval()
+    image = sizes.pop("img_size", 224)
+    shape = jax.eval_shape(lambda: nnx.state(VisionTransformer(image, vit_size(name, **sizes), rngs=nnx.Rngs(0))))
+    graph = nnx.graphdef(nnx.eval_shape(lambda: VisionTransformer(image, vit_size(name, **sizes), rngs=nnx.Rngs(0))))
+    ours = nnx.merge(graph, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shape))
+    load_state_dict(ours, {key: value.numpy() for key, value in theirs.state_dict().items()})
+    return theirs, ours
+
+
+def _features(theirs, ours, size):
+    images = np.random.default_rng(0).normal(size=(2, 3, size, size)).astype(np.float32)
+    with torch.no_grad():
+        wanted = theirs.forward_features(torch.from_numpy(images)).numpy()
+    definition, state = nnx.split(ours)
+    return np.asarray(jax.jit(lambda s, x: nnx.merge(definition, s)(x))(state, jnp.asarray(images))), wanted
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224"])
+def test_vit_base_gives_timms_features_within_1e_5(name):
+    got, wanted = _features(*_pair(name), 224)
+    assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 1e-5
+
+
+def test_a_custom_size_gives_timms_features_within_1e_5():
+    sizes = {"img_size": 24, "patch_size": 4, "embed_dim": 48, "depth": 3, "num_heads": 4, "mlp_ratio": 3.0}
+    got, wanted = _features(*_pair("vit_tiny_patch16_224", **sizes), 24)
+    assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 1e-5
+
+
+def test_an_export_loads_into_timm_strictly():
+    sizes = {"patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    ours = VisionTransformer(16, vit_size("vit_small_patch16_224", **sizes), rngs=nnx.Rngs(0))
+    theirs = timm.create_model("vit_small_patch16_224", img_size=16, num_classes=0, **sizes)
+    exported = {key: to_torch(value) for key, value in state_dict(ours).items()}
+    assert list(exported) == list(theirs.state_dict())
+    theirs.load_state_dict(exported, strict=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"layerscale_init": 0.3}, {"rope_theta": 100.0}])
+def test_the_torch_twin_agrees_with_every_option(options):
+    size = vit_size("vit_tiny_patch16_224", patch_size=4, embed_dim=32, depth=2, num_heads=4)
+    ours, twin = VisionTransformer(16, size, rngs=nnx.Rngs(0), **options), TorchViT(16, size, **options).eval()
+    twin.load_state_dict({key: to_torch(value) for key, value in state_dict(ours).items()}, strict=True)
+    rng = np.random.default_rng(0)
+    images, keep = rng.normal(size=(2, 3, 16, 16)).astype(np.float32), np.array([[0, 5, 7], [1, 2, 15]])
+    with torch.no_grad():
+        wanted = twin(torch.from_numpy(images), keep=torch.from_numpy(keep)).numpy()
+    np.testing.assert_allclose(ours(jnp.asarray(images), keep=jnp.asarray(keep)), wanted, atol=2e-6)
+
+
+def test_checkpointing_changes_no_gradient():
+    size = vit_size("vit_tiny_patch16_224", patch_size=4, embed_dim=16, depth=2, num_heads=2)
+    block = VisionTransformer(8, size, rngs=nnx.Rngs(0)).blocks[0]
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+    grads = [
+        jax.jit(jax.grad(lambda x, flag=flag: jnp.square(call_block(block, x, None, None, flag)).sum()))(x)
+        for flag in (False, True)
+    ]
+    np.testing.assert_allclose(*grads, rtol=1e-5)

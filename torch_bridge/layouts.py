@@ -28,7 +28,7 @@ def key_of(path: tuple) -> str:
 def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[str, nnx.Variable]]:
     """Parameters and buffers as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
     each in the order of their assignment; a tied variable appears under each of its names."""
-    members = list(_members(module))
+    members = list(children(module))
     for kind in (nnx.Param, (Buffer, nnx.BatchStat)):
         for name, value in members:
             if isinstance(value, kind):
@@ -38,7 +38,8 @@ def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[st
             yield from named_variables(value, (*prefix, name))
 
 
-def _members(module) -> Iterator[tuple]:
+def children(module: nnx.Module) -> Iterator[tuple]:
+    """(name, value) of every attribute, in the order of assignment."""
     if isinstance(module, nnx.List):
         yield from enumerate(module)
         return
@@ -53,13 +54,13 @@ def attribute_order(module: nnx.Module) -> tuple:
     Splitting and merging a module, and everything that does so (jit, eval_shape), sorts them by name.
     """
     return tuple(
-        (name, attribute_order(value) if isinstance(value, nnx.Pytree) else ()) for name, value in _members(module)
+        (name, attribute_order(value) if isinstance(value, nnx.Pytree) else ()) for name, value in children(module)
     )
 
 
 def restore_order(module: nnx.Module, order: tuple) -> None:
     """Give a merged module the `attribute_order` of the original back."""
-    members = dict(_members(module))
+    members = dict(children(module))
     for name, inner in order:
         if inner and isinstance(members.get(name), nnx.Pytree):
             restore_order(members[name], inner)
@@ -104,7 +105,7 @@ def first_names(module: nnx.Module) -> dict[str, str]:
 
 
 def _parameters(module, prefix: tuple):
-    members = list(_members(module))
+    members = list(children(module))
     for name, value in members:
         if isinstance(value, nnx.Param):
             yield key_of((*prefix, name)), value

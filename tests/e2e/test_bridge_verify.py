@@ -1,0 +1,54 @@
+"""`python -m torch_bridge.verify`: agreement is shown layer by layer, and a departure is named where it begins."""
+
+import jax
+import pytest
+import torch
+
+from tests.contract.tasks import tiny
+from torch_bridge import files, verify
+from torch_bridge.datasets import to_torch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verify")
+    tiny("digits.classify", path, "train.steps=3", "train.epochs=null", "evaluation.every_epochs=null").train()
+    return path
+
+
+def test_an_export_agrees_in_every_layer_loss_and_gradient(folder, capsys):
+    assert verify.main(["--run", str(folder), "--batches", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "all agree: output 13, loss 1, gradient 21" in said
+    for name in ("stem", "blocks.0.norm1", "blocks.0.attn", "blocks.0.fc2", "blocks.0", "head"):
+        assert f"  {name}\n" in said
+
+
+def test_an_altered_file_is_caught_at_the_layer_that_departs(folder, tmp_path, capsys):
+    model = verify.runs.load_model(folder, "last")[2]
+    state = verify.state_dict(model)
+    state["blocks.0.fc1.weight"] = state["blocks.0.fc1.weight"] * 1.01
+    path = files.save(state, tmp_path / "altered.safetensors")
+    assert verify.main(["--run", str(folder), "--weights", str(path)]) == 1
+    assert "the output of blocks.0.fc1 departs first: relative difference" in capsys.readouterr().out
+
+
+def test_a_gradient_that_departs_alone_is_named(folder):
+    """A twin whose forward is right and whose backward is not."""
+    task, config, model, _ = verify.runs.load_model(folder, "last")
+    twin = task.twin.build(config).eval()
+    twin.load_state_dict({key: to_torch(value) for key, value in verify.state_dict(model).items()})
+    twin.blocks[0].fc2.weight.register_hook(lambda grad: grad * 1.1)
+    loader = verify._loader(task, config, verify.as_source(task.build_data(config, "validation")))
+    report = verify.compare(task, config, model, twin, [loader.host_batch(0)])
+    assert (report.first.kind, report.first.name) == ("gradient", "blocks.0.fc2.weight")
+
+
+def test_recording_leaves_the_classes_as_they_were(folder):
+    model = verify.runs.load_model(folder, "last")[2]
+    before = {type(module): type(module).__call__ for module in verify._modules(model) if callable(module)}
+    with verify.recording_flax(model) as records:
+        model(jax.numpy.zeros((2, 1, 8, 8)))
+    assert len(records) > 10
+    assert all(kind.__call__ is call for kind, call in before.items())
+    assert not any(layer._forward_hooks for layer in torch.nn.Linear(1, 1).modules())

@@ -65,9 +65,9 @@ def _refusal(path: pathlib.Path, text: str) -> str:
 
 def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
     """Size in bytes of every record of a torch zip file, by where its data begins; None for another kind of file."""
-    if not zipfile.is_zipfile(path):
-        return None
     try:
+        if not zipfile.is_zipfile(path):
+            return None
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             sizes = {}
             for record in archive.infolist():

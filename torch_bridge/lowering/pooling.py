@@ -38,10 +38,29 @@ def _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode):
     return sizes, [(0, 0, 0)] * (x.ndim - rank) + pads
 
 
+def _max_pool_with_indices(rank: int):
+    def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+        """The maxima, and their positions in the flattened space of x."""
+        kernel = _fit(kernel_size, rank)
+        stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
+        sizes, _ = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
+        positions = [
+            np.arange(count)[:, None] * s - p + np.arange(k) * d
+            for count, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True)
+        ]
+        return _pick_maximum(x, positions)
+
+    return lower
+
+
 def _max_pool(rank: int):
+    with_indices = _max_pool_with_indices(rank)
+
     def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
         kernel = _fit(kernel_size, rank)
         stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
+        if max(dilation) > 1:  # reduce_window has no gradient then
+            return with_indices(call, x, kernel, stride, padding, dilation, ceil_mode)[0]
         _, pads = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
         lowest = np.asarray(_lowest(x.dtype), x.dtype)
         lead = (1,) * (x.ndim - rank)
@@ -60,21 +79,6 @@ def _max_pool(rank: int):
 
 for _rank in (1, 2, 3):
     lowering(f"max_pool{_rank}d.default")(_max_pool(_rank))
-
-
-def _max_pool_with_indices(rank: int):
-    def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
-        """The maxima, and their positions in the flattened space of x."""
-        kernel = _fit(kernel_size, rank)
-        stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
-        sizes, _ = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
-        positions = [
-            np.arange(count)[:, None] * s - p + np.arange(k) * d
-            for count, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True)
-        ]
-        return _pick_maximum(x, positions)
-
-    return lower
 
 
 for _rank in (2, 3):

@@ -29,13 +29,14 @@ PROPERTY = settings(
 @dataclasses.dataclass
 class Case:
     """args, kwargs: of the operator. gradient: compare gradients too. outputs: how many results count. scale: of the
-    tolerance."""
+    tolerance. fixed: tensors that torch does not differentiate by."""
 
     args: tuple
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     gradient: bool = True
     outputs: int | None = None
     scale: float = 1.0
+    fixed: tuple = ()
 
 
 class Draw:
@@ -106,7 +107,8 @@ def check(name: str, case: Case) -> None:
     """The table's lowering, compiled, gives torch's dtypes, shapes, values and gradients."""
     leaves, spec = pytree.tree_flatten((case.args, case.kwargs))
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    places = [index for index in tensors if _differentiable(leaves[index])] if case.gradient else []
+    fixed = {id(tensor) for tensor in case.fixed}
+    places = [i for i in tensors if _differentiable(leaves[i]) and id(leaves[i]) not in fixed] if case.gradient else []
     leaves = [leaf.detach().requires_grad_() if index in places else leaf for index, leaf in enumerate(leaves)]
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     theirs = _results(operator(name)(*args, **kwargs), case)

@@ -1,0 +1,50 @@
+"""The table names operators that torch has, and every one of them is tested."""
+
+import torch
+
+from tests.unit.lowering import (
+    cases_creation,
+    cases_elementwise,
+    cases_indexing,
+    cases_layers,
+    cases_reductions,
+    cases_views,
+    cases_windows,
+)
+from tests.unit.lowering.compare import operator
+from tests.unit.lowering.test_randomness import SAMPLES
+from torch_bridge.lowering.operators import TABLE
+
+CASES = (
+    cases_creation,
+    cases_elementwise,
+    cases_indexing,
+    cases_layers,
+    cases_reductions,
+    cases_views,
+    cases_windows,
+)
+UNDEFINED_VALUES = {  # torch leaves their memory as it is, so there is nothing to compare
+    f"aten.{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_permuted.default",
+        "empty_strided.default",
+        "empty_like.default",
+        "new_empty.default",
+        "new_empty_strided.default",
+    )
+}
+NO_VALUES = {  # checks; and numbers read out of tensors, which test_from_torch_behaviour.py covers
+    name for name, function in TABLE.items() if function.__name__ in ("no_check", "item")
+}
+
+
+def test_every_name_is_an_operator_of_torch():
+    assert all(isinstance(operator(name), torch._ops.OpOverload) for name in TABLE)
+
+
+def test_every_lowering_is_compared_with_torch():
+    tested = set().union(*(module.CASES for module in CASES), {f"aten.{name}" for name in SAMPLES})
+    assert TABLE.keys() - tested - UNDEFINED_VALUES - NO_VALUES == set()
+    assert tested - TABLE.keys() == set()

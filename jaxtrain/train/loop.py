@@ -17,6 +17,7 @@ from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.early_stop import Best
 from jaxtrain.train.histograms import Histograms
+from jaxtrain.train.pictures import Pictures
 from jaxtrain.train.step import Packed
 from jaxtrain.train.system_metrics import SystemMetrics
 from jaxtrain.train.throughput import Throughput
@@ -72,6 +73,7 @@ class Loop:
         names: dict[int, Packed] = {}
         self.clock = Throughput(start, trainer.work())
         self.system = SystemMetrics()
+        self.pictures = Pictures(trainer)
         histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
         step, began = start, time.perf_counter()
         for first, count, batch in trainer.train_loader.batches(self._calls(start, total)):
@@ -214,9 +216,14 @@ class Loop:
         if self.best.update(metrics[self.best.metric]):
             self.best_metrics = {**metrics, "step": step}
         if self.plateau is not None:
-            self.plateau.update(metrics[self.config.optim.schedule.metric])
+            watched = self.config.optim.schedule.metric
+            if watched not in metrics:
+                raise UserError(f"optim.schedule.metric: {watched} is unknown; this task has {', '.join(metrics)}")
+            self.plateau.update(metrics[watched])
         epoch = step / self.trainer.steps_per_epoch
         self.tracker.point(step, epoch, "validation", metrics)
+        with self.clock.phase("evaluation"):
+            self.pictures.log(step, self.tracker)
         train = f"train loss {self.train_history[-1]['loss']:.4f}  " if self.train_history else ""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.tracker.say(f"epoch {epoch:g}  step {step}  {train}validation {shown}")

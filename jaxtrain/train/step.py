@@ -61,6 +61,7 @@ def make_train_step(
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
+        metrics |= task.scalars(config, state.updates) if task.scalars is not None else {}
         return done, metrics | rates_of(lr)
 
     return train_step

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -249,7 +250,7 @@ class Trainer:
             raise
         finally:
             watchdog.stop()
-            tracker.close()
+            tracker.close(failed=sys.exc_info()[0] is not None)
             for crew in self._crews.values():
                 crew.close()
         self._write_back()
@@ -379,14 +380,22 @@ class Trainer:
     def _evaluators(self) -> dict[str, Callable[[], dict[str, float]]]:
         return self.__dict__.setdefault("_evaluator_cache", {})
 
-    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
+    def evaluated_params(self) -> dict[str, jax.Array]:
+        """The averaged weights where there are and `evaluation.averaged` asks for them, else those that train."""
+        return (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
+
+    def evaluation_loader(self, split: str) -> tuple[Any, Any, Loader]:
+        """Source, index stream and loader of a split, in order and to its last sample."""
         source = self.source(split)
         if source is None:
             raise UserError(f"there is no `{split}` data to evaluate on")
         size = own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
         unit = self.layout.batch_devices
         stream = make_stream(source, -(-size // unit) * unit, self.config.seed, False, False, False)
-        loader = self._loader(split, source, stream, 1)
+        return source, stream, self._loader(split, source, stream, 1)
+
+    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
+        source, stream, loader = self.evaluation_loader(split)
         columns = self.columns(loader)
         step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
         first_micro = lambda *arguments: step(
@@ -396,7 +405,7 @@ class Trainer:
         compiled = Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
 
         def run() -> dict[str, float]:
-            params = (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
+            params = self.evaluated_params()
             calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
             results = (
                 compiled(params, self.state.frozen, self.state.buffers, batch, columns)

@@ -1,14 +1,17 @@
 """What a run logs, read back by each tracker's own reader."""
 
+import contextlib
 import json
 import pathlib
 import struct
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
 from jaxtrain.train import trackers
+from jaxtrain.train.loop import NotFiniteError
 from jaxtrain.train.tracking import Tracker
 from tests.unit.engine import runs
 from tests.unit.engine.runs import points, trained
@@ -83,6 +86,27 @@ def test_tensorboard_reads_back_an_image(tmp_path):
     assert (step, value.image.width, value.image.height) == (3, 2, 2)
 
 
+def test_a_task_draws_its_pictures_after_every_evaluation(tmp_path):
+    def pictures(outputs, batch, config):
+        return {"targets": jnp.broadcast_to(batch["y"][:, None, None] > 0, (8, 5, 3)).astype(jnp.float32)}
+
+    made = runs.trainer(
+        tmp_path,
+        runs.task(pictures=pictures),
+        tracking__tensorboard=True,
+        evaluation__every_steps=4,
+    )
+    made._sources["validation"] = made.source("train")
+    made.train()
+    found = events(tmp_path, "validation/targets")
+    assert [(step, value.image.height, value.image.width) for step, value in found] == [(4, 8, 5), (8, 8, 5)]
+
+
+def test_a_task_logs_scalars_of_its_own_with_every_step(tmp_path):
+    trained(tmp_path, runs.task(scalars=lambda config, step: {"ema_momentum": 0.9 + 0.01 * step}))
+    assert [p["ema_momentum"] for p in points(tmp_path)] == pytest.approx([0.9 + 0.01 * k for k in range(8)])
+
+
 def test_wandb_offline_holds_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -139,6 +163,25 @@ def test_a_failing_tracker_never_stops_training(tmp_path, monkeypatch):
     assert broken.calls == 1
     log = (tmp_path / "train.log").read_text()
     assert log.count("Broken failed and is off for the rest of the run: ConnectionError: the server is gone") == 1
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_trackers_hear_whether_the_run_failed(tmp_path, monkeypatch, poisoned):
+    heard = []
+
+    class Listening:
+        start = scalars = lambda self, *arguments: None
+
+        def close(self, failed):
+            heard.append(failed)
+
+    monkeypatch.setattr("jaxtrain.train.tracking.make_backends", lambda config, folder: {"Listening": Listening})
+    data = runs.data()
+    data["x"][:] = np.nan if poisoned else data["x"]
+    made = runs.trainer(tmp_path, None, data)
+    with pytest.raises(NotFiniteError) if poisoned else contextlib.nullcontext():
+        made.train()
+    assert heard == [poisoned]
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(tmp_path, monkeypatch):

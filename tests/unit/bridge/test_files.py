@@ -82,17 +82,6 @@ def test_sharded_hugging_face_folders_are_read_and_written(tmp_path, monkeypatch
         files.load(folder)
 
 
-def test_transformers_reads_an_exported_folder(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30)
-    model = BertModel(config)
-    state = {key: value.numpy() for key, value in model.state_dict().items()}
-    folder = files.save_folder(state, config.to_dict(), tmp_path / "hf")
-    loaded = BertModel.from_pretrained(folder).state_dict()
-    assert all(torch.equal(loaded[key], value) for key, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize("key", ["model_state_dict", "state_dict", "model"])
 def test_the_dicts_that_training_loops_save_are_understood(key, tmp_path):
     content = {key: TENSORS, "epoch": 3, "global_step": 40, "best_metric": np.float64(0.5), "history": [{"loss": 1.0}]}

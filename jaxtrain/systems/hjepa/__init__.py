@@ -57,10 +57,6 @@ def _build_sequences(config, split):
     return build_data(config, split)
 
 
-def _report(model, source, config, folder):
-    from jaxtrain.systems.hjepa.report import report
-
-    return report(model, source, config, folder)
 
 
 TASKS = {
@@ -84,7 +80,6 @@ TASKS = {
         after_update=task.after_update,
         schedule=task.schedule,
         initial_weights=task.initial_weights,
-        report=_report,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
         tiny_config="hjepa_tiny",
     ),

@@ -57,8 +57,6 @@ def _build_sequences(config, split):
     return build_data(config, split)
 
 
-
-
 TASKS = {
     "pretrain": Task(
         sections={

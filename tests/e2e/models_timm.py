@@ -19,26 +19,19 @@ def _image(name: str, kind: str, size: int = 32, training: bool = False, **optio
     return Architecture(name, "timm", build, training)
 
 
-def _mixer():
-    from timm.models.mlp_mixer import MlpMixer
-
-    return MlpMixer(num_classes=5, img_size=32, patch_size=8, embed_dim=16, num_blocks=2)
-
-
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 ARCHITECTURES = [
     _image("ResNet", "test_resnet", size=64, training=True),
     _image("EfficientNet", "test_efficientnet", size=64, training=True),
     _image("ByobNet", "test_byobnet", size=64, training=True),
-    _image("NFNet", "test_nfnet"),
+    _image("NFNet", "test_nfnet", size=64),
     _image("ConvNeXt", "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
     _image("DenseNet", "densenet121", growth_rate=4, block_config=(1, 2)),
     _image("ViT, timm", "vit_tiny_patch16_224", **VIT),
     _image(
         "Swin V2", "swinv2_tiny_window8_256", img_size=32, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(2, 2)
     ),
-    Architecture("MLP-Mixer", "timm", lambda: (_mixer(), torch.randn(2, 3, 32, 32))),
     _image(
         "LeViT",
         "levit_128s",

@@ -1,4 +1,4 @@
-"""Decoders and encoder-decoders of transformers in JAX: outputs within 1e-5 of torch, gradients 1e-4, running statistics 1e-5."""
+"""Decoders and encoder-decoders of transformers in JAX: outputs within 1e-5 of torch, gradients 1e-4."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Vision and speech models of transformers in JAX: outputs within 1e-5 of torch, gradients 1e-4, running statistics 1e-5."""
+"""Vision and speech models of transformers in JAX: outputs within 1e-5 of torch, gradients 1e-4."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """torch modules as JAX: `export` records a module, `interpreter` runs the record, the other files lower operators.
 
-`register(name, function)` adds or replaces a lowering; the table is in docs/operators.md.
+`register(name, function)` adds or replaces a lowering.
 """
 
 from torch_bridge.lowering.errors import Obstacle, UnsupportedModel

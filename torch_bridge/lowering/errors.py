@@ -33,7 +33,7 @@ class UnsupportedModel(ValueError):
 
 ADVICE_OPERATORS = (
     "Give JAX the missing operators, torch_bridge.lowering.register(NAME, lambda call, *args: ...), or rewrite these "
-    "lines with operators of docs/operators.md."
+    "lines with operators of torch_bridge.lowering.TABLE."
 )
 ADVICE_DATA = (
     "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "

@@ -44,8 +44,8 @@ REDUCTIONS = (torch.Tensor.mean, torch.mean, torch.Tensor.sum, torch.sum)
 
 
 class RealRows(TorchFunctionMode):
-    """While active, losses of torch.nn.functional (and, with `reductions`, means and sums over the batch axis) leave out
-    the rows that are not valid. A tensor belongs to the batch where its first axis is the batch, or the batch times
+    """While active, losses of torch.nn.functional (and, with `reductions`, means and sums over the batch axis) leave
+    out the rows that are not valid. A tensor belongs to the batch where its first axis is the batch, or the batch times
     something, samples outermost. `counts` collects how many elements each mean was taken over."""
 
     def __init__(self, valid: torch.Tensor, reductions: bool):

@@ -127,11 +127,12 @@ def task_from_module(
 
     loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: one
     collated batch in numpy, with `valid` and `index`; its batch size does not matter. options: `inputs` and `target` of
-    Definition. `task.twin.build(None)` gives a copy of the module; `task.definition` has `write_back(model)`.
+    Definition. `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)`
+    writes trained weights into the module itself.
     Raises UserError that lists everything that cannot be converted, with the lines of the module.
     """
     definition = Definition(module, loss, example_batch, **options)
-    task = Task(
+    return Task(
         build_model=lambda config, rngs: definition.build(),
         initial_weights=lambda config: definition.weights(),
         loss=lambda model, batch, config, rngs: definition.loss(model, batch, rngs),
@@ -142,7 +143,6 @@ def task_from_module(
         twin=TorchTwin(build=lambda config: definition.copy(), call=definition.call),
         couples_samples=any(isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) for inner in module.modules()),
     )
-    return task
 
 
 # --- from YAML ------------------------------------------------------------------------------------------------------

@@ -389,7 +389,9 @@ def _nan_to_num(draw):
 
 @case("_to_copy.default")
 def _to_copy(draw):
-    return Case((draw.any(draw.shape()),), {"dtype": draw.one(*FLOATS, *INTEGERS[:2], torch.bool, None)}, gradient=False)
+    return Case(
+        (draw.any(draw.shape()),), {"dtype": draw.one(*FLOATS, *INTEGERS[:2], torch.bool, None)}, gradient=False
+    )
 
 
 @case("type_as.default")
@@ -439,7 +441,9 @@ _options("hardtanh", [(-0.5, 0.7)])
 
 @case("gelu.default")
 def _gelu(draw):
-    return Case((draw.floats(draw.shape(), -4, 4, draw.one(*FLOATS)),), {"approximate": draw.one("none", "tanh")}, scale=2)
+    return Case(
+        (draw.floats(draw.shape(), -4, 4, draw.one(*FLOATS)),), {"approximate": draw.one("none", "tanh")}, scale=2
+    )
 
 
 @case("threshold.default")

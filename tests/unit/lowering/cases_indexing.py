@@ -93,7 +93,9 @@ def _scatter_old_reduce(draw):
     x = draw.floats(draw.shape(1, smallest=1))
     dim = draw.dim(x.dim())
     index = _partial(draw, x, dim)
-    return Case((x, dim, index, draw.floats(index.shape)), {"reduce": draw.one("add", "multiply")}, gradient=False, scale=2)
+    return Case(
+        (x, dim, index, draw.floats(index.shape)), {"reduce": draw.one("add", "multiply")}, gradient=False, scale=2
+    )
 
 
 @case("scatter.value_reduce")

@@ -138,7 +138,11 @@ def _variance_dims(draw):
 @case("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
 def _variance_correction(draw):
     x = _spread(draw)
-    return Case((x, draw.one(None, draw.dims(x.dim(), 1))), {"correction": draw.one(None, 0, 1, 2), "keepdim": draw.flag()}, scale=4)
+    return Case(
+        (x, draw.one(None, draw.dims(x.dim(), 1))),
+        {"correction": draw.one(None, 0, 1, 2), "keepdim": draw.flag()},
+        scale=4,
+    )
 
 
 @case("logsumexp.default")

@@ -1,6 +1,5 @@
 """Arguments for the operators of views.py."""
 
-
 import torch
 
 from tests.unit.lowering.compare import Case, Draw

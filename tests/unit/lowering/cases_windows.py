@@ -115,7 +115,9 @@ def _soft_margin(draw):
 def _bce(draw):
     shape = draw.shape(smallest=1)
     weight = draw.one(None, draw.floats(shape, 0, 1))
-    return Case((draw.floats(shape, 0.05, 0.95), draw.floats(shape, 0, 1), weight, draw.int(0, 2)), scale=2, fixed=(weight,))
+    return Case(
+        (draw.floats(shape, 0.05, 0.95), draw.floats(shape, 0, 1), weight, draw.int(0, 2)), scale=2, fixed=(weight,)
+    )
 
 
 @case("binary_cross_entropy_with_logits.default")

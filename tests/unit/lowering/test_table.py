@@ -35,7 +35,7 @@ UNDEFINED_VALUES = {  # torch leaves their memory as it is, so there is nothing 
         "new_empty_strided.default",
     )
 }
-NO_VALUES = {  # checks; and numbers read out of tensors, which test_from_torch_behaviour.py covers
+NO_VALUES = {  # checks, and numbers read out of tensors
     name for name, function in TABLE.items() if function.__name__ in ("no_check", "item")
 }
 

@@ -32,9 +32,9 @@ class DataConfig(Section):
 
 
 class ScheduleConfig(Section):
-    name: Literal[
-        "constant", "cosine", "cosine_with_restarts", "linear", "polynomial", "step", "wsd", "plateau"
-    ] = "cosine"
+    name: Literal["constant", "cosine", "cosine_with_restarts", "linear", "polynomial", "step", "wsd", "plateau"] = (
+        "cosine"
+    )
     warmup_steps: int | None = Field(None, ge=0)  # optimizer steps; one of the three warmup keys
     warmup_epochs: float | None = Field(None, ge=0)
     warmup_ratio: float | None = Field(None, ge=0, le=1)  # of all steps

@@ -48,3 +48,7 @@ def _imported(node):
 
 
 _TORCH_FREE = importlib.util.find_spec("torch") is None
+if not _TORCH_FREE:
+    from tests.e2e.torchvision_schemas import declare
+
+    declare()  # before anything imports timm or transformers

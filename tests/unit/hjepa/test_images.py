@@ -98,7 +98,8 @@ def test_a_mixture_has_the_originals_length(folder, tmp_path, strategy, length):
     )
     items = [source[SampleIndex.of(i, 0)] for i in range(len(source))]
     assert len(items) == length
-    assert {item["dataset"] for item in items} == {0, 1}
+    epochs = [source[SampleIndex.of(i, epoch)] for epoch in range(8) for i in range(len(source))]
+    assert {item["dataset"] for item in epochs} == {0, 1}
 
 
 def test_loader_masks_have_one_count_and_change_with_the_epoch():

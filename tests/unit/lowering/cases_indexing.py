@@ -60,7 +60,7 @@ def _scatter(draw):
     x = draw.floats(draw.shape(1, smallest=1))
     dim = draw.dim(x.dim())
     index = _unique(draw, x, dim)
-    return Case((x, dim, index, draw.floats(x.shape)))
+    return Case((x, dim, index, draw.floats(index.shape)))  # torch's own gradient wants a source of the index's shape
 
 
 @case("scatter.value")

@@ -1,11 +1,13 @@
 """Tests run on the CPU, share one compile cache and never touch the user's folders."""
 
 import ast
+import functools
 import importlib.util
 import os
 import pathlib
 import tempfile
 
+ROOT = pathlib.Path(__file__).parents[1]
 CACHE = pathlib.Path(
     os.environ.get("JAX_COMPILATION_CACHE_DIR", pathlib.Path(tempfile.gettempdir()) / "jaxtrain-tests")
 )
@@ -37,14 +39,36 @@ def pytest_report_header(config):
 
 
 def _needs_more(path: pathlib.Path) -> bool:
-    names = {name.split(".")[0] for node in ast.walk(ast.parse(path.read_text())) for name in _imported(node)}
-    return any(importlib.util.find_spec(name) is None for name in names if name not in ("tests", "benchmarks"))
+    """Whether a file, or one of the project's own that it imports, imports what is not installed."""
+    seen, waiting = set(), [path]
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        names = _names(file)
+        own = {name for name in names if name.split(".")[0] in ("tests", "jaxtrain", "torch_bridge", "benchmarks")}
+        if any(importlib.util.find_spec(name.split(".")[0]) is None for name in names - own):
+            return True
+        bases = [ROOT.joinpath(*name.split(".")) for name in own]
+        files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
+        waiting += [file for file in files if file.is_file()]
+    return False
+
+
+@functools.cache
+def _names(path: pathlib.Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text())
+    is_test = "tests" in path.relative_to(ROOT).parts  # a test runs its functions; the product's import lazily
+    return frozenset(name for node in (ast.walk(tree) if is_test else tree.body) for name in _imported(node))
 
 
 def _imported(node):
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
 
 
 _TORCH_FREE = importlib.util.find_spec("torch") is None

@@ -10,7 +10,7 @@ if [ -z "$python" ]; then echo "newest jax: skipped, this machine has no Python 
 stamp=.venv312/installed
 if [ ! -e $stamp ] || [ pyproject.toml -nt $stamp ]; then
   [ -x .venv312/bin/python ] || $python -m venv .venv312
-  .venv312/bin/python -m pip install -q --disable-pip-version-check -e . pytest pytest-xdist hypothesis
+  .venv312/bin/python -m pip install -q --disable-pip-version-check -e . pytest pytest-xdist hypothesis tokenizers pillow matplotlib
   touch $stamp
 fi
 .venv312/bin/python -c 'import jax, sys; print("newest jax:", jax.__version__, "on Python", sys.version.split()[0])'

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from jaxtrain.errors import UserError
 from jaxtrain.train.trackers import Backend, make_backends
 
 LOG = logging.getLogger("jaxtrain")
@@ -35,9 +36,12 @@ class Tracker:
             LOG.addHandler(logging.NullHandler())
             return
         self._constructors = make_backends(config, folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log_to(folder / "train.log")
-        self._metrics = (folder / "metrics.jsonl").open("a")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._log_to(folder / "train.log")
+            self._metrics = (folder / "metrics.jsonl").open("a")
+        except OSError as error:
+            raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}; choose another run.dir") from None
 
     def _log_to(self, path: pathlib.Path) -> None:
         LOG.setLevel(logging.INFO)

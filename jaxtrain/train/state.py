@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain.config import PrecisionConfig
+from jaxtrain.runtime.precision import POLICIES
 from torch_bridge.layouts import attribute_order, key_of, restore_order
 
 Arrays = dict[str, jax.Array]  # by the variable's path joined with dots, which is its torch key
@@ -77,9 +79,11 @@ class Skeleton:
         return model
 
 
-def initial_scale(scaled: bool) -> Arrays:
-    """Loss scale of float16: the value and the updates since it last changed. Source: torch GradScaler's defaults."""
-    return {"value": jnp.float32(2.0**16), "good_steps": jnp.int32(0)} if scaled else {}
+def initial_scale(precision: PrecisionConfig) -> Arrays:
+    """Loss scale of float16: its value and the updates since it last changed; nothing where losses are not scaled."""
+    if not POLICIES[precision.policy].scaled:
+        return {}
+    return {"value": jnp.float32(precision.loss_scale), "good_steps": jnp.int32(0)}
 
 
 def initial_guard(guarded: bool) -> Arrays:

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -207,7 +206,7 @@ class Trainer:
                 buffers=buffers,
                 opt_state=self.optimizer.init(params),
                 ema=params if config.optim.ema_decay is not None else {},
-                scale=initial_scale(self.precision.scaled),
+                scale=initial_scale(config.precision),
                 guard=initial_guard(config.train.spike_factor is not None),
             )
 
@@ -237,10 +236,12 @@ class Trainer:
         tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
         watchdog = Watchdog(self.folder, self.config.train.hang_timeout_s)
         watchdog.start()
+        finished = False
         try:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run()
             self._write_summary(loop, time.time() - started)
+            finished = True
         except Exception as error:
             lost = watchdog.name_the_lost() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
             if lost:
@@ -250,7 +251,7 @@ class Trainer:
             raise
         finally:
             watchdog.stop()
-            tracker.close(failed=sys.exc_info()[0] is not None)
+            tracker.close(failed=not finished)
             for crew in self._crews.values():
                 crew.close()
         self._write_back()

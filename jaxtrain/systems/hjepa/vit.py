@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Conv2d, DropPath, LayerNorm, Linear, attention, gelu
 from jaxtrain.nn.initializers import normal, truncated_normal
@@ -202,9 +203,9 @@ class VisionTransformer(nnx.Module):
 
 
 def call_block(block, x, rotation, rngs, checkpointing: bool):
-    """block(x), keeping only x for the backward pass where `checkpointing`."""
+    """block(x), keeping only x for the backward pass where `checkpointing`, else what `train.remat` says."""
     if not checkpointing:
-        return block(x, rotation, rngs=rngs)
+        return nn.block(block, x, rotation, rngs=rngs)
     definition, state = nnx.split(block)
     return jax.checkpoint(lambda state, x: nnx.merge(definition, state)(x, rotation, rngs=rngs))(state, x)
 

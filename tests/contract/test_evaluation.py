@@ -1,11 +1,17 @@
 """Evaluation and the crossing to torch, for every task."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from jaxtrain.task import find_task
+from jaxtrain.train import init_from, training_file
 from tests.contract.tasks import TASKS, assert_equal, tiny
+from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, state_dict
 
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
@@ -47,3 +53,57 @@ def test_state_dict_round_trip_is_bit_identical(name, tmp_path):
     model = second.model()
     load_state_dict(model, state, strict=True)
     assert_equal(state, state_dict(model))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_bit(name, tmp_path):
+    """The file goes through torch.load, torch.optim and torch.save."""
+    trainer = tiny(name, tmp_path, "train.steps=9")
+    fresh = trainer.state
+    trainer.state = wanted = as_if_trained(fresh, updates=7)
+    path = files.save(torch_checkpoint(trainer), tmp_path / "jax.pt")
+    torch.save(through_torch(torch.load(path, weights_only=True)), tmp_path / "torch.pt")
+    trainer.state = fresh
+    init_from.apply(trainer, tmp_path / "torch.pt")
+    for part in ("params", "frozen", "buffers", "opt_state", "step", "updates"):
+        leaves = [jax.device_get(jax.tree.leaves(getattr(state, part))) for state in (wanted, trainer.state)]
+        assert_equal(*(dict(enumerate(arrays)) for arrays in leaves))
+
+
+def as_if_trained(state, updates: int):
+    """The state with every array replaced by numbers that no initialisation gives; counters stand at `updates`."""
+    rng = np.random.default_rng(0)
+
+    def fill(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        if leaf.dtype == jnp.bool_:
+            return jnp.asarray(rng.integers(0, 2, leaf.shape), bool)
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jnp.full(leaf.shape, updates, leaf.dtype)
+        return jnp.asarray(rng.normal(size=leaf.shape) ** 2, leaf.dtype)
+
+    parts = ("params", "frozen", "buffers", "opt_state", "step", "updates")
+    return state.replace(**{part: jax.tree.map(fill, getattr(state, part)) for part in parts})
+
+
+def torch_checkpoint(trainer) -> dict:
+    fields = ("params", "frozen", "buffers", "opt_state", "step", "updates")
+    state = {name: getattr(trainer.state, name) for name in fields}
+    return training_file.tree(
+        trainer.resolved, trainer.skeleton, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
+    )
+
+
+def through_torch(saved: dict) -> dict:
+    """The checkpoint with its optimizer state as torch's own optimizer saves it after loading it."""
+    make = {"torch.optim.AdamW": torch.optim.AdamW, "torch.optim.Adam": torch.optim.Adam}.get(
+        saved["optimizer_class"], functools.partial(torch.optim.SGD, lr=1.0)
+    )
+    groups = [
+        {"params": [(key, torch.nn.Parameter(saved["model"][key])) for key in group["param_names"]]}
+        for group in saved["optimizer"]["param_groups"]
+    ]
+    optimizer = make(groups)
+    optimizer.load_state_dict(saved["optimizer"])
+    return {**saved, "optimizer": optimizer.state_dict()}

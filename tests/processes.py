@@ -40,14 +40,21 @@ def environment(launcher: str, process: int, processes: int, port: int) -> dict[
     }[launcher]  # fmt: skip
 
 
-def start(processes: int, *arguments: str, launcher: str = "torchrun", port: int | None = None, **extra: str):
-    """Start `python -m jaxtrain.run` so many times."""
+def start(
+    processes: int,
+    *arguments: str,
+    launcher: str = "torchrun",
+    port: int | None = None,
+    module: str = "jaxtrain.run",
+    **extra: str,
+):
+    """Start `python -m jaxtrain.run` (or another module) so many times."""
     port = port or free_port()
     running = []
     for process in range(processes):
         own = environment(launcher, process, processes, port) if processes > 1 else {}
         env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {k: str(v) for k, v in own.items()} | extra
-        command = [sys.executable, "-m", "jaxtrain.run", *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         running.append(subprocess.Popen(command, env=env, text=True, **pipes))
     return running

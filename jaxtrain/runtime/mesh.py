@@ -94,9 +94,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
     """
     devices = list(jax.devices() if devices is None else devices)
     if config.devices is not None:
-        if config.devices > len(devices):
-            raise UserError(f"shard.devices: {config.devices}, but this machine has {len(devices)}")
-        devices = devices[: config.devices]
+        devices = _first_of_each_process(devices, config.devices)
     if len(devices) % config.tensor:
         raise UserError(f"shard.tensor: {config.tensor} does not divide {len(devices)} devices")
     data = len(devices) // config.tensor
@@ -106,6 +104,17 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
     grid = np.array(devices).reshape(replicas, data // replicas, config.tensor)
     mesh = Mesh(grid, (*BATCH_AXES, "tensor"), axis_types=(AxisType.Auto,) * 3)
     return Layout(mesh, config.strategy, rules or {})
+
+
+def _first_of_each_process(devices: list, count: int) -> list:
+    """Raises UserError where a process has fewer."""
+    own: dict[int, list] = {}
+    for device in devices:
+        own.setdefault(device.process_index, []).append(device)
+    fewest = min(len(mine) for mine in own.values())
+    if count > fewest:
+        raise UserError(f"shard.devices: {count}, but this machine has {fewest}")
+    return [device for mine in own.values() for device in mine[:count]]
 
 
 def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.batch_size") -> None:

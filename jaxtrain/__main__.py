@@ -1,0 +1,33 @@
+"""`jaxtrain COMMAND ...`: the commands of `python -m jaxtrain.COMMAND` under one name."""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "run": "train what a YAML file describes",
+    "evaluate": "metrics of a checkpoint on a whole split",
+    "export": "the weights as a torch state dict",
+    "report": "a page about one run or several",
+    "checkpoints": "list, verify or prune a run's checkpoints",
+    "tune": "search hyper-parameters",
+    "lr_find": "learning-rate range test",
+    "plan": "memory and collectives on GPUs that are not here",
+    "generate": "continue a prompt with a trained language model",
+    "doctor": "what this machine offers",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        lines = "".join(f"  {command:12} {about}\n" for command, about in COMMANDS.items())
+        print(f"usage: jaxtrain COMMAND ...\n\n{lines}\n`jaxtrain COMMAND --help` says more, with an example.")
+        return 0
+    if name not in COMMANDS:
+        print(f"error: {name}: no such command; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"jaxtrain.{name}").main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

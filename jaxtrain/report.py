@@ -1,0 +1,30 @@
+"""A page about one run or several: `python -m jaxtrain.report --run runs/digits [--run runs/other]`."""
+
+import argparse
+import pathlib
+import sys
+
+from jaxtrain import commands
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "report",
+        "Write one self-contained HTML page: curves, speed, config, environment, evaluations and pictures.",
+        "python -m jaxtrain.report --run runs/a --run runs/b --output compared.html",
+    )
+    p.add_argument("--run", required=True, action="append", metavar="DIR", help="a run folder; several are compared")
+    p.add_argument("--output", metavar="F.html", help="default: report.html in the first run's folder")
+    return commands.main(run, p.parse_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from jaxtrain.reporting import page, records
+
+    read = [records.read(folder) for folder in arguments.run]
+    output = pathlib.Path(arguments.output or read[0].folder / "report.html")
+    print(f"wrote {page.write(read, output)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Line charts as SVG text, without a library: they need neither scripts nor a network."""
+
+import html
+import math
+from collections.abc import Sequence
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 480, 260
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 30
+MOST_POINTS = 600
+DASHED = "4 3"
+
+
+def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> str:
+    """A figure with its caption. series: (label, colour number, dashed, points of (step, value)).
+
+    The value axis is logarithmic where all values are positive and span three decades. Points that are not finite
+    break the line.
+    """
+    finite = [(x, y) for *_, points in series for x, y in points if math.isfinite(y)]
+    if not finite:
+        return ""
+    values = [y for _, y in finite]
+    logarithmic = min(values) > 0 and max(values) / min(values) >= 1000
+    scale = math.log10 if logarithmic else float
+    low, high = _widen(min(map(scale, values)), max(map(scale, values)))
+    first, last = _widen(min(x for x, _ in finite), max(x for x, _ in finite), 0)
+    place_x = lambda x: LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+    place_y = lambda y: HEIGHT - BOTTOM - (scale(y) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = []
+    for value in _log_ticks(low, high) if logarithmic else _ticks(low, high):
+        y = place_y(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+    for value in _ticks(first, last):
+        x = place_x(value)
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{number(value)}</text>')
+    for label, colour, dashed, points in series:
+        dash = f' stroke-dasharray="{DASHED}"' if dashed else ""
+        for piece in _pieces(thin(points)):
+            path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in piece)
+            mark = f'<circle class="c{colour}" r="2.5" cx="{path.partition(",")[0]}" cy="{path.partition(",")[2]}"/>'
+            shape = mark if len(piece) == 1 else f'<polyline class="line c{colour}"{dash} points="{path}"/>'
+            tip = f"{label}: last {number(piece[-1][1])} at step {number(piece[-1][0])}"
+            parts.append(f"<g><title>{html.escape(tip)}</title>{shape}</g>")
+    name = html.escape(title)
+    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name} by step">{"".join(parts)}</svg>'
+    note = " (log scale)" if logarithmic else ""
+    return f"<figure><figcaption>{name}{note}</figcaption>{drawing}</figure>"
+
+
+def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most about `most` points: of every stretch its lowest and its highest, so that no spike disappears."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / (most // 2))
+    kept = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        ends = [min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])]
+        kept += sorted(set(ends))
+    return [*kept, points[-1]] if kept[-1] != points[-1] else kept
+
+
+def number(value: float) -> str:
+    """Short for people: 12,000 -> 12k, 0.00012 -> 1.2e-4."""
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size < 1e-3:
+        digits, _, power = f"{value:.2g}".partition("e") if size < 1e-4 else (f"{value:.3g}", "", "")
+        return f"{digits}e{int(power)}" if power else digits
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if suffix == 'k' else limit):.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def _pieces(points: Points) -> list[list[tuple[float, float]]]:
+    """Runs of finite values."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if math.isfinite(y):
+            pieces[-1].append((x, y))
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def _widen(low: float, high: float, share: float = 0.04) -> tuple[float, float]:
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        return low - room, high + room
+    return low - share * (high - low), high + share * (high - low)
+
+
+def _ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) between low and high."""
+    raw = (high - low) / wanted
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
+    start = math.ceil(low / step)
+    return [round(i * step, 12) for i in range(start, math.floor(high / step) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten; low and high are logarithms."""
+    return [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]

@@ -1,0 +1,68 @@
+"""What a run folder tells about its run."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from jaxtrain import config_io
+from jaxtrain.errors import UserError
+
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg")
+LARGEST_PICTURE = 4 * 2**20  # bytes; a page that carries more is slow to open
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One run. points: the objects of metrics.jsonl. tables: JSON that `evaluate` wrote, by file name. settings: the
+    resolved config, by dotted key."""
+
+    name: str
+    folder: pathlib.Path
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    points: list[dict[str, Any]]
+    tables: dict[str, Any]
+    pictures: list[pathlib.Path]
+
+    def series(self, metric: str, split: str) -> list[tuple[float, float]]:
+        """(step, value) of every logged point that has the metric."""
+        rows = (p for p in self.points if p["split"] == split and p["values"].get(metric) is not None)
+        return [(p["step"], float(p["values"][metric])) for p in rows]
+
+    def metrics(self) -> list[str]:
+        """Every logged name, in the order of its first appearance."""
+        return list(dict.fromkeys(name for point in self.points for name in point["values"]))
+
+
+def read(folder: str | pathlib.Path) -> Record:
+    """Raises UserError for a folder that is no run's. A line of metrics.jsonl that was cut off is left out."""
+    folder = pathlib.Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"--run {folder}: no run folder, it holds no config.yaml; give the folder that a run wrote")
+    reports = sorted(path for path in folder.glob("reports/**/*") if path.is_file())
+    return Record(
+        name=folder.resolve().name,
+        folder=folder,
+        settings=config_io.flatten(config_io.read(folder / "config.yaml")),
+        summary=_json(folder / "summary.json"),
+        environment=_json(folder / "environment.json"),
+        points=_lines(folder / "metrics.jsonl"),
+        tables={str(path.relative_to(folder)): _json(path) for path in reports if path.suffix == ".json"},
+        pictures=[path for path in reports if path.suffix in PICTURES and path.stat().st_size <= LARGEST_PICTURE],
+    )
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    points = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            points.append(json.loads(line))
+        except ValueError:
+            continue  # a run that is being written to, or was killed
+    return points

@@ -1,0 +1,95 @@
+"""The page about a run says what the run folder holds, and asks nobody for anything."""
+
+import json
+import math
+
+import pytest
+
+from jaxtrain import report
+from jaxtrain.errors import UserError
+from jaxtrain.reporting import charts, records
+from tests.browser import needs_browser, open_page, requests_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_run(tmp_path / "first", lr=1e-3)
+
+
+def write_run(folder, lr):
+    (folder / "reports").mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"task: digits.classify\noptim:\n  lr: {lr}\n")
+    (folder / "summary.json").write_text(json.dumps({"task": "digits.classify", "steps": 3, "best": {"accuracy": 0.5}}))
+    points = [
+        {"step": step, "epoch": step, "split": split, "values": {"loss": math.exp(-step), "lr": lr}}
+        for step in range(1, 40)
+        for split in ("train", "validation")
+    ]
+    cut = '{"step": 40, "epoch": 40, "spl'
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points) + cut)
+    (folder / "reports/scores.json").write_text(json.dumps({"f1": {"macro": 0.75}, "note": "<b>&"}))
+    (folder / "reports/picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+def test_the_page_holds_summary_curves_config_tables_and_pictures_without_a_request(folder, capsys):
+    assert report.main(["--run", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    for wanted in ("digits.classify", 'aria-label="loss by step"', "optim.lr", "f1.macro", "0.75", "&lt;b&gt;&amp;"):
+        assert wanted in page
+    assert "data:image/png;base64," in page
+    assert requests_of(page) == []
+    assert "<script" not in page
+
+
+def test_runs_side_by_side_show_the_settings_that_differ(folder, tmp_path):
+    other = write_run(tmp_path / "second", lr=3e-3)
+    output = tmp_path / "both.html"
+    assert report.main(["--run", str(folder), "--run", str(other), "--output", str(output)]) == 0
+    differing = output.read_text().partition("What differs")[2].partition("</table>")[0]
+    assert "0.001" in differing
+    assert "0.003" in differing
+    assert "task" not in differing
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert report.main(["--run", str(tmp_path)]) == 2
+    assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_a_line_of_the_metrics_that_was_cut_off_is_left_out(folder):
+    assert records.read(folder).series("loss", "train")[-1][0] == 39
+
+
+def test_a_long_curve_keeps_its_spike():
+    points = [(float(step), 1.0) for step in range(10_000)]
+    points[5_000] = (5_000.0, 99.0)
+    thinned = charts.thin(points)
+    assert len(thinned) <= charts.MOST_POINTS + 1
+    assert (5_000.0, 99.0) in thinned
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (12_000, "12k"), (2.5e6, "2.5M"), (1.2e-5, "1.2e-5"), (0.1234567, "0.1235"), (math.nan, "nan")],
+)
+def test_numbers_are_short(value, shown):
+    assert charts.number(value) == shown
+
+
+def test_a_curve_without_a_finite_value_draws_nothing():
+    assert charts.line_chart("loss", [("run", 0, False, [(1.0, math.nan)])]) == ""
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1100])
+def test_a_browser_opens_the_page_without_complaint(folder, width):
+    report.main(["--run", str(folder)])
+    document, complaints = open_page(folder / "report.html", width)
+    assert complaints == []
+    assert document.count("<svg") == 2
+
+
+def test_reading_an_absent_folder_is_the_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="no run folder"):
+        records.read(tmp_path / "absent")

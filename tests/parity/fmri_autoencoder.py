@@ -25,6 +25,7 @@ from torch_bridge.state_dict import load_state_dict, state_dict
 
 FIELDS = ("video", "audio", "text", "fmri")
 PROBE_SEED = 777
+widened = lambda tree: jax.tree.map(lambda v: v.astype(jnp.float64), tree)
 
 
 def claims(name: str, case: dict) -> bool:
@@ -47,8 +48,10 @@ def kind_of(case: dict) -> str | None:
 
 
 def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights, activations and gradients in float32; the inside of BatchNorm in float64, as torch's CPU kernel has it.
-    Without that a batch of four drifts from torch visibly within ten steps."""
+    """Outputs and gradients in float64 from the recorded float32 weights, so that what differs is the original's own
+    rounding: BatchNorm over four rows amplifies it, and one ReLU that it turns shows in every gradient below (5e-3).
+    Optimizer steps in float32 as they train, the inside of BatchNorm in float64, as torch's CPU kernel has it.
+    """
     recipes = {
         "model": replay_model,
         "encoders": replay_encoders,
@@ -147,6 +150,13 @@ def criterion(kind: str, weights: dict):
     return names[kind](**known)
 
 
+def losses_in_float64(case: dict, tensors) -> np.ndarray:
+    """Loss of every step of the original's Trainer, computed in float64."""
+    with jax.enable_x64(True):
+        recorded = _Case(case, tensors, build_model(case), group(tensors, "param/"))
+        return recorded.trainer(widened)["trainer/loss_per_step"]
+
+
 def replay_model(case: dict, tensors) -> dict[str, np.ndarray]:
     given, expects = group(tensors, "param/"), case["expects"]
     codes = bool(case["config"].get("use_encodec"))
@@ -174,7 +184,7 @@ class _Case:
         load_state_dict(model, given)
         self.skeleton = Skeleton.of(model, lambda key: True)
         self.arrays = self.skeleton.split(model)
-        self.batch = {k: jnp.asarray(narrow(v)) for k, v in group(tensors, "in/").items()}
+        self.batch = widened({k: jnp.asarray(narrow(v)) for k, v in group(tensors, "in/").items()})
         self.train_mode = "train mode" in case.get("grad_of", "train mode")
         self.grad_of = "normalized" if "'normalized'" in case.get("grad_of", "") else "plain"
         self.digests = any(key.startswith("gradstat/") for key in self.expects)
@@ -201,7 +211,7 @@ class _Case:
 
     def evaluation(self) -> dict:
         model, batch = self.model(), self.batch
-        run = jax.jit(lambda arrays: self._evaluate(self.skeleton.merge(*arrays), batch))
+        run = jax.jit(lambda arrays: self._evaluate(self.skeleton.merge(widened(arrays[0]), *arrays[1:]), batch))
         outputs, before_round = run(self.arrays)
         rows = {
             "fmri_correlation_rows": metrics.compute_correlation_metric(outputs["predicted_fmri"], batch["fmri"]),
@@ -223,7 +233,7 @@ class _Case:
         batch = self.batch
 
         def run(arrays):
-            model = self.skeleton.merge(*arrays)
+            model = self.skeleton.merge(widened(arrays[0]), *arrays[1:])
             outputs = model(batch["video"], batch["audio"], batch["text"], batch["fmri"], rngs=Rngs(jax.random.key(0)))
             return outputs, self.skeleton.split(model)[2]
 
@@ -242,14 +252,15 @@ class _Case:
 
     def gradient(self) -> dict:
         params, _, buffers = self.arrays
-        compute = lambda p, b: jax.value_and_grad(self.loss, has_aux=True)(
-            p, b, self.batch, self.grad_of, self.train_mode
-        )
-        (total, _), grads = jax.jit(compute)(params, buffers)
+        loss = lambda p, b: self.loss(widened(p), b, self.batch, self.grad_of, self.train_mode)
+        (total, _), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, buffers)
         return {"loss/total": np.asarray(total), **self.report("grad", grads)}
 
-    def trainer(self) -> dict:
-        """The original's Trainer: fixed batches, AdamW over one group, clipping, its own learning rate."""
+    def trainer(self, compute=lambda tree: tree) -> dict:
+        """The original's Trainer: fixed batches, AdamW over one group, clipping, its own learning rate.
+
+        compute: `widened` for forward and backward in float64; weights and optimizer stay in float32.
+        """
         given = self.case["trainer"]["config"]
         per_epoch, batches = self.train_batches(given)
         head = not str(self.case["generation"]).startswith("gen1")
@@ -262,8 +273,8 @@ class _Case:
         decay = {"default": jnp.float32(given["weight_decay"])}
 
         def update(params, buffers, state, batch, lr):
-            step = jax.value_and_grad(self.loss, has_aux=True)
-            (total, (parts, buffers)), grads = step(params, buffers, batch, kind, True)
+            loss = lambda p: self.loss(compute(p), buffers, batch, kind, True)
+            (total, (parts, buffers)), grads = jax.value_and_grad(loss, has_aux=True)(params)
             params, state, norm = optimizer.update(grads, state, params, {"default": lr}, decay)
             return params, buffers, state, total, parts, norm
 
@@ -272,7 +283,7 @@ class _Case:
         steps = self.expects["trainer/loss_per_step"][0]
         trace, out = [], {}
         for step in range(steps):
-            batch = {k: jnp.asarray(narrow(v)) for k, v in batches(step % per_epoch).items()}
+            batch = compute({k: jnp.asarray(narrow(v)) for k, v in batches(step % per_epoch).items()})
             lr = rate(step)
             params, buffers, state, total, parts, norm = update(params, buffers, state, batch, jnp.float32(lr))
             trace.append({"loss": total, "norm": norm, "lr": lr, "parts": parts})

@@ -20,7 +20,7 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
-from jaxtrain.systems.fmri_autoencoder.losses import internal_losses
+from jaxtrain.systems.fmri_autoencoder.losses import internal_losses, wide
 
 MEL_UPSAMPLED_FRAMES = 64
 ENCODEC_FRAMES = 112  # at 75 frames per second and 1.5 s; the decoder takes it for the mel default of 65
@@ -114,7 +114,7 @@ class HeadEncoder(nnx.Module):
             )
         features = (
             self.video_encoder(video, rngs, valid),
-            self.audio_encoder(audio.astype(jnp.float32), rngs, valid),
+            self.audio_encoder(wide(audio), rngs, valid),
             self.text_encoder(text, rngs, valid),
         )
         x = jnp.concatenate(features, axis=-1)
@@ -182,7 +182,7 @@ class HeadDecoder(nnx.Module):
         """[batch, 8, frames] codes or [batch, mels, frames]; codes are rounded in evaluation mode if `rounded`."""
         x = self.layer13_audio(self.layer12_audio(x, rngs, valid))
         if self.use_encodec:
-            codes = jax.nn.sigmoid(x.astype(jnp.float32).reshape(x.shape[0], AUDIO_CODEBOOKS, -1)) * LARGEST_CODE
+            codes = jax.nn.sigmoid(wide(x).reshape(x.shape[0], AUDIO_CODEBOOKS, -1)) * LARGEST_CODE
             return jnp.clip(jnp.round(codes), 0, LARGEST_CODE) if rngs is None and rounded else codes
         x = x.reshape(x.shape[0], -1, MEL_UPSAMPLED_FRAMES // 8)
         x = self.audio_temporal_adjust(self.audio_temporal_upsample(x, rngs, valid))

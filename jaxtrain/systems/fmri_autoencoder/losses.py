@@ -1,7 +1,7 @@
 """The criteria: reconstruction of film, sound and text, and the match of predicted and measured voxels.
 
 Every term is a mean over the real rows of the batch; `valid` (bool [batch]) marks them, None takes all. The torch
-originals are the same functions with `valid=None`. All compute in float32.
+originals are the same functions with `valid=None`. All compute in float32, or in float64 where that is given.
 """
 
 import dataclasses
@@ -16,6 +16,11 @@ STD_EPSILON = 1e-8
 NORM_EPSILON = 1e-12  # torch.nn.functional.normalize
 MODALITIES = ("video", "audio", "text")
 FMRI_LOSSES = ("mse", "mae", "correlation")
+
+
+def wide(x):
+    """Half precision and whole numbers become float32; float64 stays."""
+    return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
 def squared_error(prediction, target):
@@ -40,7 +45,7 @@ def reduce(values, valid=None, reduction: str = "mean"):
 
 def spread(target, valid=None):
     """Unbiased standard deviation over all elements of the valid rows, plus 1e-8. Source: torch.std."""
-    target = target.astype(jnp.float32)
+    target = wide(target)
     mask = _rows(valid, target)
     count = jnp.broadcast_to(mask, target.shape).sum()
     mean = jnp.where(mask, target, 0).sum() / jnp.maximum(count, 1)
@@ -67,13 +72,13 @@ def _rows(valid, values):
 
 
 def matched(kind: str, prediction, target):
-    """The prediction and its target in one shape and float32.
+    """The prediction and its target in one shape, in float32 at least.
 
     A video target wider than the decoder's one frame is cut to its first columns, the oldest frame of the window.
     Audio in [batch, rows, frames] meets [batch, columns] flattened, in either direction; a decoder that gives more
     frames than the target has (EnCodec's 112 for a configured 65) is cut to the target's.
     """
-    prediction, target = prediction.astype(jnp.float32), target.astype(jnp.float32)
+    prediction, target = wide(prediction), wide(target)
     if kind == "video":
         target = target.reshape(target.shape[0], -1) if target.ndim > 2 else target
         target = target[:, : prediction.shape[-1]]
@@ -94,7 +99,7 @@ def internal_losses(outputs, video, audio, text, fmri, valid, options) -> dict:
     losses["reconstruction_loss"] = sum(losses.values())
     total = options.reconstruction_weight * losses["reconstruction_loss"]
     if fmri is not None:
-        error = squared_error(outputs["predicted_fmri"].astype(jnp.float32), fmri.astype(jnp.float32))
+        error = squared_error(wide(outputs["predicted_fmri"]), wide(fmri))
         losses["fmri_loss"] = reduce(error, valid)
         total = total + options.fmri_weight * losses["fmri_loss"]
     return {**losses, "total_loss": total}
@@ -150,7 +155,7 @@ class FMRIMatchingLoss:
         errors = {"mse": squared_error, "mae": absolute_error, "correlation": cosine_distance}
         if self.loss_type not in errors:
             raise UserError(f"loss.fmri_loss_type is {self.loss_type!r}, wanted one of {', '.join(FMRI_LOSSES)}")
-        prediction, target = (jnp.asarray(x).astype(jnp.float32) for x in (predicted_fmri, target_fmri))
+        prediction, target = (wide(jnp.asarray(x)) for x in (predicted_fmri, target_fmri))
         return errors[self.loss_type](prediction, target)
 
 

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.systems.fmri_autoencoder.losses import wide
+
 EPSILON = 1e-8
 
 
@@ -15,13 +17,13 @@ def compute_correlation_metric(prediction, target, dim: int = 1):
 
 def compute_r2_score(prediction, target, dim: int = 1):
     """1 - residual / total sum of squares along `dim`."""
-    prediction, target = (jnp.asarray(z).astype(jnp.float32) for z in (prediction, target))
+    prediction, target = (wide(jnp.asarray(z)) for z in (prediction, target))
     residual = jnp.square(target - prediction).sum(dim)
     return 1 - residual / (jnp.square(_centred(target, dim)).sum(dim) + EPSILON)
 
 
 def _centred(x, dim: int):
-    x = jnp.asarray(x).astype(jnp.float32)
+    x = wide(jnp.asarray(x))
     return x - x.mean(dim, keepdims=True)
 
 

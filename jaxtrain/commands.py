@@ -1,7 +1,9 @@
 """What every command shares: exit codes, and errors without tracebacks where the user can mend them."""
 
 import argparse
+import logging
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,6 +39,8 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
 def quiet_jax() -> None:
     """Keep the accelerator libraries' start-up chatter off the console."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if not pathlib.Path("/dev/nvidiactl").exists():  # then the traceback of JAX's CUDA plugin tells nothing new
+        logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "plugin" not in record.getMessage())
 
 
 def add_run(p: argparse.ArgumentParser) -> None:

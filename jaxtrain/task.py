@@ -55,6 +55,7 @@ class TorchTwin:
     build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
     call: (module, batch of torch tensors) -> what the task's `outputs` gives in JAX, a tensor or a dict of them.
     loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
+    after_update: (module, updates made, config) -> None, the task's after_update in torch; for benchmarks.
     hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
         transformers has the model. The state dict's values are passed on unread.
     """
@@ -62,6 +63,7 @@ class TorchTwin:
     build: Callable[[Any], Any]
     call: Callable[[Any, Batch], Any]
     loss: Callable[[Any, Batch, Any], Any] | None = None
+    after_update: Callable[[Any, int, Any], None] | None = None
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
 
 

@@ -34,6 +34,12 @@ def _twin_loss(module, batch, config):
     return loss(module, batch, config)
 
 
+def _move_twin(module, updates, config):
+    from jaxtrain.systems.hjepa.torch_loss import after_update
+
+    after_update(module, updates, config)
+
+
 def _build_world_twin(config):
     from jaxtrain.systems.hjepa.torch_twin import LeWorldModel
 
@@ -78,7 +84,7 @@ TASKS = {
         after_update=task.after_update,
         schedule=task.schedule,
         initial_weights=task.initial_weights,
-        twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
+        twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss, after_update=_move_twin),
         tiny_config="hjepa_tiny",
     ),
     "world_model": Task(

@@ -11,7 +11,7 @@ from torch.nn import functional
 from jaxtrain.systems.hjepa import device_images, device_masks
 from jaxtrain.systems.hjepa.loss_registry import jepa_options
 from jaxtrain.systems.hjepa.losses import level_weights
-from jaxtrain.systems.hjepa.task import sample_keys
+from jaxtrain.systems.hjepa.task import momentum, sample_keys
 
 
 def outputs(module, batch):
@@ -50,6 +50,14 @@ def loss(module, batch, config) -> torch.Tensor:
             prediction, target = (functional.normalize(x, dim=-1, eps=1e-8) for x in (prediction, target))
         total = total + weight * distance(prediction, target)
     return total
+
+
+@torch.no_grad()
+def after_update(module, updates: int, config) -> None:
+    """Move the target encoder towards the context encoder."""
+    rate = float(momentum(config, updates - 1))
+    target, context = (list(encoder.parameters()) for encoder in (module.target_encoder, module.context_encoder))
+    torch._foreach_lerp_(target, context, 1 - rate)
 
 
 def masks(batch, config) -> torch.Tensor:

@@ -1,0 +1,329 @@
+"""The compiled step against the plain torch twin: `python -m benchmarks.compare --system hjepa --peer torch_eager`.
+
+Both sides start from the same weights (through the bridge), see the same batches in the same precision and use the same
+optimizer: AdamW with decay and clipping, fused in torch; DistributedDataParallel where there are several processes.
+First both train a few steps without dropout and must agree on the losses, else nothing is timed. Then they alternate,
+dropout on, batches at hand. Every process gets its own share of the cores. Writes medians, spread and the ratio.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.systems import CASES, CONSTANT_RATE
+
+PEERS = ("torch_eager", "torch_compile", "torch_ddp")
+CHECKED_STEPS = 3
+AGREEMENT = {"fp32": 1e-4, "bf16": 2e-2}  # of the losses, relative
+BATCHES = 8  # different ones, in turn
+
+
+def main(argv=None) -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--system", choices=CASES, required=True)
+    p.add_argument("--size", choices=("small", "reference"), default="small")
+    p.add_argument("--peer", choices=PEERS, default="torch_eager")
+    p.add_argument("--precision", choices=AGREEMENT, default="fp32")
+    p.add_argument("--batch", type=int, help="samples per step over all processes; the case's own if left out")
+    p.add_argument("--devices", type=int, default=1, help="processes, each with one GPU or its share of the cores")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--seconds", type=float, default=3.0, help="of each side in each round, about")
+    p.add_argument("--json", metavar="F", type=pathlib.Path)
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the case's")
+    arguments = p.parse_intermixed_args(argv)
+    if arguments.devices > 1 and "RANK" not in os.environ:
+        return _spawn(arguments.devices, sys.argv[1:] if argv is None else argv)
+    result = _compare(arguments)
+    if result["rank"] == 0:
+        print(_told(result))
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(result, indent=1))
+    return 0 if result["ratio"] is not None else 1
+
+
+def _spawn(processes: int, argv: list[str]) -> int:
+    """The same command so many times, with the cores dealt out."""
+    with tempfile.TemporaryDirectory() as folder:
+        cores = sorted(os.sched_getaffinity(0))
+        running = []
+        for rank in range(processes):
+            share = cores[rank::processes] or cores
+            env = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29611, "COMPARE_STORE": f"{folder}/store"}
+            env |= {"OMP_NUM_THREADS": len(share)}
+            command = ["taskset", "-c", ",".join(map(str, share)), sys.executable, "-m", "benchmarks.compare", *argv]
+            running.append(subprocess.Popen(command, env=os.environ | {k: str(v) for k, v in env.items()}))
+        return max(process.wait() for process in running)
+
+
+def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both sides share a GPU's memory
+    import jax
+    import torch
+
+    from jaxtrain.runtime import launch
+
+    started = launch.setup_distributed()
+    if started.processes > 1:
+        kind = "nccl" if torch.cuda.is_available() else "gloo"
+        store = f"file://{os.environ['COMPARE_STORE']}"
+        torch.distributed.init_process_group(kind, store, rank=started.process, world_size=started.processes)
+    batch = arguments.batch or CASES[arguments.system][arguments.size].batch
+    with tempfile.TemporaryDirectory() as folder:
+        losses = _losses(arguments, batch, folder)
+        agreement = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(*losses.values(), strict=True))
+        agree = agreement <= AGREEMENT[arguments.precision]
+        result = {
+            "system": arguments.system, "size": arguments.size, "peer": arguments.peer,
+            "precision": arguments.precision, "batch": batch, "processes": started.processes, "rank": started.process,
+            "device": jax.devices()[0].device_kind, "jax": jax.__version__, "torch": torch.__version__,
+            "losses": losses, "largest_loss_difference": agreement, "ratio": None,
+        }  # fmt: skip
+        return result | _timed(arguments, batch, folder) if agree else result
+
+
+def _told(result: dict[str, Any]) -> str:
+    head = "{system} ({size}, {precision}, batch {batch}, {processes} process(es), {device})".format(**result)
+    if result["ratio"] is None:
+        return (
+            f"{head}: no ratio, the losses differ by {result['largest_loss_difference']:.1e}, more than "
+            f"{AGREEMENT[result['precision']]:g}: {result['losses']}"
+        )
+    lines = [f"{head}: losses agree to {result['largest_loss_difference']:.1e}"]
+    for side in ("jaxtrain", result["peer"]):
+        told = result[side]
+        spread = f"{min(told['samples_per_s']):,.1f} to {max(told['samples_per_s']):,.1f}"
+        lines.append(
+            f"  {side:14} {told['median']:>10,.1f} samples/s ({spread}), {told['tflops']:.3f} TFLOP/s, "
+            f"first step {told['first_step_s']:.1f} s"
+        )
+    return "\n".join([*lines, f"  ratio {result['ratio']:.2f} ({result['lowest']:.2f} to {result['highest']:.2f})"])
+
+
+# --- both sides, step by step ----------------------------------------------------------------------------------------
+
+
+def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int, quiet: bool):
+    """quiet: dropout and other noise off, so that losses can be compared."""
+    from jaxtrain import config_io
+    from jaxtrain.train.trainer import Trainer
+
+    case = CASES[arguments.system][arguments.size]
+    settings = [*CONSTANT_RATE, f"precision.policy={arguments.precision}", f"data.batch_size={batch}"]
+    settings += [f"run.dir={folder}", "run.quiet=true", f"train.steps={steps}"]
+    settings += ["data.drop_last=true", "data.placement=host"]  # batches at hand: input_pipeline.py measures feeding
+    task, config = config_io.load(case.config, [*case.overrides, *settings, *arguments.overrides])
+    if quiet:
+        loss = task.loss
+        task = dataclasses.replace(task, loss=lambda model, batch, config, rngs: loss(model, batch, config, None))
+    data = task.build_data(config, case.split) if case.data is None else case.data(config, batch * BATCHES)
+    return Trainer(train_dataset=data, config=config, task=task)
+
+
+def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, list[float]]:
+    import torch
+
+    trainer = _trainer(arguments, batch, folder, CHECKED_STEPS, quiet=True)
+    theirs = TorchSide(trainer, arguments.peer, training=False)
+    twin_losses = [float(theirs.step(i)) for i in range(CHECKED_STEPS)]
+    if torch.distributed.is_initialized():
+        mean = torch.tensor(twin_losses, dtype=torch.float64)
+        mean = mean.cuda() if torch.cuda.is_available() else mean
+        torch.distributed.all_reduce(mean)
+        twin_losses = (mean / torch.distributed.get_world_size()).tolist()
+    del theirs
+    ours = JaxSide(trainer, steps_per_call=1)
+    return {"jaxtrain": [ours.loss_of_a_step() for _ in range(CHECKED_STEPS)], arguments.peer: twin_losses}
+
+
+def _timed(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, Any]:
+    trainer = _trainer(arguments, batch, folder, 1000, quiet=False)
+    theirs = TorchSide(trainer, arguments.peer, training=True)
+    ours = JaxSide(trainer, trainer.config.train.steps_per_call)
+    sides = {"jaxtrain": ours, arguments.peer: theirs}
+    result: dict[str, Any] = {}
+    for name, side in sides.items():
+        seconds = side.run(ours.count)  # compiles
+        result[name] = {"first_step_s": seconds, "samples_per_s": []}
+    per_step = {name: _agreed(side.run(ours.count) / ours.count) for name, side in sides.items()}
+    steps = {n: max(1, round(arguments.seconds / s / ours.count)) * ours.count for n, s in per_step.items()}
+    for _ in range(arguments.rounds):
+        for name, side in sides.items():
+            _barrier()
+            result[name]["samples_per_s"].append(steps[name] * batch / side.run(steps[name]))
+    for name, side in sides.items():
+        rates = result[name]["samples_per_s"]
+        result[name] |= {"median": statistics.median(rates), "peak_bytes": side.peak_bytes()}
+        result[name]["tflops"] = ours.flops * result[name]["median"] / batch / 1e12
+    pairs = zip(result["jaxtrain"]["samples_per_s"], result[arguments.peer]["samples_per_s"], strict=True)
+    ratios = [a / b for a, b in pairs]
+    peak = trainer.work().peak
+    mfu = result["jaxtrain"]["tflops"] * 1e12 / peak / trainer.layout.mesh.size if peak else None
+    ratio = result["jaxtrain"]["median"] / result[arguments.peer]["median"]
+    return result | {"ratio": ratio, "lowest": min(ratios), "highest": max(ratios), "mfu": mfu}
+
+
+def _barrier() -> None:
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _agreed(seconds: float) -> float:
+    """The same number on every process, so that all run as many steps."""
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return seconds
+    told = torch.tensor([seconds], device="cuda" if torch.cuda.is_available() else "cpu")
+    torch.distributed.broadcast(told, 0)
+    return float(told)
+
+
+class JaxSide:
+    """The step as the loop calls it, on batches that lie on the device."""
+
+    def __init__(self, trainer, steps_per_call: int):
+        self.count, self.trainer = steps_per_call, trainer
+        self.program, self.hyper = trainer.train_step(steps_per_call), trainer.hyper()
+        self.columns = trainer.columns(trainer.train_loader)
+        calls = [(i * self.count, self.count) for i in range(max(1, BATCHES // self.count))]
+        self.batches = [batch for _, _, batch in trainer.train_loader.batches(calls)]
+        self.state, self.position = trainer.state, 0
+
+    def step(self) -> Any:
+        batch = self.batches[self.position % len(self.batches)]
+        self.position += 1
+        self.state, metrics = self.program(self.state, batch, self.hyper, self.columns)
+        return metrics
+
+    def loss_of_a_step(self) -> float:
+        return float(self.step()["loss"])
+
+    def run(self, steps: int) -> float:
+        """Seconds of so many steps."""
+        import jax
+
+        started = time.perf_counter()
+        for _ in range(steps // self.count):
+            self.step()
+        jax.block_until_ready(self.state)
+        return time.perf_counter() - started
+
+    @property
+    def flops(self) -> float:
+        """Of one step, over all devices."""
+        return self.trainer.model_flops(self.program.flops or 0.0) / self.count
+
+    def peak_bytes(self) -> int:
+        """Of one device: what the compiled step needs, arguments included."""
+        memory = self.program.programs[0].memory_analysis()
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+
+class TorchSide:
+    """The twin in a plain torch loop: autocast, fused AdamW, clipping, DistributedDataParallel between processes."""
+
+    def __init__(self, trainer, peer: str, training: bool):
+        import jax
+        import torch
+
+        from torch_bridge.datasets import to_torch
+
+        self.task, self.config = trainer.task, trainer.config
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        twin = self.task.twin.build(self.config)
+        twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
+        self.module = twin.to(self.device).train(training)
+        for key, parameter in self.module.named_parameters():
+            parameter.requires_grad_(bool(self.task.trainable(key, self.config)))
+        self.optimizer = torch.optim.AdamW(self._groups(), fused=True, betas=self._betas(), eps=self.config.optim.eps)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        compute = _wrapped(self.module, self.task.twin.loss, self.config)
+        if torch.distributed.is_initialized():
+            unused = any(not p.requires_grad for p in self.module.parameters())
+            compute = torch.nn.parallel.DistributedDataParallel(compute, find_unused_parameters=unused)
+        self.compute = torch.compile(compute) if peer == "torch_compile" else compute
+        cast = self.config.precision.policy == "bf16"
+        autocast = lambda: torch.autocast(self.device.type, torch.bfloat16)
+        self.autocast = autocast if cast else contextlib.nullcontext
+        host = [trainer.train_loader.host_batch(i) for i in range(BATCHES)]
+        self.batches = [jax.tree.map(lambda rows: to_torch(rows).to(self.device), batch) for batch in host]
+        self.updates = 0
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optim, kinds = self.config.optim, {}
+        for key, parameter in self.module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            name = self.task.param_group(key, self.config)
+            own = optim.groups.get(name)
+            lr = optim.lr if own is None or own.lr is None else own.lr
+            decay = optim.weight_decay if own is None or own.weight_decay is None else own.weight_decay
+            spared = not optim.decay_bias_and_norm and parameter.ndim < 2
+            kinds.setdefault((lr, 0.0 if spared else decay), []).append(parameter)
+        return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in kinds.items()]
+
+    def _betas(self) -> tuple[float, float]:
+        return self.config.optim.beta1, self.config.optim.beta2
+
+    def step(self, position: int) -> Any:
+        import torch
+
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss = self.compute(self.batches[position % len(self.batches)])
+        loss.backward()
+        if self.config.optim.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip_norm)
+        self.optimizer.step()
+        self.updates += 1
+        if self.task.twin.after_update is not None:
+            self.task.twin.after_update(self.module, self.updates, self.config)
+        return loss.detach()
+
+    def run(self, steps: int) -> float:
+        import torch
+
+        started = time.perf_counter()
+        for position in range(steps):
+            self.step(position)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    def peak_bytes(self) -> int | None:
+        """torch tells it on a GPU only."""
+        import torch
+
+        return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
+
+
+def _wrapped(module, loss, config):
+    """batch -> loss as a module, which is what DistributedDataParallel and torch.compile wrap."""
+    import torch
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch):
+            return loss(self.module, batch, config)
+
+    return Loss()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What is compared: each system at a size for two CPU cores and at its original's size, by config and overrides."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+CONSTANT_RATE = (  # both sides step with the same rate; schedules cost nothing on either
+    "optim.schedule.name=constant",
+    *(f"optim.schedule.warmup_{unit}=null" for unit in ("steps", "epochs", "ratio")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """data: number of samples -> columns that stand in for data to be downloaded; None: the task's own data.
+    split: of that; "validation" where only its items hold the inputs that both sides are to see.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    batch: int = 16
+    split: str = "train"
+    data: Callable[[Any, int], Mapping[str, np.ndarray]] | None = None
+
+
+def random_images(config: Any, samples: int) -> dict[str, np.ndarray]:
+    size, rng = config.data.image_size, np.random.default_rng(0)
+    patches = (size // 16) ** 2
+    order = np.argsort(rng.uniform(size=(samples, patches)), axis=1)
+    return {
+        "image": rng.integers(0, 256, (samples, size, size, 3), np.uint8),
+        "mask": order < int(0.4 * patches),
+    }
+
+
+def random_text(config: Any, samples: int) -> dict[str, np.ndarray]:
+    shape = (samples, config.data.max_length)
+    ids = np.random.default_rng(0).integers(5, 30_000, shape, np.int32)
+    return {"input_ids": ids, "attention_mask": np.ones(shape, np.int32), "labels": ids}
+
+
+def random_sentences(config: Any, samples: int) -> dict[str, np.ndarray]:
+    labels = np.random.default_rng(1).integers(0, 2, samples).astype(np.int32)
+    return random_text(config, samples) | {"labels": labels}
+
+
+BERT = (
+    "model.encoder={vocab_size: 30522, hidden_size: %d, num_hidden_layers: %d, num_attention_heads: %d, "
+    "intermediate_size: %d, max_position_embeddings: 512, pad_token_id: 0}"
+)
+CASES: dict[str, dict[str, Case]] = {
+    "fmri_autoencoder": {
+        "small": Case(
+            "configs/sherlock_gen1_tiny.yaml",
+            ("model.video_height=18", "model.video_width=32", "model.n_voxels=206", "model.bottleneck_dim=256",
+             "model.video_features=128", "model.audio_features=96", "model.text_features=96",
+             "model.decoder_hidden_dim=128", "model.text_dim=96",
+             "model.widths={16384: 512, 4096: 384, 512: 192}",
+             "model.channel_widths={32: 16, 64: 32, 128: 48, 256: 64}"),
+            32,
+        ),
+        "reference": Case("configs/sherlock_gen1.yaml", ("data.synthetic=arrays", "data.synthetic_volumes=128"), 32),
+    },
+    "set_completion": {
+        "small": Case("configs/splat_small.yaml", (), 32, "validation"),
+        "reference": Case("configs/splat_production.yaml", ("data.synthetic.sets=100000",), 1024, "validation"),
+    },
+    "hjepa": {
+        "small": Case("configs/hjepa_digits.yaml", ("masking.where=loader",), 128),
+        "reference": Case(
+            "configs/hjepa_vit_base.yaml",
+            ("masking.kind=ragged", "model.drop_masked=false", "model.gradient_checkpointing=false"),
+            64,
+            data=random_images,
+        ),
+    },
+    "criteria_evidence": {
+        "small": Case(
+            "configs/criteria_tiny.yaml",
+            (BERT % (256, 4, 4, 1024), "data.max_length=128"),
+            16,
+            data=random_sentences,
+        ),
+        "reference": Case(
+            "configs/criteria_bert.yaml",
+            ("model.pretrained=null", BERT % (768, 12, 12, 3072), "data.max_length=512", "data.padding=fixed"),
+            32,
+            data=random_sentences,
+        ),
+    },
+    "memory_lm": {
+        "small": Case("configs/memory_lm_tiny.yaml", ("data.corpus_bytes=300000",), 16),
+        "reference": Case(
+            "configs/memory_lm_paper.yaml",
+            ("memory.use_load_balance_loss=false", "memory.use_z_loss=false", "loss.chunk_tokens=null",
+             "train.accumulate_steps=1"),
+            16,
+            data=random_text,
+        ),
+    },
+}  # fmt: skip

@@ -134,6 +134,7 @@ class TrackingConfig(Section):
     wandb_project: str = "jaxtrain"
     mlflow: bool = False
     mlflow_uri: str | None = None  # sqlite:///... or http://...; the run folder's own store if left out
+    mlflow_parent: str | None = None  # id of the MLflow run that this one is nested in; a search sets it
 
 
 FLAT_NAMES = {  # names that users of the five originals know -> where the setting lives

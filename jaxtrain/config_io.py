@@ -25,13 +25,17 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task,
     Raises UserError for a missing or unreadable file, an unknown task, and for all wrong keys and values together.
     """
     path = pathlib.Path(path)
-    values = read(path)
-    return check(_merge(values, overrides, path), path)
+    return check(merged(path, overrides), path)
 
 
 def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
     """The checked config of a YAML file: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
     return load(path, overrides)[1]
+
+
+def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The nested values of a YAML file, overrides and interpolations applied; unchecked."""
+    return _merge(read(path), overrides, path)
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

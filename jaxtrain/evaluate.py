@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     _, _, checkpoints = runs.open_run(folder)
     step = runs.pick(checkpoints, arguments.checkpoint)
     task, config = config_io.load(folder / "config.yaml", arguments.overrides)
-    trainer = Trainer(config=config, task=task)
+    trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
     trainer.state = checkpoints.restore(step, trainer.state)
     metrics = trainer.evaluate(arguments.split)
     result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}

@@ -96,6 +96,9 @@ class Task:
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
+    numbers: settings that the step may take as arrays, so that runs that differ in them share one compiled program:
+        "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from its config
+        at every call and only computes with.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
     tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
@@ -120,6 +123,7 @@ class Task:
     describe: Callable[[Any], str] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
+    numbers: tuple[str, ...] = ()
     couples_samples: bool = False
     tolerance: float = 0.05
     tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it

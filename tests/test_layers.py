@@ -19,7 +19,7 @@ def layer(module: str) -> int:
         return 3
     if parts[0] == "torch_bridge":
         return 3 if parts[-1] == "verify" else 1 if len(parts) > 1 and parts[1] in TORCH_ROOMS else 0
-    if parts[1] in COMMANDS or parts[-1] == "torch_compat":
+    if parts[1] in COMMANDS or parts[1] == "tuning" or parts[-1] == "torch_compat":
         return 3
     if parts[1] in ("train", "systems"):
         return 3 if parts[-1] == "prepare" else 2

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain.runtime import varied
+
 
 class Dropout(nnx.Module):
     """Zero elements with probability `rate`, scale the rest by 1/(1-rate). Source: torch.nn.Dropout."""
@@ -20,8 +22,9 @@ def dropout(x, rate: float, rngs, broadcast_axes: tuple[int, ...] = ()):
     if rngs is None or rate == 0.0:
         return x
     shape = [1 if axis in broadcast_axes else size for axis, size in enumerate(x.shape)]
-    keep = jax.random.bernoulli(rngs(), 1 - rate, tuple(shape))
-    return jnp.where(keep, x / (1 - rate), jnp.zeros((), x.dtype))
+    kept = 1 - varied.current(rate)
+    keep = jax.random.bernoulli(rngs(), kept, tuple(shape))
+    return jnp.where(keep, x / jnp.asarray(kept, x.dtype), jnp.zeros((), x.dtype))
 
 
 class DropPath(nnx.Module):

@@ -33,14 +33,15 @@ class Optimizer:
     def init(self, params: Params):
         return self.direction.init(params)
 
-    def update(self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params):
+    def update(self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None):
         """New parameters, optimizer state and the gradients' global norm before clipping.
 
-        lr, weight_decay: float scalars by group name. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
+        lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
+        Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
         norm = global_norm(grads)
         if self.clip_norm is not None:
-            grads = clip(grads, norm, self.clip_norm)
+            grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
         if not self.decoupled:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
         updates, opt_state = self.direction.update(grads, opt_state, params)
@@ -65,7 +66,7 @@ def global_norm(grads: Params) -> jax.Array:
     return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()), jnp.float32(0)))
 
 
-def clip(grads: Params, norm, max_norm: float) -> Params:
+def clip(grads: Params, norm, max_norm) -> Params:
     """Scale by min(1, max_norm / (norm + 1e-6)), torch's rule."""
     factor = jnp.minimum(1.0, max_norm / (norm + 1e-6))
     return {key: grad * factor.astype(grad.dtype) for key, grad in grads.items()}

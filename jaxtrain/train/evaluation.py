@@ -8,25 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.data.loader import gather
+from jaxtrain.runtime import varied
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.state import Arrays, Skeleton
 
 
 def make_eval_step(task: Task, config: Any, skeleton: Skeleton, precision: Precision) -> Callable:
-    """(params, frozen, buffers, batch, columns) -> Statistics with the loss and its parts among the sums."""
+    """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums."""
 
-    def eval_step(params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays) -> Statistics:
+    def eval_step(
+        params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
+    ) -> Statistics:
+        settings = varied.put(config, numbers)
         model = skeleton.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
         batch = gather(batch, columns)
-        value, weight, parts = task.loss(model, batch, config, None)
+        value, weight, parts = task.loss(model, batch, settings, None)
         weight = jnp.asarray(weight, jnp.float32)
         sums: dict[str, Any] = {f"loss/{key}": part * weight for key, part in {"loss": value, **parts}.items()}
         sums["weight/loss"] = weight
         rows: dict[str, Any] = {}
         if task.statistics is not None:
             outputs = task.outputs(model, batch) if task.outputs is not None else None
-            given = task.statistics(outputs, batch, config)
+            given = task.statistics(outputs, batch, settings)
             sums |= {f"sum/{key}": value for key, value in given.sums.items()}
             rows = {**given.rows, "valid": batch["valid"]} if given.rows else {}
         return Statistics(sums, rows)

@@ -35,7 +35,7 @@ class Histograms:
         if several not in self._programs:
             self._programs[several] = self._program(several)
         for name, (counts, low, high) in jax.device_get(
-            self._programs[several](self.trainer.state, batch, columns)
+            self._programs[several](self.trainer.state, batch, columns, self.trainer.numbers())
         ).items():
             tracker.histogram(first, name, np.asarray(counts), np.linspace(low, high, BINS + 1))
 
@@ -43,10 +43,10 @@ class Histograms:
         trainer = self.trainer
         gradients = make_gradients(trainer.task, trainer.resolved, trainer.skeleton, trainer.precision, trainer.layout)
 
-        def histograms(state, batch, columns):
+        def histograms(state, batch, columns, numbers):
             if several:
                 batch = jax.tree.map(lambda leaf: leaf[0], batch)
-            grads, _, _ = gradients(state, gather(batch, columns))
+            grads, _, _ = gradients(state, gather(batch, columns), numbers)
             named = {"parameters": state.params, "gradients": grads}
             return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtrain.train.init_from import Origin
     from jaxtrain.train.trainer import Trainer
 
+AfterEvaluation = Callable[[int, dict[str, float]], bool]  # (step, validation metrics) -> True ends the run
 MOST_PROGRAMS = 4  # different numbers of steps per call, each compiled
 MOST_OVERFLOWS = 40  # float16: in a row; by then even the smallest useful scale overflows
 
@@ -62,7 +63,7 @@ class Loop:
 
     # --- the run ------------------------------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
+    def run(self, after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
         trainer, total = self.trainer, self.trainer.total_steps
         start = int(trainer.state.step)
         self._banner(start)
@@ -105,6 +106,8 @@ class Loop:
                     f"early stop at step {step}: {self.best.metric} has not improved for {self.best.bad} evaluations; "
                     f"best {self.best.best:.6g}"
                 )
+                break
+            if evaluated and after_evaluation is not None and after_evaluation(step, self.last_metrics):
                 break
             began = time.perf_counter()
         self._drain()

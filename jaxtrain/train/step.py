@@ -1,5 +1,6 @@
 """The training step: merge -> loss -> grads -> optimizer -> apply -> after_update. Pure, jitted once, state donated."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.optim.optimizer import Optimizer
+from jaxtrain.runtime import varied
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.random import Rngs
@@ -19,7 +21,7 @@ from jaxtrain.train import guards
 from jaxtrain.train.state import Arrays, Skeleton, TrainState
 
 Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
-Gradients = Callable[[TrainState, Batch], tuple[Arrays, Loss, Arrays]]
+Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays]]
 
 
 def make_train_step(
@@ -28,23 +30,27 @@ def make_train_step(
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
     batch: leaves [micro_batch, sample, ...]. hyper: `factor` float32 [updates] of the schedule, `lr` and
-    `weight_decay` by group, `lr_scale` of the plateau rule. columns: the dataset, where it lives on the device.
+    `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
+    (Task.numbers). columns: the dataset, where it lives on the device.
     """
     gradients = make_gradients(task, config, skeleton, precision, layout)
     guard = guards.Guard.of(config, precision)
 
     def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
         batch = gather(batch, columns)
-        grads, loss, buffers = gradients(state, batch)
+        settings = varied.put(config, hyper["numbers"])
+        grads, loss, buffers = gradients(state, batch, hyper["numbers"])
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
-        params, opt_state, norm = optimizer.update(grads, state.opt_state, state.params, lr, hyper["weight_decay"])
+        params, opt_state, norm = optimizer.update(
+            grads, state.opt_state, state.params, lr, hyper["weight_decay"], hyper.get("clip_norm")
+        )
 
         new = state.replace(params=params, opt_state=opt_state, buffers=buffers, updates=state.updates + 1)
         if task.after_update is not None:
             model = skeleton.merge(new.params, new.frozen, new.buffers)
-            stale = task.after_update(model, new.updates, config) or {}
+            stale = task.after_update(model, new.updates, settings) or {}
             params, frozen, new_buffers = skeleton.split(model)
             new = new.replace(params=params, frozen=frozen, buffers=new_buffers)
             new = new.replace(opt_state=_forget(new.opt_state, stale))
@@ -61,20 +67,20 @@ def make_train_step(
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
-        metrics |= task.scalars(config, state.updates) if task.scalars is not None else {}
+        metrics |= task.scalars(settings, state.updates) if task.scalars is not None else {}
         return done, metrics | rates_of(lr)
 
     return train_step
 
 
 def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Precision, layout: Layout) -> Gradients:
-    """(state, gathered batch) -> gradients by parameter, Loss and the buffers after the forward pass."""
+    """(state, gathered batch, numbers) -> gradients by parameter, Loss and the buffers after the forward pass."""
 
-    def loss_fn(params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
+    def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
         model = skeleton.merge(layout.gather(pieces), {}, buffers)
         with rematerialise(config.train.remat, pieces, layout.gather if layout.gathers else None) as scope:
-            value, weight, parts = task.loss(model, batch, config, Rngs(rng))
+            value, weight, parts = task.loss(model, batch, settings, Rngs(rng))
         if scope.policy != "none" and not scope.blocks:
             raise UserError(
                 f"train.remat: {scope.policy}, but this model marks no blocks to recompute; let it call them through "
@@ -83,12 +89,14 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
         loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
         return loss.value * scale, (loss, skeleton.split(model)[2])
 
-    compute = _accumulate(loss_fn, config.train.accumulate_steps, config.train.accumulate_mean == "micro")
+    accumulation = (config.train.accumulate_steps, config.train.accumulate_mean == "micro")
 
-    def gradients(state: TrainState, batch: Batch):
+    def gradients(state: TrainState, batch: Batch, numbers: Arrays):
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         scale = state.scale["value"] if precision.scaled else jnp.float32(1)
-        grads, loss, buffers = compute(state, batch, rng, scale)
+        compute = _accumulate(functools.partial(loss_fn, varied.put(config, numbers)), *accumulation)
+        with varied.in_force(numbers):
+            grads, loss, buffers = compute(state, batch, rng, scale)
         return layout.scatter(grads), loss, buffers
 
     return gradients

@@ -1,5 +1,7 @@
 """Assembly of a run: mesh, data, model, optimizer, sharded state, restore. The loop itself is in `loop.py`."""
 
+import copy
+import functools
 import json
 import pathlib
 import subprocess
@@ -21,7 +23,7 @@ from jaxtrain.data.workers import Crew, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
-from jaxtrain.runtime import compile_cache
+from jaxtrain.runtime import compile_cache, varied
 from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
 from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
@@ -29,9 +31,10 @@ from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Loss, Task, find_task
 from jaxtrain.train import evaluation, init_from, out_of_memory
 from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.code import differences
 from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.flops import model_flops
-from jaxtrain.train.loop import Loop
+from jaxtrain.train.loop import AfterEvaluation, Loop
 from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale
 from jaxtrain.train.step import Packed, Step, make_train_step, repeat
 from jaxtrain.train.throughput import Work
@@ -66,7 +69,7 @@ class Trainer:
         config = TrainingConfig() if config is None else config
         self.task = _resolve_task(task, loss, config)
         self.config = _with_defaults(self.task, config)
-        self.folder = pathlib.Path(self.config.run.dir or pathlib.Path("runs") / (self.config.run.name or "run"))
+        self.folder = folder_of(self.config)
         compile_cache.enable()
         self.compile_count = compile_cache.watch()
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
@@ -75,6 +78,7 @@ class Trainer:
         self._take_data(train_dataset, val_dataset)
         self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
         self._make_data()
+        self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._make_model(model, abstract)
         self.user_model = model
 
@@ -82,8 +86,8 @@ class Trainer:
 
     def _take_data(self, train_dataset: Any, val_dataset: Any) -> None:
         """Sources and worker processes; JAX's backend starts later, so that even fork would be safe here."""
-        given = {"train": train_dataset, "validation": val_dataset}
-        self._sources = {name: None if value is None else as_source(value, name) for name, value in given.items()}
+        self._given = {"train": train_dataset, "validation": val_dataset}
+        self._sources = {n: None if value is None else as_source(value, n) for n, value in self._given.items()}
         self._crews: dict[str, Crew] = {}
         source = self.source("train")
         if source is None:
@@ -184,53 +188,89 @@ class Trainer:
 
     def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
         task, config = self.task, self.config
-        build = lambda: task.build_model(self.resolved, nnx.Rngs(config.seed))
+        numbered = varied.marked(self.resolved, task.numbers)
+        build = lambda key=None: task.build_model(numbered, nnx.Rngs(config.seed if key is None else key))
         self.skeleton = Skeleton.of(
             layouts.abstract(build) if model is None else model, lambda key: task.trainable(key, config)
         )
         shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
         self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
-        self.schedule = schedules.build(config.optim.schedule, config.optim.lr, self.total_steps, self.steps_per_epoch)
-        if task.schedule is not None:
-            self.schedule = task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
+        self._make_schedule()
 
-        def create(arrays) -> TrainState:
-            params, frozen, buffers = self._split(build, None) if arrays is None else arrays
-            params = self.precision.for_storage(params)
+        def create(arrays, seed) -> TrainState:
+            key = jax.random.key(seed)
+            params, frozen, buffers = skeleton.split(build(key)) if arrays is None else arrays
+            params = precision.for_storage(params)
             return TrainState(
                 step=jnp.int32(0),
                 updates=jnp.int32(0),
-                rng=jax.random.key(config.seed),
+                rng=key,
                 params=params,
                 frozen=frozen,
                 buffers=buffers,
-                opt_state=self.optimizer.init(params),
+                opt_state=optimizer.init(params),
                 ema=params if config.optim.ema_decay is not None else {},
                 scale=initial_scale(config.precision),
                 guard=initial_guard(config.train.spike_factor is not None),
             )
 
+        skeleton, optimizer, precision = self.skeleton, self.optimizer, self.precision  # create outlives this trainer
         arrays = None if model is None else self.skeleton.split(model)
-        shapes = jax.eval_shape(create, arrays)
+        shapes = jax.eval_shape(create, arrays, np.int32(0))
         self.shardings = state_shardings(shapes, self.layout)
+        self._programs["create",] = jax.jit(create, out_shardings=self.shardings)
         if abstract:
             self.state = jax.tree.map(_abstract, shapes, self.shardings)
-            return
-        self.state = jax.jit(create, out_shardings=self.shardings)(arrays)
-        weights = task.initial_weights(config) if model is None and task.initial_weights is not None else None
-        if weights is not None:
-            self.load_state_dict(weights, strict=False)
+        else:
+            self._start_afresh(arrays)
+
+    def _make_schedule(self) -> None:
+        optim = self.config.optim
+        self.schedule = schedules.build(optim.schedule, optim.lr, self.total_steps, self.steps_per_epoch)
+        if self.task.schedule is not None:
+            self.schedule = self.task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
+
+    def _start_afresh(self, arrays: tuple | None = None) -> None:
+        """A new state: of the user's model where its arrays are given, else as the task starts."""
+        self.state = self._programs["create",](arrays, np.int64(self.config.seed).astype(np.int32))
+        if arrays is None and self.task.initial_weights is not None:
+            weights = self.task.initial_weights(self.config)
+            if weights is not None:
+                self.load_state_dict(weights, strict=False)
+
+    def variant(self, config: TrainingConfig) -> "Trainer":
+        """A trainer at the start of another run, which shares this one's data and compiled programs.
+
+        config: of the same code; numbers (Task.numbers), rates, schedule and run folder may differ. Raises ValueError
+        for any other. A user's own model is not built anew, so a trainer that was given one has no variants.
+        """
+        config = _with_defaults(self.task, config)
+        if self.user_model is not None:
+            raise ValueError("a variant starts from fresh weights; this trainer was given a model")
+        changed = differences(self.config, config, self.task)
+        if changed:
+            raise ValueError(f"a variant compiles nothing, but {', '.join(changed)} differ in more than numbers")
+        other = copy.copy(self)
+        other.config, other.folder = config, folder_of(config)
+        other._evaluator_cache = {}
+        if config.seed != self.config.seed:  # a dataset may draw from it
+            other._take_data(self._given["train"], self._given["validation"])
+        other._make_data()
+        other._make_schedule()
+        other._start_afresh()
+        return other
 
     def _split(self, build, model):
         return self.skeleton.split(build() if model is None else model)
 
     # --- what a run does ----------------------------------------------------------------------------------------
 
-    def train(self, resume: str = "auto") -> dict[str, Any]:
+    def train(self, resume: str = "auto", after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
         """Train to the end of the config, resuming what the run folder holds.
 
         Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
         originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or another run's folder.
+        after_evaluation: (step, validation metrics) -> True ends the run there.
         """
         started = time.time()
         tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
@@ -239,7 +279,7 @@ class Trainer:
         finished = False
         try:
             loop = self._prepare(tracker, resume, watchdog)
-            history = loop.run()
+            history = loop.run(after_evaluation)
             self._write_summary(loop, time.time() - started)
             finished = True
         except Exception as error:
@@ -301,14 +341,30 @@ class Trainer:
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
-        return self._compiled(self._step(), steps)
+        return self._compiled(self.step(), steps)
 
     def packed_train_step(self, steps: int = 1) -> tuple[Compiled, Packed]:
         """The same with its metrics as one vector, and who knows the names of its elements."""
-        packed = Packed(self._step())
-        return self._compiled(packed, steps), packed
 
-    def _step(self) -> Step:
+        def make() -> tuple[Compiled, Packed]:
+            packed = Packed(self.step())
+            return self._compiled(packed, steps), packed
+
+        return self.kept(("train", steps), make)
+
+    def kept(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What this trainer or a variant of it compiled under this key, or compiles now."""
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+    @property
+    def compilations(self) -> int:
+        """Training steps compiled by this trainer and its variants: one per number of steps in a call, and shape."""
+        return sum(len(made[0].programs) for key, made in self._programs.items() if key[0] in ("train", "population"))
+
+    def step(self) -> Step:
+        """One training step, not compiled."""
         return make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
 
     def _compiled(self, step: Step, steps: int) -> Compiled:
@@ -316,17 +372,14 @@ class Trainer:
         repeated = repeat(step, steps, looped=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
         shapes = batch_shapes(self.source("train"))
-        return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=self._out_of_memory)
+        explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
+        return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
 
     def jit(self, function: Callable, **options: Any) -> Any:
         """jax.jit; on a GPU with the operations that `deterministic` asks for."""
         on_gpu = self.layout.mesh.devices.flat[0].platform == "gpu"
         wanted = {"xla_gpu_deterministic_ops": True} if on_gpu and self.config.deterministic else None
         return jax.jit(function, compiler_options=wanted, **options)
-
-    def _out_of_memory(self, arguments: tuple, program: Any) -> str:
-        memory = out_of_memory.measure(arguments[0], arguments[3], program)
-        return out_of_memory.explain(self.config, memory, self.layout.mesh.size)
 
     def work(self) -> Work:
         """What one step is worth, but for its FLOPs, which the compiled step knows."""
@@ -352,17 +405,25 @@ class Trainer:
         batch = jax.tree.map(
             lambda row: jax.ShapeDtypeStruct((accumulate, size, *row.shape[1:]), row.dtype, sharding=sharding), one
         )
-        rates = optimizers.rates(self.config.optim, set(self.optimizer.groups.values()) or {"default"})
-        hyper = {"factor": np.zeros(self.total_steps, np.float32), "lr_scale": np.float32(1), **rates}
-        hyper = jax.tree.map(lambda v: _abstract(np.asarray(v, np.float32), self.layout.replicated), hyper)
+        hyper = jax.tree.map(lambda v: _abstract(v, self.layout.replicated), self.host_hyper())
         return self.state, batch, hyper, columns
 
     def hyper(self, lr_scale: float = 1.0) -> dict:
         """What the step takes as numbers, not as code: a change compiles nothing anew."""
-        rates = optimizers.rates(self.config.optim, set(self.optimizer.groups.values()) or {"default"})
-        table = schedules.table(self.schedule, self.total_steps)
-        put = lambda value: jax.device_put(np.asarray(value, np.float32), self.layout.replicated)
-        return jax.tree.map(put, {"factor": table, "lr_scale": lr_scale, **rates})
+        return jax.device_put(self.host_hyper(lr_scale), self.layout.replicated)
+
+    def host_hyper(self, lr_scale: float = 1.0) -> dict:
+        """The same in numpy."""
+        optim = self.config.optim
+        rates = optimizers.rates(optim, set(self.optimizer.groups.values()) or {"default"})
+        floats = {"factor": schedules.table(self.schedule, self.total_steps), "lr_scale": lr_scale, **rates}
+        floats |= {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
+        floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
+        return floats | {"numbers": varied.given(self.config, self.task.numbers)}
+
+    def numbers(self) -> dict[str, jax.Array]:
+        """The settings that the step takes as arrays (Task.numbers)."""
+        return jax.device_put(varied.given(self.config, self.task.numbers), self.layout.replicated)
 
     def columns(self, loader: Loader) -> dict[str, jax.Array]:
         """The dataset on the devices, where it lives there."""
@@ -397,24 +458,33 @@ class Trainer:
 
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.evaluation_loader(split)
-        columns = self.columns(loader)
-        step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
-        first_micro = lambda *arguments: step(
-            *arguments[:3], jax.tree.map(lambda leaf: leaf[0], arguments[3]), arguments[4]
-        )
-        jitted = self.jit(first_micro, out_shardings=self.layout.replicated)
-        compiled = Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
+        columns, numbers = self.columns(loader), self.numbers()
+
+        def make() -> Compiled:
+            jitted = self.jit(self.evaluation_step(), out_shardings=self.layout.replicated)
+            return Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
+
+        compiled = self.kept(("evaluate", split), make)
 
         def run() -> dict[str, float]:
             params = self.evaluated_params()
             calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
             results = (
-                compiled(params, self.state.frozen, self.state.buffers, batch, columns)
+                compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
                 for _, _, batch in loader.batches(calls)
             )
             return evaluation.finish(self.task, self.config, *evaluation.collect(results))
 
         return run
+
+    def evaluation_step(self) -> Callable:
+        """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled."""
+        step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
+
+        def first_micro(params, frozen, buffers, batch, columns, numbers):
+            return step(params, frozen, buffers, jax.tree.map(lambda leaf: leaf[0], batch), columns, numbers)
+
+        return first_micro
 
     def describe(self) -> str:
         """What the run would do, in a few lines."""
@@ -487,6 +557,11 @@ class ProcessLostError(RuntimeError):
     """Another process of the run was killed, stopped or cut off."""
 
 
+def folder_of(config: TrainingConfig) -> pathlib.Path:
+    """The run folder: run.dir, or runs/<run.name>."""
+    return pathlib.Path(config.run.dir or pathlib.Path("runs") / (config.run.name or "run"))
+
+
 def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
@@ -535,6 +610,10 @@ def environment() -> dict[str, Any]:
         "versions": {name: metadata.version(name) for name in names},
         "git": git.stdout.strip() or None,
     }
+
+
+def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, program: Any) -> str:
+    return out_of_memory.explain(config, out_of_memory.measure(arguments[0], arguments[3], program), devices)
 
 
 UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows

@@ -18,11 +18,11 @@ def tiny_file(name: str) -> pathlib.Path:
     return CONFIGS / f"{find_task(name).tiny_config}.yaml"
 
 
-def tiny(name: str, folder: pathlib.Path, *overrides: str) -> Trainer:
+def tiny(name: str, folder: pathlib.Path, *overrides: str, **options) -> Trainer:
     """A trainer of the task's tiny config in `folder`, on one of the fake devices unless told otherwise."""
     settings = [f"run.dir={folder}", "tracking.tensorboard=false", "run.quiet=true", "shard.devices=1", *overrides]
     task, config = config_io.load(tiny_file(name), settings)
-    return Trainer(config=config, task=task)
+    return Trainer(config=config, task=task, **options)
 
 
 def final_parameters(trainer: Trainer) -> dict[str, np.ndarray]:

@@ -36,6 +36,17 @@ def _report(architecture, model, source, config, folder):
     return report.write(architecture, model, source, config, folder)
 
 
+NUMBERS = (
+    "seed",
+    "model.criteria.dropout",
+    "model.evidence.dropout",
+    "model.encoder_dropout",
+    "model.lora.dropout",
+    "loss.weights.criteria",
+    "loss.weights.evidence",
+)
+
+
 def _task(architecture: str) -> Task:
     of = lambda function: functools.partial(function, architecture)
     return Task(
@@ -57,6 +68,7 @@ def _task(architecture: str) -> Task:
         schedule=schedule,
         report=of(_report),
         twin=TorchTwin(build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export)),
+        numbers=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
         tiny_config=f"{architecture}_tiny",
     )
 

@@ -4,7 +4,6 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.dropout import Dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 from jaxtrain.systems.criteria_evidence.pooling import SequencePooler
@@ -34,7 +33,7 @@ def hidden_stack(in_features: int, layers: int, hidden, activation: str, dropout
     parts = []
     for before, width in zip([in_features, *widths], widths, strict=False):
         act = nn.Activation(nn.ACTIVATIONS[ACTIVATIONS[activation]])
-        parts += [nn.Linear(before, width, rngs=rngs), act, Dropout(dropout)]
+        parts += [nn.Linear(before, width, rngs=rngs), act, nn.Dropout(dropout)]
     return nn.Sequential(*parts), widths[-1]
 
 
@@ -45,7 +44,7 @@ class ClassificationHead(nnx.Module):
         self, in_features, num_labels, layers=1, hidden=None, activation="gelu", dropout=0.1, *, rngs: nnx.Rngs
     ):
         self.ffn, width = hidden_stack(in_features, layers, hidden, activation, dropout, rngs)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, num_labels, rngs=rngs)
 
     def __call__(self, x, rngs=None):
@@ -57,7 +56,7 @@ class SpanPredictionHead(nnx.Module):
 
     def __init__(self, in_features, layers=1, hidden=None, activation="gelu", dropout=0.1, *, rngs: nnx.Rngs):
         self.layers, width = hidden_stack(in_features, layers, hidden, activation, dropout, rngs)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(width, 2, rngs=rngs)
 
     def __call__(self, x, rngs=None):
@@ -212,7 +211,7 @@ class Joint(nnx.Module):
         self.pooler = SequencePooler(ours, pooling_of(criteria, task), rngs=rngs)
         self.criteria_head = ClassificationHead(ours, **options, rngs=rngs)
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs, rngs=rngs)
-        self.fusion_dropout = Dropout(first_given(shared.get("dropout"), fusion_dropout))
+        self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
         span = span_of(evidence, span_depth(evidence), evidence_dropout)
         self.evidence_head = SpanPredictionHead(theirs, **span, rngs=rngs)
 

@@ -4,7 +4,6 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.dropout import Dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 from jaxtrain.systems.criteria_evidence.lora import add_lora
@@ -35,9 +34,9 @@ class Head(nnx.Module):
     def __init__(self, in_features: int, num_classes: int, dropout: float, hidden_dim: int | None, *, rngs: nnx.Rngs):
         if hidden_dim:
             first, last = nn.Linear(in_features, hidden_dim, rngs=rngs), nn.Linear(hidden_dim, num_classes, rngs=rngs)
-            parts = [first, nn.Activation(nn.ACTIVATIONS["relu"]), Dropout(dropout), last]
+            parts = [first, nn.Activation(nn.ACTIVATIONS["relu"]), nn.Dropout(dropout), last]
         else:
-            parts = [Dropout(dropout), nn.Linear(in_features, num_classes, rngs=rngs)]
+            parts = [nn.Dropout(dropout), nn.Linear(in_features, num_classes, rngs=rngs)]
         self.classifier = nn.Sequential(*parts)
 
     def __call__(self, x, rngs=None):

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.remat import block
-from jaxtrain.systems.criteria_evidence.dropout import drop
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
-    DropoutRates,
     Encoding,
     Layer,
     Rates,
@@ -39,7 +38,7 @@ class Embeddings(nnx.Module):
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
         x = x + self.position_embeddings(self.positions(input_ids))
-        return drop(self.LayerNorm(x), rates.hidden, rngs)
+        return dropout(self.LayerNorm(x), rates.hidden, rngs)
 
     def positions(self, input_ids):
         """int [batch or 1, token]."""
@@ -62,7 +61,7 @@ class SelfAttention(nnx.Module):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
         weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
         weights = jnp.where(visible, weights, 0)  # a text without any visible token gets 0, as from torch's sdpa
-        weights = drop(weights.astype(v.dtype), rates.attention, rngs)
+        weights = dropout(weights.astype(v.dtype), rates.attention, rngs)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
         return y.reshape(*y.shape[:-2], -1)
 
@@ -103,11 +102,11 @@ class BertEncoder(nnx.Module):
         self.embeddings = Embeddings(config, rngs=rngs)
         self.encoder = Layers(config, rngs=rngs)
         self.pooler = Pooler(config.hidden_size, rngs=rngs)
-        self.dropout = DropoutRates(config)
+        self.rates = Rates.of(config)
         initialise(self, config.initializer_range, rngs)
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> Encoding:
-        rates = self.dropout()
+        rates = self.rates
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden = self.embeddings(input_ids, token_type_ids, rates, rngs)
         hidden = self.encoder(hidden, (mask != 0)[:, None, None, :], rates, rngs)

@@ -6,11 +6,10 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.remat import block
-from jaxtrain.systems.criteria_evidence.dropout import drop
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
-    DropoutRates,
     Encoding,
     Layer,
     Rates,
@@ -56,7 +55,7 @@ class Embeddings(nnx.Module):
         if self.embed_proj is not None:
             x = self.embed_proj(x)
         x = self.LayerNorm(x)
-        return drop(x * mask[..., None].astype(x.dtype), rates.hidden, rngs)
+        return dropout(x * mask[..., None].astype(x.dtype), rates.hidden, rngs)
 
 
 class DisentangledAttention(nnx.Module):
@@ -80,7 +79,7 @@ class DisentangledAttention(nnx.Module):
         scale = np.sqrt(q.shape[-1] * (1 + len(set(kinds))))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
         if relative is not None:
-            relative = drop(relative, rates.hidden, rngs)
+            relative = dropout(relative, rates.hidden, rngs)
             if "c2p" in kinds:
                 project = self.pos_key_proj or self.key_proj
                 keys = split_heads(project(relative, rngs=rngs), heads)
@@ -92,7 +91,7 @@ class DisentangledAttention(nnx.Module):
                 near = jnp.einsum("bkhd,rhd->bhkr", k, queries).astype(jnp.float32)
                 scores = scores + jnp.take_along_axis(near, rows.T[None, None], axis=-1).swapaxes(-1, -2)
         scores = jnp.where(visible, scores / scale, jnp.finfo(jnp.float32).min)
-        weights = drop(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rates.attention, rngs)
+        weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rates.attention, rngs)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
         return y.reshape(*y.shape[:-2], -1)
 
@@ -118,7 +117,7 @@ class Convolution(nnx.Module):
     def __call__(self, x, residual, mask, rates: Rates, rngs=None):
         mask = mask[..., None].astype(x.dtype)
         y = self.conv(x.swapaxes(1, 2)).swapaxes(1, 2) * (mask != 0)
-        y = self.activation(drop(y, rates.hidden, rngs))
+        y = self.activation(dropout(y, rates.hidden, rngs))
         return self.LayerNorm(residual + y) * mask
 
 
@@ -155,11 +154,11 @@ class DebertaEncoder(nnx.Module):
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs=rngs)
         self.encoder = Layers(config, rngs=rngs)
-        self.dropout = DropoutRates(config)
+        self.rates = Rates.of(config)
         initialise(self, config.initializer_range, rngs)
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> Encoding:
-        rates = self.dropout()
+        rates = self.rates
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden = self.embeddings(input_ids, mask, token_type_ids, rates, rngs)
         return Encoding(self.encoder(hidden, mask, rates, rngs), None)

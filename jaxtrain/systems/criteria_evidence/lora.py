@@ -9,7 +9,6 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.config import Section
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.dropout import Dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from torch_bridge.leaves import Leaf
 
@@ -38,7 +37,7 @@ class LoraLinear(nnx.Module):
         self.lora_A = nnx.Dict({ADAPTER: nn.Linear(in_features, config.r, bias=False, rngs=rngs)})
         self.lora_B = nnx.Dict({ADAPTER: nn.Linear(config.r, out_features, bias=False, rngs=rngs)})
         self.lora_B[ADAPTER].weight[...] = jnp.zeros((out_features, config.r))
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.scale = config.alpha / config.r
 
     def __call__(self, x, rngs=None):

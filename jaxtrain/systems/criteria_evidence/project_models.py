@@ -9,7 +9,6 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.dropout import Dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 
@@ -29,10 +28,10 @@ class ClassificationHead(nnx.Module):
         widths = [in_features] * (layer_num - 1) if hidden_dims is None else list(hidden_dims)
         if len(widths) != layer_num - 1:
             raise UserError(f"hidden_dims must have layer_num - 1 = {layer_num - 1} entries, got {widths}")
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         parts = []
         for before, width in zip([in_features, *widths], widths, strict=False):
-            parts += [nn.Linear(before, width, rngs=rngs), nn.Activation(nn.gelu), Dropout(dropout)]
+            parts += [nn.Linear(before, width, rngs=rngs), nn.Activation(nn.gelu), nn.Dropout(dropout)]
         self.hidden_layers = nn.Sequential(*parts)
         self.output_layer = nn.Linear([in_features, *widths][-1], num_labels, rngs=rngs)
 
@@ -44,7 +43,7 @@ class SpanPredictionHead(nnx.Module):
     """[batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
 
     def __init__(self, in_features: int, dropout: float = 0.1, *, rngs: nnx.Rngs):
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(in_features, 2, rngs=rngs)
 
     def __call__(self, x, rngs=None):
@@ -193,7 +192,7 @@ class Joint(nnx.Module):
         self.evidence_encoder = build_encoder(evidence_encoder, rngs=rngs)
         self.criteria_head = ClassificationHead(ours, **options, rngs=rngs)
         fusion = nn.Linear(ours, theirs, rngs=rngs)
-        self.fusion = nn.Sequential(Dropout(fusion_dropout), fusion, nn.Activation(nn.gelu))
+        self.fusion = nn.Sequential(nn.Dropout(fusion_dropout), fusion, nn.Activation(nn.gelu))
         dropout = part(head_cfg, "evidence").get("dropout", evidence_dropout)
         self.evidence_head = SpanPredictionHead(theirs, dropout, rngs=rngs)
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.dropout import drop, rate_variable
+from jaxtrain.nn.dropout import dropout
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 
 
@@ -23,10 +23,14 @@ class Encoding(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Dropout rates of one call, float32 scalars, None for 0."""
+    """The encoder's two dropout rates."""
 
-    hidden: jax.Array | None
-    attention: jax.Array | None
+    hidden: float
+    attention: float
+
+    @classmethod
+    def of(cls, config: Encoder) -> "Rates":
+        return cls(config.hidden_dropout_prob, config.attention_probs_dropout_prob)
 
 
 def activation(name: str):
@@ -44,7 +48,7 @@ class Residual(nnx.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def __call__(self, x, residual, rates: Rates, rngs=None):
-        return self.LayerNorm(drop(self.dense(x, rngs), rates.hidden, rngs) + residual)
+        return self.LayerNorm(dropout(self.dense(x, rngs), rates.hidden, rngs) + residual)
 
 
 class Intermediate(nnx.Module):
@@ -67,18 +71,6 @@ class Layer(nnx.Module):
     def __call__(self, x, *context, rates: Rates, rngs=None):
         x = self.attention(x, *context, rates=rates, rngs=rngs)
         return self.output(self.intermediate(x, rngs), x, rates, rngs)
-
-
-class DropoutRates(nnx.Module):
-    """The encoder's two dropout rates. A rate of 0 compiles no mask at all."""
-
-    def __init__(self, config: Encoder):
-        hidden, attention = config.hidden_dropout_prob, config.attention_probs_dropout_prob
-        self.hidden = rate_variable(hidden) if hidden else None
-        self.attention = rate_variable(attention) if attention else None
-
-    def __call__(self) -> Rates:
-        return Rates(*(None if rate is None else rate[...] for rate in (self.hidden, self.attention)))
 
 
 def split_heads(x, heads: int):

@@ -34,6 +34,7 @@ TASKS = {
         statistics=statistics,
         finish=finish,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
+        numbers=("seed", "model.dropout"),
         tiny_config="digits_tiny",
     )
 }

@@ -35,6 +35,12 @@ COMMON = {
     "report": _later("report", "report"),
     "twin": TorchTwin(**{name: _later("torch_twin", name) for name in ("build", "call", "loss")}),
     "couples_samples": True,
+    "numbers": (
+        "seed",
+        "model.encoder_dropout",
+        "model.decoder_dropout",
+        *(f"loss.{name}_weight" for name in ("reconstruction", "fmri", "video", "audio", "text")),
+    ),
 }
 
 TASKS = {

@@ -43,7 +43,7 @@ def criterion(config) -> CombinedAutoEncoderLoss:
     normalized = options.normalize_by_std
     if normalized is None:
         normalized = isinstance(config.model, HeadOptions)
-    weights = options.model_dump(exclude={"normalize_by_std"})
+    weights = {name: value for name, value in options if name != "normalize_by_std"}
     return NormalizedCombinedAutoEncoderLoss(**weights) if normalized else CombinedAutoEncoderLoss(**weights)
 
 

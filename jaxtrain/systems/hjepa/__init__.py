@@ -85,6 +85,7 @@ TASKS = {
         schedule=task.schedule,
         initial_weights=task.initial_weights,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss, after_update=_move_twin),
+        numbers=("seed",),
         tiny_config="hjepa_tiny",
     ),
     "world_model": Task(
@@ -97,6 +98,7 @@ TASKS = {
         finish=world_model_task.finish,
         twin=TorchTwin(build=_build_world_twin, call=_call_world_twin),
         couples_samples=True,
+        numbers=("seed", "model.predictor_dropout", "loss.sigreg_weight"),
         tiny_config="hjepa_world_tiny",
     ),
 }

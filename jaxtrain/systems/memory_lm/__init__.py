@@ -37,6 +37,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
             hf=_later("exports", "hugging_face"),
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
+        numbers=("seed", "model.dropout", "model.attention_dropout", "memory.memory_dropout", "memory.lora_dropout"),
         tiny_config=tiny_config,
         **more,
     )

@@ -33,6 +33,7 @@ TASKS = {
         finish=metrics.finish,
         report=_later("reports", "completion_report"),
         twin=TorchTwin(build=_twin("build"), call=_twin("call"), loss=_twin("loss")),
+        numbers=("seed", "model.dropout"),
         tiny_config="splat_tiny",
     ),
     "sae": Task(
@@ -51,6 +52,7 @@ TASKS = {
         initial_weights=features.initial_weights,
         report=_later("reports", "feature_report"),
         twin=TorchTwin(build=_twin("build_features"), call=_twin("call_features"), loss=_twin("loss_features")),
+        numbers=("seed", "sae.l1_coefficient", "sae.usage_coefficient", "sae.target_usage"),
         tiny_config="splat_sae_tiny",
     ),
 }

@@ -59,7 +59,8 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
         def mlflow() -> Backend:
             from jaxtrain.train.trackers.mlflow import MLflow
 
-            return MLflow(folder, tracking.mlflow_uri, config.task or "jaxtrain", config.run.name or folder.name)
+            name = config.run.name or folder.name
+            return MLflow(folder, tracking.mlflow_uri, config.task or "jaxtrain", name, tracking.mlflow_parent)
 
         wanted["MLflow"] = mlflow
     return wanted

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 PARAM_LENGTH = 500  # characters that every MLflow store takes
 BATCH = 100  # parameters of one request
@@ -16,11 +17,13 @@ BATCH = 100  # parameters of one request
 class MLflow:
     """One MLflow run per run folder: a resumed run goes on in it.
 
-    uri: sqlite:///..., http://...; None: `mlflow.db` in the run folder, artifacts beside it.
+    uri: sqlite:///..., http://...; None: `mlflow.db` in the run folder, artifacts beside it. parent: id of the MLflow
+    run that this one is nested in.
     """
 
-    def __init__(self, folder: pathlib.Path, uri: str | None, experiment: str, name: str):
+    def __init__(self, folder: pathlib.Path, uri: str | None, experiment: str, name: str, parent: str | None = None):
         self.folder, self.experiment, self.name = folder.absolute(), experiment, name
+        self.tags = {MLFLOW_PARENT_RUN_ID: parent} if parent else {}
         self.uri = uri or f"sqlite:///{self.folder / 'mlflow.db'}"
         self.artifacts = None if uri and uri.startswith("http") else (self.folder / "mlflow_artifacts").as_uri()
         self._client: Any = None
@@ -35,7 +38,7 @@ class MLflow:
             self._run = remembered.read_text().strip()
             self._client.set_terminated(self._run, status="RUNNING")
             return
-        self._run = self._client.create_run(experiment, run_name=self.name).info.run_id
+        self._run = self._client.create_run(experiment, run_name=self.name, tags=self.tags).info.run_id
         remembered.write_text(self._run)
         params = [Param(key, str(value)[:PARAM_LENGTH]) for key, value in _leaves(config)]
         for first in range(0, len(params), BATCH):

@@ -1,0 +1,148 @@
+"""Search for settings: `python -m jaxtrain.tune --config configs/digits.yaml --space configs/hpo/digits.yaml`."""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+from jaxtrain import commands
+from jaxtrain.errors import UserError
+
+
+def main(argv: commands.Arguments = None) -> int:
+    p = commands.parser(
+        "tune",
+        "Try settings from a search space, and write the best ones as a config. Goes on in an existing study.",
+        "python -m jaxtrain.tune --config configs/criteria_tiny.yaml --space configs/hpo/criteria_tiny.yaml",
+    )
+    p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
+    p.add_argument("--space", required=True, metavar="F", help="which settings vary, as configs/hpo/criteria_tiny.yaml")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the config file")
+    p.add_argument("--trials", type=int, metavar="N", help="trials of the whole study (default: the space's)")
+    p.add_argument("--workers", type=int, default=1, metavar="N", help="processes at the same time (default 1)")
+    p.add_argument("--vmap", type=int, default=1, metavar="K", help="train K trials at once in one compiled program")
+    p.add_argument("--output", metavar="DIR", help="the study's folder (default runs/tune/<name of the space>)")
+    p.add_argument("--storage", metavar="URL", help="the study's database (default: study.db in its folder)")
+    p.add_argument("--no-plots", action="store_true", help="write no HTML pages")
+    p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    arguments = p.parse_intermixed_args(argv)
+    arguments.given = sys.argv[1:] if argv is None else list(argv)
+    return commands.main(run, arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for name in ("trials", "workers", "vmap"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: wanted 1 or more")
+    missing = [name for name in ("optuna", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"a search needs {' and '.join(missing)}: pip install 'jaxtrain[tune]'")
+    commands.quiet_jax()
+    from jaxtrain import config_io
+    from jaxtrain.tuning import results, space
+    from jaxtrain.tuning.study import Study
+
+    source = pathlib.Path(arguments.config)
+    values, varied = config_io.merged(source, arguments.overrides), space.load(arguments.space)
+    space.check(varied, values, source)
+    config = config_io.check(values, source)[1]
+    folder = pathlib.Path(arguments.output or pathlib.Path("runs") / "tune" / pathlib.Path(arguments.space).stem)
+    mode = config.evaluation.mode
+    study = Study(folder, varied, mode, arguments.storage, arguments.worker or 0)
+    wanted = arguments.trials or varied.study.trials
+    if varied.study.sampler.name == "grid":
+        wanted = min(wanted, len(study.optuna.trials))
+    tracked: dict = {"tensorboard": False}
+    if config.tracking.mlflow:
+        from jaxtrain.tuning import mlflow
+
+        tracked |= mlflow.begin(study, config)
+    deadline = time.monotonic() + (varied.study.timeout_s or float("inf"))
+    if arguments.workers > 1 and arguments.worker is None:
+        supervise(study, arguments, wanted)
+    else:
+        work(study, arguments, wanted, deadline, values, tracked)
+    study.close()
+    if arguments.worker is not None:
+        return 0
+    if config.tracking.mlflow:
+        mlflow.end(study, tracked)
+    written = results.write(study, values, source, plots=not arguments.no_plots)
+    return tell(study, config.evaluation.metric, written)
+
+
+def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, values: dict, tracked: dict) -> None:
+    """Take trials until enough have begun, one after another or several in one program."""
+    from jaxtrain.tuning import space
+    from jaxtrain.tuning.trials import Trials
+
+    trials = Trials(study, space.load(arguments.space), values, arguments.config, tracked)
+    if arguments.vmap > 1:
+        trials.check_population()
+    while time.monotonic() < deadline and (taken := study.take(arguments.vmap, wanted)):
+        if arguments.vmap > 1:
+            trials.run_together(taken)
+        else:
+            trials.run(taken[0])
+        for trial in taken:
+            say(study, study.optuna.get_trials(deepcopy=False)[trial.number])
+    print(f"{trials.compilations} training steps compiled by this worker", flush=True)
+
+
+def supervise(study, arguments: argparse.Namespace, wanted: int) -> None:
+    """Several workers; one that dies is replaced, and its trial is tried again."""
+    command = [sys.executable, "-m", "jaxtrain.tune", *arguments.given, "--worker"]
+    start = lambda number: subprocess.Popen([*command, str(number)])
+    running = {number: start(number) for number in range(1, min(arguments.workers, wanted) + 1)}
+    started, died = len(running), 0
+    try:
+        while running:
+            time.sleep(0.1)
+            for number, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[number]
+                if process.returncode:
+                    died, started = died + 1, started + 1
+                    print(f"worker {number} ended with {process.returncode}", flush=True)
+                    if died > wanted + arguments.workers:
+                        raise UserError(f"{died} workers died, see {study.folder}; what remains is not tried")
+                    running[started] = start(started)
+    finally:
+        for process in running.values():
+            process.terminate()
+
+
+def say(study, trial) -> None:
+    """One line about a trial that ended."""
+    value = "" if trial.value is None else f" {trial.value:.6g}"
+    error = study.error_of(trial)
+    chosen = " ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+    why = f" ({error})" if error else ""
+    print(f"trial {trial.number} {trial.state.name.lower()}{value}: {chosen}{why}", flush=True)
+
+
+def tell(study, metric: str, written: list[pathlib.Path]) -> int:
+    """The outcome; 1 where no trial was finished."""
+    ended, best = study.ended(), study.best()
+    counts = {state: sum(t.state.name == state for t in ended) for state in ("COMPLETE", "PRUNED", "FAIL")}
+    print(", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count))
+    for path in written:
+        print(f"written {path}")
+    if best is None:
+        errors = {study.error_of(trial) for trial in ended} - {None}
+        print(f"error: no trial was finished. {'; '.join(sorted(errors)[:3])}", file=sys.stderr)
+        return commands.FAILED
+    print(f"best: trial {best.number}, {metric} {best.value:.6g}, {json.dumps(best.params)}")
+    return 0
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The study as an MLflow run, in which its trials' runs are nested."""
+
+from typing import Any
+
+from mlflow.tracking import MlflowClient
+from optuna.trial import TrialState
+
+from jaxtrain.config import TrainingConfig
+from jaxtrain.tuning.study import Study
+
+RUN, URI = "mlflow_run", "mlflow_uri"
+
+
+def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
+    """Settings for the trials' `tracking` section: the store and the run that they belong to."""
+    uri = config.tracking.mlflow_uri or f"sqlite:///{(study.folder / 'mlflow.db').absolute()}"
+    with study.lock():
+        if RUN not in study.optuna.user_attrs:
+            client = MlflowClient(tracking_uri=uri)
+            experiment = _experiment(client, study, config, uri)
+            run = client.create_run(experiment, run_name=study.folder.name).info.run_id
+            study.optuna.set_user_attr(RUN, run)
+    return {"mlflow_uri": uri, "mlflow_parent": study.optuna.user_attrs[RUN]}
+
+
+def end(study: Study, tracked: dict[str, Any]) -> None:
+    """The best trial's value and settings, and how the trials ended."""
+    client, run = MlflowClient(tracking_uri=tracked["mlflow_uri"]), tracked["mlflow_parent"]
+    ended, best = study.ended(), study.best()
+    for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
+        client.log_metric(run, f"trials_{state.name.lower()}", sum(trial.state == state for trial in ended))
+    if best is not None:
+        client.log_metric(run, "best_value", best.value)
+        client.set_tag(run, "best_trial", str(best.number))
+        for name, value in best.params.items():
+            client.set_tag(run, f"best.{name}", str(value))
+    client.set_terminated(run)
+
+
+def _experiment(client: MlflowClient, study: Study, config: TrainingConfig, uri: str) -> str:
+    name = config.task or "jaxtrain"
+    known = client.get_experiment_by_name(name)
+    if known:
+        return known.experiment_id
+    artifacts = None if uri.startswith("http") else (study.folder / "mlflow_artifacts").absolute().as_uri()
+    return client.create_experiment(name, artifacts)

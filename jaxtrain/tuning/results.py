@@ -1,0 +1,82 @@
+"""What a study leaves behind: best_config.yaml, trials_history.json, plots."""
+
+import json
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from jaxtrain import config_io
+from jaxtrain.tuning.space import apply
+from jaxtrain.tuning.study import Study
+
+PLOTS = (
+    "optimization_history",
+    "intermediate_values",
+    "slice",
+    "parallel_coordinate",
+    "param_importances",
+    "timeline",
+)
+
+
+def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = True) -> list[pathlib.Path]:
+    """The files of a study as it stands. values: the nested config that it varies, from the file `source`."""
+    written = [_history(study)]
+    best = study.best()
+    if best is not None:
+        written.append(_best_config(study, best, values, source))
+    return written + (_plots(study) if plots else [])
+
+
+def _history(study: Study) -> pathlib.Path:
+    rows = [_row(study, trial) for trial in study.optuna.get_trials(deepcopy=False)]
+    path = study.folder / "trials_history.json"
+    path.write_text(json.dumps(rows, indent=1))
+    return path
+
+
+def _row(study: Study, trial: FrozenTrial) -> dict[str, Any]:
+    when = {name: getattr(trial, name) for name in ("datetime_start", "datetime_complete")}
+    row = {
+        "number": trial.number,
+        "value": trial.value,
+        "params": trial.params,
+        "state": trial.state.name,
+        **{name: None if value is None else value.isoformat() for name, value in when.items()},
+        "intermediate_values": trial.intermediate_values,
+        "folder": str(study.folder_of(trial)),
+    }
+    error = study.error_of(trial)
+    return row if error is None else {**row, "error": error}
+
+
+def _best_config(study: Study, best: FrozenTrial, values: Mapping[str, Any], source: Any) -> pathlib.Path:
+    """All settings of the best trial, under the base config's own run and tracking sections."""
+    named = apply(values, {**best.params, "run.name": f"{study.folder.name}_best", "run.dir": None})
+    path = study.folder / "best_config.yaml"
+    head = f"# Trial {best.number} of {study.folder}: {best.value:.6g}\n#   python -m jaxtrain.run --config {path}\n"
+    path.write_text(head + config_io.dump(config_io.check(named, source)[1]))
+    return path
+
+
+def _plots(study: Study) -> list[pathlib.Path]:
+    """Optuna's pictures as pages that need no network; those that need more finished trials are left out."""
+    folder = study.folder / "plots"
+    folder.mkdir(exist_ok=True)
+    written = []
+    finished = sum(trial.state == TrialState.COMPLETE for trial in study.optuna.get_trials(deepcopy=False))
+    for name in PLOTS if finished >= 2 else PLOTS[:2]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                figure = getattr(optuna.visualization, f"plot_{name}")(study.optuna)
+            except (ValueError, RuntimeError):  # importances: all trials gave the same value
+                continue
+        path = folder / f"{name}.html"
+        figure.write_html(path, include_plotlyjs="directory")
+        written.append(path)
+    return written

@@ -1,0 +1,157 @@
+"""The file of a search: which settings vary, and how the study goes about it.
+
+study: {trials: 20, pruner: {name: median}}
+optim.lr: {type: loguniform, low: 1.0e-5, high: 1.0e-2}
+optim.schedule.warmup_ratio: {type: uniform, low: 0.0, high: 0.2, when: {optim.schedule.name: [linear, cosine]}}
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from jaxtrain import config_io
+from jaxtrain.config import Section
+from jaxtrain.errors import UserError
+
+Values = dict[str, Any]
+
+
+class Sampler(Section):
+    name: Literal["tpe", "random", "grid"] = "tpe"  # grid: every combination of categorical choices
+    startup_trials: int = Field(10, ge=1)  # tpe: drawn at random before the model of the results is used
+
+
+class Pruner(Section):
+    """Counts are evaluations of a trial."""
+
+    name: Literal["none", "median", "asha", "hyperband"] = "median"
+    startup_trials: int = Field(5, ge=0)  # median: finished trials before any is pruned
+    warmup_evaluations: int = Field(2, ge=0)  # median: of each trial, before it is judged
+    min_evaluations: int = Field(1, ge=1)  # asha, hyperband: before the first rung
+    reduction_factor: int = Field(3, ge=2)  # asha, hyperband: of as many trials one goes on
+
+
+class StudySettings(Section):
+    trials: int = Field(20, ge=1)
+    timeout_s: float | None = Field(None, gt=0)  # start no trial later than this
+    seed: int = Field(0, ge=0)  # of the sampler; the trials' own is the config's `seed`
+    sampler: Sampler = Sampler()
+    pruner: Pruner = Pruner()
+    keep_checkpoints: Literal["best", "all"] = "best"  # best: those of other finished trials are deleted
+
+
+class Setting(Section):
+    """How one setting varies. when: {other setting: value or list of values} under which it does; else it keeps the
+    config's value. A setting of the space that `when` names must come before."""
+
+    type: Literal["uniform", "loguniform", "float", "int", "categorical"]
+    low: float | None = None
+    high: float | None = None
+    step: float | None = Field(None, gt=0)
+    log: bool = False
+    choices: list[Any] | None = None
+    when: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.type == "categorical":
+            if not self.choices:
+                raise ValueError("categorical wants choices: [...]")
+        elif self.low is None or self.high is None or self.low > self.high:
+            raise ValueError(f"{self.type} wants low <= high")
+        elif self.logarithmic and self.low <= 0:
+            raise ValueError(f"a logarithmic scale wants low > 0, got {self.low}")
+        elif self.logarithmic and self.step is not None:
+            raise ValueError("a logarithmic scale has no step")
+        elif self.type == "int" and not all(float(end).is_integer() for end in (self.low, self.high, self.step or 1)):
+            raise ValueError("int wants whole numbers")
+        return self
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.log or self.type == "loguniform"
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """trial: an optuna.Trial."""
+        if self.type == "categorical":
+            return trial.suggest_categorical(name, self.choices)
+        if self.type == "int":
+            low, high = int(self.low), int(self.high)
+            step = {} if self.logarithmic else {"step": int(self.step or 1)}
+            return trial.suggest_int(name, low, high, log=self.logarithmic, **step)
+        return trial.suggest_float(name, self.low, self.high, log=self.logarithmic, step=self.step)
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """Two values between which the others lie."""
+        if self.type == "categorical":
+            return self.choices[0], self.choices[-1]
+        return (int(self.low), int(self.high)) if self.type == "int" else (self.low, self.high)
+
+
+class Space(Section):
+    """settings: by dotted key, in the file's order."""
+
+    study: StudySettings = StudySettings()
+    settings: dict[str, Setting]
+
+    @model_validator(mode="after")
+    def _in_order(self):
+        seen: set[str] = set()
+        for name, setting in self.settings.items():
+            late = [key for key in setting.when if key in self.settings and key not in seen]
+            if late:
+                raise ValueError(f"{name} depends on {', '.join(late)}, which must come before it")
+            seen.add(name)
+        if self.study.sampler.name == "grid":
+            endless = [name for name, setting in self.settings.items() if setting.type != "categorical" or setting.when]
+            if endless:
+                raise ValueError(f"sampler grid wants categorical settings without `when`; not so {', '.join(endless)}")
+        return self
+
+    def choose(self, pick: Callable[[str, Setting], Any], fixed: Mapping[str, Any]) -> Values:
+        """A value for every setting whose condition holds. fixed: the config, flat, for settings that do not vary."""
+        chosen: Values = {}
+        for name, setting in self.settings.items():
+            known = {**fixed, **chosen}
+            if all(known.get(key) in _listed(wanted) for key, wanted in setting.when.items()):
+                chosen[name] = pick(name, setting)
+        return chosen
+
+
+def load(path: str | pathlib.Path) -> Space:
+    """The space that a YAML file describes. Raises UserError that lists every mistake."""
+    path = pathlib.Path(path)
+    values = config_io.read(path)
+    study = values.pop("study", {})
+    if not values:
+        wanted = "optim.lr: {type: loguniform, low: 1e-5, high: 1e-2}"
+        raise UserError(f"{path}: no setting varies; wanted lines as {wanted}")
+    return config_io.validate(Space, {"study": study, "settings": values}, path)
+
+
+def apply(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested config values with other ones at dotted keys."""
+    result = dict(values)
+    for key, value in chosen.items():
+        *sections, leaf = key.split(".")
+        section = result
+        for name in sections:
+            section[name] = dict(section.get(name) or {})
+            section = section[name]
+        section[leaf] = value
+    return result
+
+
+def check(space: Space, values: Mapping[str, Any], source: str | pathlib.Path) -> None:
+    """Raises UserError where a config cannot take what the space offers, before any trial is spent on it."""
+    fixed = config_io.flatten(config_io.check(values, source)[1].model_dump(mode="json"))
+    for end in (0, 1):
+        chosen = space.choose(lambda name, setting, end=end: setting.ends[end], fixed)
+        config_io.check(apply(values, chosen), f"{source} with {', '.join(f'{k}={v}' for k, v in chosen.items())}")
+
+
+def _listed(wanted: Any) -> list:
+    return wanted if isinstance(wanted, list) else [wanted]

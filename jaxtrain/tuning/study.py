@@ -1,0 +1,160 @@
+"""A study in a database that several workers share: who takes which trial, and what becomes of a dead worker's."""
+
+import contextlib
+import datetime
+import fcntl
+import itertools
+import pathlib
+import uuid
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from jaxtrain.errors import UserError
+from jaxtrain.tuning.space import Space
+
+MOST_ATTEMPTS = 2  # a trial whose process died this often is given up
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ASKING_S = 10.0  # a trial without a worker for longer has lost it while it was asked for
+
+
+class Study:
+    """An Optuna study and its folder.
+
+    folder: holds study.db (where no other storage is named), trials/<number>/ and workers/. A worker holds a lock on a
+    file of its own as long as it lives, however it dies; a trial whose worker's file is free is tried again and goes on
+    from its last checkpoint. mode: "min" or "max". worker: apart from others that sample at the same time.
+    """
+
+    def __init__(self, folder: pathlib.Path, space: Space, mode: str, storage: str | None = None, worker: int = 0):
+        self.folder, self.settings = folder, space.study
+        self._workers = folder / "workers"
+        self._workers.mkdir(parents=True, exist_ok=True)
+        self.me = uuid.uuid4().hex
+        self._alive = (self._workers / self.me).open("w")
+        fcntl.flock(self._alive, fcntl.LOCK_EX)
+        with self.lock():
+            self.optuna = _open(folder, space, mode, storage, worker)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One worker at a time."""
+        with (self.folder / "study.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def take(self, most: int, trials: int) -> list[Trial]:
+        """Up to `most` trials for this worker, as long as fewer than `trials` have begun."""
+        with self.lock():
+            self._try_again()
+            taken: list[Trial] = []
+            while len(taken) < most and len(self.begun()) < trials:
+                trial = self.optuna.ask()
+                trial.set_user_attr("worker", self.me)
+                taken.append(trial)
+        return taken
+
+    def begun(self) -> list[FrozenTrial]:
+        """Trials that ended or run, without those that another one continues."""
+        died = self._died()
+        found = self.optuna.get_trials(deepcopy=False)
+        return [t for t in found if t.state != TrialState.WAITING and not died.get(str(t.number), {}).get("continued")]
+
+    def ended(self) -> list[FrozenTrial]:
+        return [trial for trial in self.begun() if trial.state in ENDED]
+
+    def best(self) -> FrozenTrial | None:
+        return self.optuna.best_trial if any(t.state == TrialState.COMPLETE for t in self.begun()) else None
+
+    def folder_of(self, trial: Any) -> pathlib.Path:
+        """Where a trial's run is: one that continues another goes on in its folder."""
+        return self.folder / "trials" / f"{trial.user_attrs.get('first', trial.number):04d}"
+
+    def error_of(self, trial: FrozenTrial) -> str | None:
+        """Why a trial failed."""
+        return trial.user_attrs.get("error") or self._died().get(str(trial.number), {}).get("error")
+
+    def close(self) -> None:
+        """This worker is done; call it with no trial taken."""
+        self._alive.close()
+        (self._workers / self.me).unlink(missing_ok=True)
+
+    def _try_again(self) -> None:
+        for trial in self.begun():
+            if trial.state != TrialState.RUNNING or not self._lost(trial):
+                continue
+            attempt, first = trial.user_attrs.get("attempt", 1), trial.user_attrs.get("first", trial.number)
+            again = attempt < MOST_ATTEMPTS
+            if again:
+                self.optuna.enqueue_trial(trial.params, user_attrs={"first": first, "attempt": attempt + 1})
+            error = f"its process died, attempt {attempt} of {MOST_ATTEMPTS} (killed, or out of host memory)"
+            self.optuna.set_user_attr("died", {**self._died(), trial.number: {"error": error, "continued": again}})
+            self.optuna.tell(trial.number, state=TrialState.FAIL)
+
+    def _died(self) -> dict[str, dict]:
+        return self.optuna.user_attrs.get("died", {})
+
+    def _lost(self, trial: FrozenTrial) -> bool:
+        """Whether the worker of a running trial is no more. One without a file is on another machine."""
+        worker = trial.user_attrs.get("worker")
+        if worker is None:
+            return datetime.datetime.now() - trial.datetime_start > datetime.timedelta(seconds=ASKING_S)
+        path = self._workers / worker
+        if worker == self.me or not path.is_file():
+            return False
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+
+def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, worker: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
+    patient = {"connect_args": {"timeout": 100}} if url.startswith("sqlite") else {}
+    direction = {"max": "maximize", "min": "minimize"}[mode]
+    study = optuna.create_study(
+        storage=optuna.storages.RDBStorage(url, engine_kwargs=patient),
+        study_name=folder.name,
+        direction=direction,
+        pruner=_pruner(space),
+        load_if_exists=True,
+    )
+    if study.direction.name.lower() != direction:
+        raise UserError(
+            f"{folder}: this study is to {study.direction.name.lower()}, but evaluation.mode is {mode} now; choose "
+            "another --output"
+        )
+    study.sampler = _sampler(space, (space.study.seed * 1_000_003 + len(study.trials) * 1009 + worker) % 2**32)
+    if space.study.sampler.name == "grid":
+        for choices in itertools.product(*(setting.choices for setting in space.settings.values())):
+            study.enqueue_trial(dict(zip(space.settings, choices, strict=True)), skip_if_exists=True)
+    return study
+
+
+def _sampler(space: Space, seed: int) -> optuna.samplers.BaseSampler:
+    chosen = space.study.sampler
+    if chosen.name != "tpe":
+        return optuna.samplers.RandomSampler(seed)  # of a grid every trial is enqueued
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            n_startup_trials=chosen.startup_trials, multivariate=True, group=True, constant_liar=True, seed=seed
+        )
+
+
+def _pruner(space: Space) -> optuna.pruners.BasePruner:
+    chosen = space.study.pruner
+    return {
+        "none": lambda: optuna.pruners.NopPruner(),
+        "median": lambda: optuna.pruners.MedianPruner(chosen.startup_trials, chosen.warmup_evaluations),
+        "asha": lambda: optuna.pruners.SuccessiveHalvingPruner(chosen.min_evaluations, chosen.reduction_factor),
+        "hyperband": lambda: optuna.pruners.HyperbandPruner(
+            chosen.min_evaluations, reduction_factor=chosen.reduction_factor
+        ),
+    }[chosen.name]()

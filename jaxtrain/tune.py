@@ -89,7 +89,7 @@ def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, val
             trials.run(taken[0])
         for trial in taken:
             say(study, study.optuna.get_trials(deepcopy=False)[trial.number])
-    print(f"{trials.compilations} training steps compiled by this worker", flush=True)
+    print(f"training steps compiled: {trials.compilations}", flush=True)
 
 
 def supervise(study, arguments: argparse.Namespace, wanted: int) -> None:

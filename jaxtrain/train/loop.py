@@ -68,7 +68,7 @@ class Loop:
         start = int(trainer.state.step)
         self._banner(start)
         self.tracker.progress(start, total)
-        hyper = trainer.hyper(self._lr_scale())
+        hyper = trainer.hyper(self.lr_scale())
         columns = trainer.columns(trainer.train_loader)
         programs: dict[int, Any] = {}
         names: dict[int, Packed] = {}
@@ -77,7 +77,7 @@ class Loop:
         self.pictures = Pictures(trainer)
         histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
         step, began = start, time.perf_counter()
-        for first, count, batch in trainer.train_loader.batches(self._calls(start, total)):
+        for first, count, batch in trainer.train_loader.batches(self.calls(start, total)):
             histograms.log(first, count, batch, columns, self.tracker)
             if count in programs:
                 trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
@@ -94,12 +94,12 @@ class Loop:
             if (step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
             self.tracker.advance(count)
-            evaluated = self._due(step, self.evaluate_every, total) and self.has_validation
+            evaluated = self.due(step, self.evaluate_every, total) and self.has_validation
             if evaluated:
                 self._evaluate(step)
-                hyper["lr_scale"] = trainer.hyper(self._lr_scale())["lr_scale"] if self.plateau else hyper["lr_scale"]
-            if self._due(step, self.save_every, total) or evaluated or step == total:
-                self._save(step, evaluated)
+                hyper["lr_scale"] = trainer.hyper(self.lr_scale())["lr_scale"] if self.plateau else hyper["lr_scale"]
+            if self.due(step, self.save_every, total) or evaluated or step == total:
+                self.save(step, evaluated)
             self.checkpoints.poll()
             if evaluated and self.best.stop:
                 self.tracker.say(
@@ -112,7 +112,7 @@ class Loop:
             began = time.perf_counter()
         self._drain()
         if step > start and self.checkpoints.newest != step:
-            self._save(step, evaluated=False)
+            self.save(step, evaluated=False)
         self.checkpoints.wait()
         self.samples_per_s = self.clock.samples_per_s(step)
         self.system.close()
@@ -126,7 +126,7 @@ class Loop:
             "val_history": self.val_history,
         }
 
-    def _calls(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def calls(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Steps in calls of `steps_per_call`, cut where something is due in between. A rest is one call too, as long as
         that takes few different programs."""
         step, most = start, self.config.train.steps_per_call
@@ -142,7 +142,7 @@ class Loop:
             step += count
 
     @staticmethod
-    def _due(step: int, every: int | None, total: int) -> bool:
+    def due(step: int, every: int | None, total: int) -> bool:
         return every is not None and (step % every == 0 or step == total)
 
     # --- metrics ------------------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ class Loop:
         self.pending = self.pending[len(ready) :]
         for call, metrics in zip(ready, jax.device_get([call.metrics for call in ready]), strict=True):
             for i, row in enumerate(metrics.reshape(call.count, -1).tolist()):
-                self._take(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
+                self.take(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
 
-    def _take(self, step: int, values: dict[str, float], call: "Call") -> None:
+    def take(self, step: int, values: dict[str, float], call: "Call") -> None:
         """One finished step's metrics, in order."""
         values.pop("weight")
         self.clock.add_tokens(values.pop("tokens"))
@@ -212,11 +212,18 @@ class Loop:
         self._drain()
         with self.clock.phase("evaluation"):
             metrics = self.trainer.evaluate()
+        self.conclude(step, metrics)
+        with self.clock.phase("evaluation"):
+            self.pictures.log(step, self.tracker)
+
+    def conclude(self, step: int, metrics: dict[str, float]) -> bool:
+        """What an evaluation's metrics change: best, plateau, the record. Whether they are the best so far."""
         if self.best.metric not in metrics:
             raise UserError(f"evaluation.metric: {self.best.metric} is unknown; this task has {', '.join(metrics)}")
         self.last_metrics = metrics
         self.val_history.append(metrics)
-        if self.best.update(metrics[self.best.metric]):
+        improved = self.best.update(metrics[self.best.metric])
+        if improved:
             self.best_metrics = {**metrics, "step": step}
         if self.plateau is not None:
             watched = self.config.optim.schedule.metric
@@ -225,18 +232,17 @@ class Loop:
             self.plateau.update(metrics[watched])
         epoch = step / self.trainer.steps_per_epoch
         self.tracker.point(step, epoch, "validation", metrics)
-        with self.clock.phase("evaluation"):
-            self.pictures.log(step, self.tracker)
         train = f"train loss {self.train_history[-1]['loss']:.4f}  " if self.train_history else ""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.tracker.say(f"epoch {epoch:g}  step {step}  {train}validation {shown}")
+        return improved
 
-    def _lr_scale(self) -> float:
+    def lr_scale(self) -> float:
         return self.plateau.lr / self.config.optim.lr if self.plateau and self.config.optim.lr else 1.0
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def _save(self, step: int, evaluated: bool) -> None:
+    def save(self, step: int, evaluated: bool) -> None:
         self._drain()
         meta = {
             "step": step,

@@ -20,14 +20,14 @@ class Tracker:
     """One place to send numbers to. `point` is one line of metrics.jsonl and one point per value in every tracker.
 
     Raises UserError for a tracker whose package is missing; whatever one raises later is reported once, and the run
-    goes on without it.
+    goes on without it. lines: False leaves out console and train.log, which only one run of a process can have.
     """
 
-    def __init__(self, folder: pathlib.Path, config: Any, active: bool):
+    def __init__(self, folder: pathlib.Path, config: Any, active: bool, lines: bool = True):
         self.folder = folder
         self.config = config
         self.quiet = config.run.quiet
-        self.active = active
+        self.active, self.lines = active, lines
         self._bar: tqdm | None = None
         self._metrics = None
         self._backends: dict[str, Backend] = {}
@@ -38,7 +38,8 @@ class Tracker:
         self._constructors = make_backends(config, folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._log_to(folder / "train.log")
+            if lines:
+                self._log_to(folder / "train.log")
             self._metrics = (folder / "metrics.jsonl").open("a")
         except OSError as error:
             raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}; choose another run.dir") from None
@@ -122,7 +123,8 @@ class Tracker:
             self._bar.update(steps)
 
     def say(self, message: str) -> None:
-        LOG.info(message)
+        if self.lines:
+            LOG.info(message)
 
     def warn(self, message: str) -> None:
         LOG.warning(message)

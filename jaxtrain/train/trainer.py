@@ -280,7 +280,7 @@ class Trainer:
         try:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run(after_evaluation)
-            self._write_summary(loop, time.time() - started)
+            self.write_summary(loop, time.time() - started)
             finished = True
         except Exception as error:
             lost = watchdog.name_the_lost() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
@@ -299,14 +299,7 @@ class Trainer:
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config = self.config
-        evaluate = config.evaluation
-        checkpoints = Checkpoints(
-            self.folder / "checkpoints",
-            config.checkpoint.keep_last,
-            config.checkpoint.keep_best,
-            evaluate.metric,
-            evaluate.mode,
-        )
+        checkpoints = self.checkpoints()
         loop = Loop(self, tracker, checkpoints, watchdog)
         origin = checkpoints
         if resume not in ("auto", "never"):
@@ -330,6 +323,12 @@ class Trainer:
             config_io.save(config, self.folder / "config.yaml")
             (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
         return loop
+
+    def checkpoints(self) -> Checkpoints:
+        """Those of the run folder."""
+        keep, evaluate = self.config.checkpoint, self.config.evaluation
+        folder = self.folder / "checkpoints"
+        return Checkpoints(folder, keep.keep_last, keep.keep_best, evaluate.metric, evaluate.mode)
 
     def _changes(self) -> list[str]:
         """Settings that differ from those the folder's run was started with."""
@@ -535,7 +534,8 @@ class Trainer:
         if self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
 
-    def _write_summary(self, loop: Loop, seconds: float) -> None:
+    def write_summary(self, loop: Loop, seconds: float) -> None:
+        """summary.json of a run that ended."""
         if jax.process_index() != 0:
             return
         summary = {

@@ -4,7 +4,9 @@ import contextlib
 import datetime
 import fcntl
 import itertools
+import os
 import pathlib
+import socket
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -36,6 +38,8 @@ class Study:
         self.me = uuid.uuid4().hex
         self._alive = (self._workers / self.me).open("w")
         fcntl.flock(self._alive, fcntl.LOCK_EX)
+        self._alive.write(f"{os.getpid()} on {socket.gethostname()}\n")
+        self._alive.flush()
         with self.lock():
             self.optuna = _open(folder, space, mode, storage, worker)
 

@@ -3,7 +3,7 @@
 import gc
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.trial import Trial, TrialState
@@ -12,8 +12,9 @@ from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
-from jaxtrain.train.code import code_of
+from jaxtrain.train.code import code_of, differences
 from jaxtrain.train.out_of_memory import is_out_of_memory
+from jaxtrain.train.population import Population
 from jaxtrain.train.trainer import Trainer
 from jaxtrain.tuning.space import Space, apply
 from jaxtrain.tuning.study import Study
@@ -28,9 +29,10 @@ class Trials:
 
     def __init__(self, study: Study, space: Space, values: Mapping[str, Any], source: Any, tracked: Mapping[str, Any]):
         self.study, self.space, self.values, self.source = study, space, values, source
-        self.fixed = config_io.flatten(config_io.check(values, source)[1].model_dump(mode="json"))
+        self.task, config = config_io.check(values, source)
+        self.fixed = config_io.flatten(config.model_dump(mode="json"))
         self.tracked = tracked
-        self._codes: dict[str, Trainer] = {}
+        self._templates: dict[str, Trainer] = {}
         self.compilations = 0
 
     def config(self, trial: Any, chosen: Mapping[str, Any]) -> tuple[Task, TrainingConfig]:
@@ -57,6 +59,46 @@ class Trials:
         self.tell(trial, state, value)
         return state
 
+    def check_population(self) -> None:
+        """Raises UserError where trials of this space cannot be trained as one."""
+        first = self._config_at(0)
+        sections = sorted({name for end in (0, 1) for name in differences(first[1], self._config_at(end)[1], first[0])})
+        if sections:
+            numbers = ["optim.lr", "optim.weight_decay", "optim.clip_norm", "optim.schedule.*", *first[0].numbers]
+            raise UserError(
+                f"--vmap: trials of one program differ in numbers only, but this space changes code in "
+                f"{', '.join(sections)}. Numbers of {self.source}: {', '.join(numbers)}; 0 and null are code"
+            )
+
+    def run_together(self, trials: Sequence[Trial]) -> None:
+        """Train these in one program. No trial is pruned; one whose loss is not finite fails alone."""
+        try:
+            configs = [self.config(trial, self.choose(trial))[1] for trial in trials]
+            template = self._template(self.task, configs[0])
+            before = template.compilations
+            outcomes = Population([template.variant(config) for config in configs]).train()
+            self.compilations += template.compilations - before
+        except Exception as error:
+            for trial in trials:
+                trial.set_user_attr("error", describe(error))
+                self.tell(trial, TrialState.FAIL, None)
+            return
+        for trial, outcome in zip(trials, outcomes, strict=True):
+            error = outcome.error
+            if error is None:
+                try:
+                    value = best_score(outcome.trainer.config.evaluation, outcome.history)
+                except UserError as never:
+                    error = never
+            if error is not None:
+                trial.set_user_attr("error", describe(error))
+            self.tell(trial, TrialState.COMPLETE if error is None else TrialState.FAIL, None if error else value)
+
+    def _config_at(self, end: int) -> tuple[Task, TrainingConfig]:
+        inside = lambda setting: setting.high if setting.ends[end] == 0.0 and setting.high else setting.ends[end]
+        chosen = self.space.choose(lambda name, setting: inside(setting), self.fixed)
+        return config_io.check(apply(self.values, chosen), self.source)
+
     def tell(self, trial: Trial, state: TrialState, value: float | None) -> None:
         self.study.optuna.tell(trial, value if state == TrialState.COMPLETE else None, state)
         if self.study.settings.keep_checkpoints == "best":
@@ -64,16 +106,18 @@ class Trials:
 
     def _trainer(self, task: Task, config: TrainingConfig) -> Trainer:
         """A trainer at the start of this trial: a variant of an earlier one of the same code, where there is one."""
+        return self._template(task, config).variant(config)
+
+    def _template(self, task: Task, config: TrainingConfig) -> Trainer:
         code = code_of(config, task)
-        if code not in self._codes:
-            self._codes = {}  # one code at a time: its data may be large
+        if code not in self._templates:
+            self._templates = {}  # one code at a time: its data may be large
             gc.collect()
-            self._codes[code] = Trainer(config=config, task=task, abstract=True)
-        return self._codes[code].variant(config)
+            self._templates[code] = Trainer(config=config, task=task, abstract=True)
+        return self._templates[code]
 
     def _train(self, trial: Trial, trainer: Trainer) -> tuple[TrialState, float | None]:
-        metric, mode = trainer.config.evaluation.metric, trainer.config.evaluation.mode
-        pruned = False
+        metric, pruned = trainer.config.evaluation.metric, False
 
         def report(step: int, metrics: Mapping[str, float]) -> bool:
             nonlocal pruned
@@ -87,10 +131,7 @@ class Trials:
             history = trainer.train(after_evaluation=report)
         finally:
             self.compilations += trainer.compilations - before
-        scores = [metrics[metric] for metrics in history["val_history"] if math.isfinite(metrics[metric])]
-        if not scores:
-            raise UserError(f"evaluation.metric: {metric} was never a finite number in this trial")
-        best = max(scores) if mode == "max" else min(scores)
+        best = best_score(trainer.config.evaluation, history)
         return (TrialState.PRUNED, None) if pruned else (TrialState.COMPLETE, best)
 
     def _clear(self) -> None:
@@ -108,6 +149,15 @@ def evaluation_number(trainer: Trainer, step: int) -> int:
     evaluation = trainer.config.evaluation
     every = evaluation.every_steps or (evaluation.every_epochs or 1) * trainer.steps_per_epoch
     return -(-step // every)
+
+
+def best_score(evaluation: Any, history: Mapping[str, Any]) -> float:
+    """The best value of evaluation.metric in a run's history."""
+    values = [metrics[evaluation.metric] for metrics in history["val_history"]]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        raise UserError(f"evaluation.metric: {evaluation.metric} was never a finite number in this trial")
+    return max(finite) if evaluation.mode == "max" else min(finite)
 
 
 def describe(error: Exception) -> str:

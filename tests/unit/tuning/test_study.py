@@ -1,0 +1,162 @@
+"""A study: trials share a compiled step, survive faults and kills, and the winner's config trains to its score."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxtrain import evaluate, run, tune
+from tests.unit.tuning import small
+
+SPACE = """
+study: {trials: 6, sampler: {startup_trials: 3}, pruner: {name: none}}
+optim.lr: {type: loguniform, low: 1.0e-3, high: 1.0e-1}
+optim.weight_decay: {type: loguniform, low: 1.0e-5, high: 1.0e-1}
+model.dropout: {type: uniform, low: 0.01, high: 0.3}
+loss.shrink: {type: uniform, low: 0.001, high: 0.1}
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(space=SPACE, config=small.CONFIG):
+        pathlib.Path("space.yaml").write_text(space)
+        pathlib.Path("config.yaml").write_text(config)
+        return ["--config", "config.yaml", "--space", "space.yaml", "--output", "study"]
+
+    return write
+
+
+def history(folder="study"):
+    return json.loads((pathlib.Path(folder) / "trials_history.json").read_text())
+
+
+def best_loss(folder):
+    return json.loads((pathlib.Path(folder) / "summary.json").read_text())["best"]["loss"]
+
+
+def test_same_shape_trials_compile_once_beat_the_default_and_the_winner_retrains_to_its_score(files, capsys):
+    given = files()
+    assert tune.main(given) == 0
+    assert "training steps compiled: 1\n" in capsys.readouterr().out
+    trials = history()
+    assert [trial["state"] for trial in trials] == ["COMPLETE"] * 6
+    best = min(trial["value"] for trial in trials)
+    assert run.main(["--config", "config.yaml", "run.dir=default"]) == 0
+    assert best < best_loss("default")
+    assert run.main(["--config", "study/best_config.yaml", "run.dir=again"]) == 0
+    assert best_loss("again") == best
+    plots = {path.name for path in pathlib.Path("study/plots").iterdir()}
+    assert {"optimization_history.html", "slice.html", "param_importances.html", "plotly.min.js"} <= plots
+    kept = [trial["number"] for trial in trials if (pathlib.Path(trial["folder"]) / "checkpoints").is_dir()]
+    assert [trials[number]["value"] for number in kept] == [best]
+    # A study goes on where it stands.
+    assert tune.main([*given, "--trials", "7", "--no-plots"]) == 0
+    assert [trial["value"] for trial in history()][:6] == [trial["value"] for trial in trials]
+    assert len(history()) == 7
+
+
+def test_a_trial_that_fails_is_recorded_and_the_study_goes_on(files, capsys):
+    space = """
+study: {trials: 4, sampler: {name: grid}}
+loss.broken: {type: categorical, choices: [false, true]}
+model.width: {type: categorical, choices: [4, 6]}
+"""
+    assert tune.main([*files(space), "--no-plots", "train.epochs=2"]) == 0
+    states = {(t["params"]["loss.broken"], t["params"]["model.width"]): t for t in history()}
+    assert [states[False, w]["state"] for w in (4, 6)] == ["COMPLETE"] * 2
+    assert [states[True, w]["state"] for w in (4, 6)] == ["FAIL"] * 2
+    assert states[True, 4]["error"] == "RuntimeError: this trial is broken"
+    assert "training steps compiled: 2\n" in capsys.readouterr().out
+
+
+def test_a_study_without_a_finished_trial_fails_and_says_why(files, capsys):
+    assert tune.main([*files(), "--no-plots", "--trials", "2", "loss.broken=true"]) == 1
+    assert "this trial is broken" in capsys.readouterr().err
+
+
+def test_the_median_pruner_ends_hopeless_trials_early(files):
+    space = """
+study: {trials: 4, sampler: {name: grid}, pruner: {name: median, startup_trials: 2, warmup_evaluations: 2}}
+optim.lr: {type: categorical, choices: [0.03, 0.02, 1.0e-6, 0.04]}
+"""
+    assert tune.main([*files(space), "--no-plots"]) == 0
+    slow = next(trial for trial in history() if trial["params"]["optim.lr"] == 1e-6)
+    assert slow["state"] == "PRUNED"
+    assert len(slow["intermediate_values"]) < 10
+
+
+def test_several_trials_in_one_program_give_the_same_results_as_one_by_one(files, capsys):
+    space = """
+study: {trials: 4, sampler: {name: grid}}
+seed: {type: categorical, choices: [1, 2]}
+optim.lr: {type: categorical, choices: [0.01, 0.03]}
+"""
+    given = files(space)
+    assert tune.main([*given, "--no-plots"]) == 0
+    alone = {tuple(trial["params"].values()): trial["value"] for trial in history()}
+    given[-1] = "together"
+    assert tune.main([*given, "--no-plots", "--vmap", "4"]) == 0
+    assert "training steps compiled: 1\n" in capsys.readouterr().out
+    together = {tuple(trial["params"].values()): trial["value"] for trial in history("together")}
+    assert together == pytest.approx(alone, rel=1e-5)
+    best = min(history("together"), key=lambda trial: trial["value"])
+    assert evaluate.main(["--run", best["folder"], "--output", "scores.json"]) == 0
+    scores = json.loads(pathlib.Path("scores.json").read_text())
+    assert scores["metrics"]["loss"] == pytest.approx(best["value"], rel=1e-5)
+
+
+def test_trials_of_other_code_are_refused_together(files, capsys):
+    given = files("model.width: {type: int, low: 4, high: 8}\n")
+    assert tune.main([*given, "--vmap", "2"]) == 2
+    assert "this space changes code in model" in capsys.readouterr().err
+
+
+def test_a_killed_worker_is_replaced_and_its_trial_goes_on_from_its_checkpoint(files):
+    given = files(SPACE.replace("trials: 6", "trials: 4"))
+    settings = ["train.epochs=400", "evaluation.every_epochs=40", "--workers", "2", "--no-plots"]
+    root = pathlib.Path(small.__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "jaxtrain.tune", *given, *settings]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        checkpoint = _wait_for(lambda: next(pathlib.Path("study/trials").glob("*/checkpoints/*/meta.json"), None))
+        victim = _wait_for(lambda: _worker_besides(process.pid))
+        os.kill(victim, signal.SIGKILL)
+        output = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "ended with -9" in output
+    trials = history()
+    died = [trial for trial in trials if "its process died" in trial.get("error", "")]
+    assert len(died) == 1
+    heir = next(trial for trial in trials if trial["folder"] == died[0]["folder"] and trial is not died[0])
+    assert heir["params"] == died[0]["params"]
+    assert sum(trial["state"] == "COMPLETE" for trial in trials) == 4, checkpoint
+
+
+def _worker_besides(parent: int) -> int | None:
+    """A worker that has a trial."""
+    for path in pathlib.Path("study/workers").iterdir():
+        text = path.read_text().split()
+        if text and int(text[0]) != parent:
+            return int(text[0])
+    return None
+
+
+def _wait_for(found, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = found()
+        if value is not None:
+            return value
+        time.sleep(0.05)
+    raise TimeoutError

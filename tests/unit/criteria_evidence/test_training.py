@@ -11,6 +11,7 @@ from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
+from jaxtrain.runtime import varied
 from jaxtrain.systems.criteria_evidence import FACADE, TASKS, losses, metrics, torch_compat
 from jaxtrain.systems.criteria_evidence.config import Decode
 from jaxtrain.train.state import Skeleton
@@ -97,18 +98,20 @@ def test_valid_decoding_keeps_order_length_and_visibility():
 
 def test_dropout_rates_are_numbers_not_code():
     """Trials that differ in a rate share one compiled step."""
-    texts = []
+    texts, task = [], TASKS["criteria"]
     for rate in (0.1, 0.3):
         config = settings("criteria", {"criteria": {"dropout": rate}, "encoder_dropout": rate})
-        model = TASKS["criteria"].build_model(config, nnx.Rngs(0))
+        model = task.build_model(varied.marked(config, task.numbers), nnx.Rngs(0))
         skeleton = Skeleton.of(model, lambda key: True)
         parts, batch = skeleton.split(model), batch_of("criteria", config)
 
-        def loss(params, frozen, buffers, batch, key, config=config, skeleton=skeleton):
-            return TASKS["criteria"].loss(skeleton.merge(params, frozen, buffers), batch, config, Rngs(key)).value
+        def loss(params, frozen, buffers, batch, key, numbers, config=config, skeleton=skeleton):
+            with varied.in_force(numbers):
+                return task.loss(skeleton.merge(params, frozen, buffers), batch, config, Rngs(key)).value
 
-        lowered = jax.jit(loss).lower(*parts, batch, jax.random.key(0))
-        texts.append((lowered.as_text(), float(lowered.compile()(*parts, batch, jax.random.key(0)))))
+        arguments = (*parts, batch, jax.random.key(0), varied.given(config, task.numbers))
+        lowered = jax.jit(loss).lower(*arguments)
+        texts.append((lowered.as_text(), float(lowered.compile()(*arguments))))
     assert texts[0][0] == texts[1][0]
     assert texts[0][1] != texts[1][1]
 

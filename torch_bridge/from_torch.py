@@ -179,7 +179,7 @@ def _fill(
         if id(tensor) not in made:
             array = to_numpy(tensor)
             zeros = empty and kind is not Carry
-            made[id(tensor)] = kind(jnp.zeros(array.shape, array.dtype) if zeros else jnp.asarray(array))
+            made[id(tensor)] = kind(jnp.zeros(array.shape, array.dtype) if zeros else jnp.array(array))
         return made[id(tensor)]
 
     for name, parameter in module._parameters.items():

@@ -1,6 +1,7 @@
 """Arrays that are read when they are asked for, so that a checkpoint crosses the bridge one array at a time."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,22 +12,49 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaf:
-    """An array known by shape and dtype; `read` fetches it, `np.asarray(leaf)` does the same. It keeps no copy."""
+    """An array known by shape and dtype; `read` fetches it, `np.asarray(leaf)` does the same. It keeps no copy.
+
+    fresh: `read` gives memory that nobody else holds, as from a file; other arrays may change under a reader.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    fresh: bool = False
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         array = self.read()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy and not self.fresh else array
 
     @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def astype(self, dtype) -> "Leaf":
-        return Leaf(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False))
+        return Leaf(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False), self.fresh)
+
+
+ALIGNMENT = 64  # bytes; from there XLA's CPU takes an array as it is, elsewhere it copies
+
+
+def read_file(path: pathlib.Path, dtype: np.dtype, count: int, offset: int) -> np.ndarray:
+    """Up to `count` numbers of a file from byte `offset` on, in memory of their own."""
+    size = count * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        done = 0
+        while done < size and (got := file.readinto(memoryview(memory)[start + done : start + size])):
+            done += got
+    return memory[start : start + done - done % np.dtype(dtype).itemsize].view(dtype)
+
+
+def own_array(value: Any) -> np.ndarray:
+    """The array in memory that nobody else will write to: torch's tensors share theirs, and JAX's CPU would too."""
+    return np.array(value, copy=True)
 
 
 def as_leaf(value: Any) -> Any:

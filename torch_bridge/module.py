@@ -88,7 +88,7 @@ class TorchModule(torch.nn.Module):
     def flax_model(self) -> nnx.Module:
         """The flax model with the current weights, as a copy."""
         own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
-        arrays = {key: jnp.asarray(to_numpy(own[key])) for key in self._bridge.seen}
+        arrays = {key: jnp.array(to_numpy(own[key])) for key in self._bridge.seen}
         return self._bridge.merge(arrays | self._bridge.hidden)
 
 

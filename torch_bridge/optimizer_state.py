@@ -5,6 +5,7 @@ keeps dicts by key. numpy only, no torch needed.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ def _field(field: str, entries: Mapping[str, Mapping], like: Mapping[str, Any]) 
     placed = {}
     for key, old in like.items():
         value = entries.get(key, {}).get(TORCH_NAMES[field])
-        placed[key] = place(np.zeros(old.shape, np.float32) if value is None else np.asarray(value), old)
+        placed[key] = place(np.zeros(old.shape, np.float32) if value is None else value, old)
     return placed
 
 
@@ -228,13 +229,14 @@ def to_lambda_lr(base: Sequence[float], current: Sequence[float], updates: int) 
 
 
 def to_plateau(plateau: Mapping[str, Any], options: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
-    """State of `torch.optim.lr_scheduler.ReduceLROnPlateau`. plateau: lr, best, bad."""
+    """State of `torch.optim.lr_scheduler.ReduceLROnPlateau`. plateau: lr, best (None before an evaluation), bad."""
+    worst = math.inf if options["mode"] == "min" else -math.inf
     return {
         **options,
         "cooldown": 0,
         "cooldown_counter": 0,
         "threshold_mode": "rel",
-        "best": plateau["best"],
+        "best": worst if plateau["best"] is None else plateau["best"],
         "num_bad_epochs": plateau["bad"],
         "last_epoch": evaluations,
         "_last_lr": [plateau["lr"]],

@@ -10,8 +10,9 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
-from torch_bridge.leaves import Leaf, as_leaf, to_host
+from torch_bridge.leaves import Leaf, as_leaf, own_array, to_host
 
+CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
 
 
@@ -63,15 +64,19 @@ def load_state_dict(
         raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong, source))
     for key, variable in wanted.items():
         if key in state:
-            variable.set_value(place(np.asarray(state[key]), variable.get_value()))
+            variable.set_value(place(state[key], variable.get_value()))
     return missing, unexpected
 
 
-def place(array: np.ndarray, like: Any) -> jax.Array:
-    """The host array with the dtype and on the sharding of `like`."""
-    array = from_torch_dtype(array, like.dtype)
+def place(value: Any, like: Any) -> jax.Array:
+    """An array, Leaf or number with the dtype and on the sharding of `like`, in memory of its own.
+
+    Waits until it is there, so that of a whole checkpoint one array is in flight at a time.
+    """
+    array = from_torch_dtype(own_array(value), like.dtype)
     if isinstance(like, jax.Array):
-        return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+        array = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+        return array.block_until_ready()
     return jax.numpy.asarray(array)
 
 
@@ -95,9 +100,10 @@ def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:
     keys = []
     for key, variable in named_variables(model):
         if key in state and jax.numpy.issubdtype(state[key].dtype, jax.numpy.floating):
-            array = np.asarray(state[key])
-            bad = np.isnan(array).any() or (isinstance(variable, nnx.Param) and np.isinf(array).any())
-            keys += [key] if bad else []
+            flat = np.asarray(state[key]).reshape(-1)
+            parts = np.array_split(flat, flat.size // CHECKED_AT_ONCE + 1)
+            bad = (lambda part: ~np.isfinite(part)) if isinstance(variable, nnx.Param) else np.isnan
+            keys += [key] if any(bad(part).any() for part in parts) else []
     return keys
 
 

@@ -53,7 +53,7 @@ def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
 
 
 def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
-    model, strict = trainer.model(), trainer.config.init_strict
+    model, strict = _shapes(trainer), trainer.config.init_strict
     weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
     if not strict:
         weights, left = _fitting(model, weights)
@@ -63,7 +63,6 @@ def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.
             f"init_from: {path}: {len(bad)} tensors hold NaN or infinity ({', '.join(bad[:4])}); nothing can be "
             "trained from them. Take an earlier checkpoint"
         )
-    del model
     missing, _ = trainer.load_state_dict(weights, strict=strict, source=f"init_from: {path}")
     if strict:
         return []
@@ -72,6 +71,13 @@ def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.
         for what, keys in (("of the model kept", missing), ("of the file left", left))
         if keys
     ]
+
+
+def _shapes(trainer: "Trainer"):
+    """The model without arrays: flax's modules are reference cycles, which would keep the old ones for a while."""
+    state = trainer.state
+    parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
+    return trainer.skeleton.merge(*parts)
 
 
 def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -110,7 +116,7 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
     if state.scale and saved.scaler:
         changes["scale"] = bridge.from_scaler(saved.scaler, state.scale)
     if state.ema and saved.ema:
-        changes["ema"] = {key: place(np.asarray(saved.ema[first[key]]), old) for key, old in state.ema.items()}
+        changes["ema"] = {key: place(saved.ema[first[key]], old) for key, old in state.ema.items()}
     carried = {key: _carried(saved.carried[key], old) for key, old in state.buffers.items() if key in saved.carried}
     if carried:
         changes["buffers"] = state.buffers | carried
@@ -121,5 +127,5 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
 
 def _carried(value: Any, old: jax.Array) -> jax.Array:
     if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
-        return place(np.asarray(value), old)
+        return place(value, old)
     return jax.random.wrap_key_data(jnp.asarray(np.asarray(value, np.uint32)), impl=jax.random.key_impl(old))

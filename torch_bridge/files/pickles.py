@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
-from torch_bridge.leaves import Leaf, as_leaf, map_leaves
+from torch_bridge.leaves import Leaf, as_leaf, map_leaves, read_file
 
 # Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
 _SCALAR = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]
@@ -105,14 +105,14 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> Le
         raise UserError(f"{path}: not a readable torch file: a tensor of {list(size)} reaches past its data")
 
     def read() -> np.ndarray:
-        flat = np.fromfile(path, dtype, count, offset=offset + first * dtype.itemsize)
+        flat = read_file(path, dtype, count, offset + first * dtype.itemsize)
         if flat.size != count:
             raise UserError(f"{path}: ends inside a tensor; was it changed while being read?")
         if not count:
             return flat.reshape(size)
         return np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
 
-    return Leaf(size, dtype, read)
+    return Leaf(size, dtype, read, fresh=True)
 
 
 def write_file(tree: Any, path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from torch_bridge.leaves import Leaf
+from torch_bridge.leaves import Leaf, read_file
 
 DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -39,7 +39,7 @@ def open_file(path: pathlib.Path) -> dict[str, Leaf]:
         dtype, shape, (first, last) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
         if first != expected or last - first != math.prod(shape) * dtype.itemsize:
             raise Damaged(f"{key}: its {last - first} bytes at {first} do not fit {entry['dtype']} {list(shape)}")
-        leaves[key] = Leaf(shape, dtype, _reader(path, shape, dtype, start + first))
+        leaves[key] = Leaf(shape, dtype, _reader(path, shape, dtype, start + first), fresh=True)
         expected = last
     if start + expected != size:
         raise Damaged(f"it has {size} bytes, its header announces {start + expected}")
@@ -82,7 +82,7 @@ def _is_entry(entry: Any) -> bool:
 
 def _reader(path: pathlib.Path, shape: tuple[int, ...], dtype: np.dtype, offset: int):
     def read() -> np.ndarray:
-        array = np.fromfile(path, dtype, math.prod(shape), offset=offset)
+        array = read_file(path, dtype, math.prod(shape), offset)
         if array.size != math.prod(shape):
             raise Damaged(f"{path}: ends inside a tensor; was it changed while being read?")
         return array.reshape(shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
@@ -76,7 +77,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
             if isinstance(spec.arg, ConstantArgument):
                 constants[name] = spec.arg.value
         elif not stateful:
-            constants[name] = to_numpy(_tensor_of(program, spec.target))
+            constants[name] = np.array(to_numpy(_tensor_of(program, spec.target)))  # torch may write to it
     return Graph(
         module=program.graph_module,
         placeholders=tuple(placeholders),

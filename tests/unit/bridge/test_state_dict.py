@@ -99,3 +99,14 @@ def test_bfloat16_tensors_are_taken():
     model, state = Model(rngs=nnx.Rngs(0)), {k: v.clone() for k, v in Twin().bfloat16().state_dict().items()}
     load_state_dict(model, state)
     np.testing.assert_array_equal(model.word.weight[...], state["word.weight"].float())
+
+
+def test_a_loaded_model_shares_no_memory_with_torch():
+    """XLA's CPU takes aligned arrays as they are, and torch's are aligned: they must be copied."""
+    twin, model = Twin(), Model(rngs=nnx.Rngs(0))
+    load_state_dict(model, twin.state_dict())
+    before = {key: np.array(value) for key, value in state_dict(model).items()}
+    with torch.no_grad():
+        for tensor in twin.state_dict().values():
+            tensor.zero_()
+    jax.tree.map(np.testing.assert_array_equal, before, state_dict(model))

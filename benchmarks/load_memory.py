@@ -1,0 +1,125 @@
+"""Host memory that loading a checkpoint takes beyond the model itself: `python -m benchmarks.load_memory`.
+
+A model of --layers float32 matrices is filled by `init_from`'s own code, NaN check included, from sharded safetensors
+and from a .pt. Figure: the process's highest resident memory while it loads, less what it had before, when the
+model's arrays were there already. Wanted: at most the largest tensor and 10 %. Linux, one CPU device, whose memory is
+the host's.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+ALLOWED = 1.1  # times the largest tensor
+
+
+def write(folder: pathlib.Path, kind: str, layers: int, side: int) -> pathlib.Path:
+    """A checkpoint of `layers` matrices [side, side] and a vector each."""
+    from torch_bridge import files
+
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((side, side), np.float32)
+    state = {}
+    for i in range(layers):
+        state |= {f"layers.{i}.weight": weight, f"layers.{i}.bias": np.full(side, i, np.float32)}
+    if kind == "pt":
+        return files.save({key: value.copy() for key, value in state.items()}, folder / "model.pt")
+    files.SHARD_BYTES = 2 * weight.nbytes + 8 * side
+    return files.save_folder(state, {}, folder / "hf")
+
+
+def measure(path: pathlib.Path, layers: int, side: int) -> dict[str, float]:
+    """Loads in this process. MB of 10^6 bytes."""
+    import jax
+    from flax import nnx
+
+    from jaxtrain import Loss, Task, Trainer, TrainingConfig, nn
+    from jaxtrain.train import init_from
+    from torch_bridge import files
+
+    class Stack(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nn.Linear(side, side, rngs=rngs) for _ in range(layers)])
+
+    config = TrainingConfig(
+        run={"dir": str(path.parent / "run"), "quiet": True},
+        data={"batch_size": 1},
+        optim={"name": "sgd"},
+        shard={"devices": 1},
+    )
+    task = Task(build_model=lambda config, rngs: Stack(rngs), loss=lambda model, batch, config, rngs: Loss(0.0, 1.0))
+    trainer = Trainer(None, {"x": np.zeros(1)}, None, config, task=task)
+    jax.block_until_ready(trainer.state.params)
+    first = path.parent / f"first{path.suffix or '.safetensors'}"
+    files.load(files.save({"x": np.zeros(2, np.float32)}, first))  # the code that reads is imported
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what creating the model left behind
+    _reset_peak()
+    before = _status("VmRSS")
+    init_from.apply(trainer, path)
+    jax.block_until_ready(trainer.state.params)
+    peak, after = _status("VmHWM"), _status("VmRSS")
+    params = trainer.state.params
+    largest = max(value.nbytes for value in params.values())
+    assert float(params[f"layers.{layers - 1}.bias"][0]) == layers - 1
+    extra = peak - before
+    sizes = {
+        "model": sum(v.nbytes for v in params.values()),
+        "largest": largest,
+        "extra": extra,
+        "left": after - before,
+    }
+    return {f"{name}_mb": round(size / 1e6, 2) for name, size in sizes.items()} | {"ratio": round(extra / largest, 3)}
+
+
+def _reset_peak() -> None:
+    """VmHWM counts from here (man 5 proc, clear_refs)."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) * 1024
+
+
+def of_kind(kind: str, layers: int, side: int) -> dict[str, float]:
+    """Writes the file here, loads it in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(pathlib.Path(folder), kind, layers, side)
+        command = [sys.executable, "-m", "benchmarks.load_memory", "--load", str(path)]
+        command += ["--layers", str(layers), "--side", str(side)]
+        return json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+        )
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--layers", type=int, default=8)
+    p.add_argument("--side", type=int, default=4096)
+    p.add_argument("--load", metavar="F", help=argparse.SUPPRESS)
+    p.add_argument("--json", metavar="F")
+    arguments = p.parse_args()
+    if arguments.load:
+        print(json.dumps(measure(pathlib.Path(arguments.load), arguments.layers, arguments.side)))
+        return
+    found = {kind: of_kind(kind, arguments.layers, arguments.side) for kind in ("safetensors", "pt")}
+    for kind, figures in found.items():
+        print(
+            f"{kind:12s} model {figures['model_mb']} MB, largest tensor {figures['largest_mb']} MB, "
+            f"extra while loading {figures['extra_mb']} MB: {figures['ratio']:.2f} x the largest, wanted {ALLOWED}"
+        )
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

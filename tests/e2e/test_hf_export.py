@@ -1,0 +1,35 @@
+"""`jaxtrain.export --hf`: a trained run becomes a folder that transformers reads and scores alike."""
+
+import pathlib
+
+import jax
+import numpy as np
+import torch
+
+from jaxtrain import export
+from tests.contract.tasks import tiny
+from torch_bridge.datasets import to_torch
+
+
+def test_a_trained_classifier_predicts_the_same_from_its_hugging_face_folder(tmp_path, capsys):
+    import transformers
+
+    trainer = tiny("criteria_evidence.criteria", tmp_path / "run", "train.steps=3", "data.placement=host")
+    trainer.train()
+    assert export.main(["--run", str(tmp_path / "run"), "--checkpoint", "last", "--hf", str(tmp_path / "hf")]) == 0
+    assert f"exported {tmp_path / 'hf'}" in capsys.readouterr().out
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    batch = trainer.train_loader.host_batch(0)
+    given = {key: to_torch(batch[key]).long() for key in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        logits = theirs(**given).logits.numpy()
+    ours = jax.device_get(trainer.task.outputs(trainer.model(), batch))
+    np.testing.assert_allclose(jax.tree.leaves(ours)[0], logits, atol=1e-5)
+
+
+def test_a_model_without_that_form_says_so(tmp_path, capsys):
+    tiny("digits.classify", tmp_path / "run", "train.steps=1", "train.epochs=null").train()
+    folder = pathlib.Path(tmp_path / "hf")
+    assert export.main(["--run", str(tmp_path / "run"), "--hf", str(folder)]) == 2
+    assert "--hf: the models of digits.classify have no Hugging Face form" in capsys.readouterr().err
+    assert not folder.exists()

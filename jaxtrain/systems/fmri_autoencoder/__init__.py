@@ -2,7 +2,7 @@
 
 import importlib
 
-from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LossOptions
+from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
 from jaxtrain.systems.fmri_autoencoder.data import build_data
 from jaxtrain.systems.fmri_autoencoder.task import (
     build_model,
@@ -43,13 +43,11 @@ COMMON = {
     ),
 }
 
+SECTIONS = {"loss": LossOptions, "data": Data, "lesion": LesionOptions}
+
 TASKS = {
-    "gen1": Task(
-        sections={"model": Gen1Options, "loss": LossOptions, "data": Data}, tiny_config="sherlock_gen1_tiny", **COMMON
-    ),
-    "head": Task(
-        sections={"model": HeadOptions, "loss": LossOptions, "data": Data}, tiny_config="sherlock_head_tiny", **COMMON
-    ),
+    "gen1": Task(sections={"model": Gen1Options, **SECTIONS}, tiny_config="sherlock_gen1_tiny", **COMMON),
+    "head": Task(sections={"model": HeadOptions, **SECTIONS}, tiny_config="sherlock_head_tiny", **COMMON),
 }
 
 _LATER = {

@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxtrain.systems.fmri_autoencoder.extras import require
 
-ENCODEC_MODEL = "facebook/encodec_24khz"
 ENCODEC_RATE = 24000  # hertz
 CODE_FRAMES_PER_S = 75
 CODEBOOKS = {1.5: 2, 3.0: 8, 6.0: 16, 12.0: 32, 24.0: 32}  # the original's table; the codec itself gives 4 at 3 kbps
@@ -84,11 +83,14 @@ def sound_of(path, rate: int) -> np.ndarray:
     return np.frombuffer(raw, np.float32)
 
 
-def encode(sound: np.ndarray, bandwidth: float) -> np.ndarray:
-    """EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz. Downloads the codec at first use."""
+def encode(sound: np.ndarray, model: str, bandwidth: float) -> np.ndarray:
+    """EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz.
+
+    model: a name on the Hugging Face hub, downloaded at first use, or a folder.
+    """
     transformers = require("transformers", "for EnCodec codes")
     torch = require("torch", "for EnCodec codes")
-    codec = transformers.EncodecModel.from_pretrained(ENCODEC_MODEL).eval()
+    codec = transformers.EncodecModel.from_pretrained(model).eval()
     with torch.no_grad():
         given = codec.encode(torch.from_numpy(sound.copy())[None, None], bandwidth=bandwidth)
     return given.audio_codes[0, 0].numpy()

@@ -78,6 +78,11 @@ class Cache:
             yield
 
 
+def cache_of(data) -> Cache:
+    """Where a data section keeps what is prepared."""
+    return Cache(pathlib.Path(data.cache_dir or pathlib.Path(data.data_dir) / "cache"))
+
+
 def digest(key: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(_plain(key), sort_keys=True).encode(), digest_size=8).hexdigest()
 

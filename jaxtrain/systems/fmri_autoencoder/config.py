@@ -69,12 +69,33 @@ class LossOptions(Section):
     normalize_by_std: bool | None = None  # divide each error by its target's spread; null: head yes, gen1 no
 
 
+class LesionOptions(Section):
+    """What `jaxtrain.evaluate --run DIR lesion.at=voxels lesion.region=F.nii.gz` silences before it decodes."""
+
+    at: Literal["bottleneck", "voxels"] | None = None  # null: none
+    places: list[int] = []  # units of the bottleneck, or voxels in the order of the mask
+    region: str | None = None  # voxels: a NIfTI image on the recording's grid, all that is not 0
+    factor: float = 0.0  # what the chosen places are multiplied by
+    ridge: float = Field(1.0, gt=0)  # voxels: how strongly the bottleneck is held near the intact one
+    samples: int = Field(16, ge=1)  # volumes of the split that are decoded
+
+    @model_validator(mode="after")
+    def _something_is_chosen(self):
+        if self.at is not None and not self.places and self.region is None:
+            raise ValueError("a lesion needs places, or for voxels a region")
+        if self.at == "bottleneck" and self.region is not None:
+            raise ValueError("region chooses voxels; set at: voxels")
+        return self
+
+
 class Data(DataConfig):
     """Where the recording is and how it becomes samples; `prepare` and training read the same keys."""
 
     data_dir: str = "data/sherlock"  # film, annotations, NIfTI volumes
     cache_dir: str | None = None  # prepared arrays; <data_dir>/cache if left out
-    synthetic: Literal["no", "arrays", "raw"] = "no"  # a planted recording: in memory, or as files in data_dir
+    # A planted recording: arrays in memory, the same mapped from files in the cache (for sizes beyond memory), or raw
+    # files in data_dir that the whole pipeline prepares.
+    synthetic: Literal["no", "arrays", "mapped", "raw"] = "no"
     synthetic_volumes: int = Field(240, ge=8)
     synthetic_subjects: int = Field(2, ge=1)
     subjects: Literal["all"] | list[int] = "all"
@@ -85,6 +106,7 @@ class Data(DataConfig):
     audio: Literal["encodec", "mel", "mel_mean"] | None = None  # null: encodec where the model wants it, else mel
     text: Literal["concatenate", "average"] | None = None  # null: head concatenates, gen1 averages
     frame_skip: int = Field(2, ge=1)  # keep every n-th frame of a window
+    encodec_model: str = "facebook/encodec_24khz"  # on the Hugging Face hub, or a folder
     encodec_bandwidth: float = Field(3.0, gt=0)  # kilobits per second
     audio_sample_rate: int = Field(22050, ge=1)  # hertz, of the spectrogram
     text_encoder: str = "BAAI/bge-large-en-v1.5"  # sentence-transformers model, or `hashing` (no download, no meaning)

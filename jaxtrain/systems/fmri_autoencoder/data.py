@@ -1,11 +1,13 @@
 """Samples of a config's recording: prepared on first use, or planted in memory."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.fmri_autoencoder import synthetic
+from jaxtrain.systems.fmri_autoencoder import cache, synthetic
+from jaxtrain.systems.fmri_autoencoder.cache import cache_of
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
 from jaxtrain.systems.fmri_autoencoder.pipeline import Pipeline, Recording, Settings
 from jaxtrain.systems.fmri_autoencoder.sources import ScanSource, split_volumes
@@ -18,7 +20,7 @@ def build_data(config, split: str) -> ScanSource | None:
     """The samples of `train` or `validation`, else None. Raises UserError where data and model disagree."""
     if split not in SPLITS:
         return None
-    recording = planted(config) if config.data.synthetic == "arrays" else prepare(config)
+    recording = planted(config) if config.data.synthetic in ("arrays", "mapped") else prepare(config)
     check(recording, config.model)
     data = config.data
     chosen = range(len(recording.subject_ids))
@@ -53,14 +55,41 @@ def prepare(config, say=lambda line: None, bar=lambda items, name: items) -> Rec
 
 
 def planted(config) -> Recording:
-    """A synthetic recording in memory, as the pipeline would have prepared it."""
+    """A synthetic recording as the pipeline would have prepared it, in memory or mapped from the cache."""
     head = isinstance(config.model, HeadOptions)
-    stimuli, fmri, mask = synthetic.arrays(plan_of(config), config.model, per_frame=head)
-    stop = len(split_volumes(len(fmri[0]), config.data.train_ratio)["train"])
-    scale = [mean_and_std(values[:stop]) for values in fmri]
-    ids = list(range(1, len(fmri) + 1))
-    mean, std = ([pair[i] for pair in scale] for i in (0, 1))
-    return Recording(stimuli, fmri, ids, mask, np.eye(4), mean, std, {})
+    plan = plan_of(config)
+    stop = len(split_volumes(plan.volumes, config.data.train_ratio)["train"])
+    if config.data.synthetic == "mapped":
+        (stimuli, fmri), (mean, std) = mapped(config, plan, head, stop)
+    else:
+        stimuli, fmri = synthetic.arrays(plan, config.model, head)
+        mean, std = zip(*(mean_and_std(values[:stop]) for values in fmri), strict=True)
+    mask = np.ones((config.model.n_voxels, 1, 1), bool)
+    return Recording(stimuli, fmri, list(range(1, len(fmri) + 1)), mask, np.eye(4), list(mean), list(std), {})
+
+
+def mapped(config, plan: synthetic.Plan, head: bool, stop: int):
+    """`synthetic.arrays` and the voxels' mean and spread, written to the cache once and mapped from there."""
+    model, store = config.model, cache_of(config.data)
+    sizes = ("video_height", "video_width", "video_frames_per_tr", "audio_mels", "audio_frames_per_tr", "use_encodec")
+    sizes = {name: getattr(model, name, None) for name in (*sizes, "text_dim", "n_voxels")}
+    key = {"plan": dataclasses.asdict(plan), **sizes}
+
+    def make(folder: pathlib.Path) -> None:
+        synthetic.arrays(plan, model, head, lambda *array: cache.create(folder, *array))
+
+    folder = store.build("planted", key, make)
+    stimuli = {name: cache.load(folder, name) for name in ("video", "audio", "text")}
+    fmri = [cache.load(folder, f"bold_{subject}") for subject in range(1, plan.subjects + 1)]
+
+    def scale(folder: pathlib.Path) -> None:
+        for name, values in zip(
+            ("mean", "std"), zip(*(mean_and_std(v[:stop]) for v in fmri), strict=True), strict=True
+        ):
+            cache.save(folder, name, np.stack(values))
+
+    folder = store.build("planted_scale", {**key, "volumes": stop}, scale)
+    return (stimuli, fmri), (cache.load(folder, "mean"), cache.load(folder, "std"))
 
 
 def plan_of(config) -> synthetic.Plan:

@@ -136,7 +136,7 @@ class HeadDecoder(nnx.Module):
     def __init__(self, options: HeadOptions, *, rngs: nnx.Rngs):
         o, width, rate = options, Widths(options.widths), options.decoder_dropout
         make = lambda i, j: block(width(i), width(j), rate, rngs=rngs, linear=HeLinear, groups=o.batch_norm_groups)
-        self.layer8 = Stack(*make(2048, 8000))
+        self.layer8 = Stack(*make(o.bottleneck_dim, 8000))  # the original has 2048 here, whatever the bottleneck is
         self.layer9 = Stack(*make(8000, 4096))
         self.layer10 = Stack(*make(4096, 2048))
         self.layer11 = Stack(*make(2048, 1536))

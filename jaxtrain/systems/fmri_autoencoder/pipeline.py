@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder import audio, cache, hrf, text, video, volumes
-from jaxtrain.systems.fmri_autoencoder.cache import Cache
 from jaxtrain.systems.fmri_autoencoder.config import Data, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.extras import require
 from jaxtrain.systems.fmri_autoencoder.sources import split_volumes
@@ -86,7 +85,7 @@ class Pipeline:
     def __init__(self, settings: Settings, say=lambda line: None, bar=lambda items, name: items):
         self.settings, self.data = settings, settings.data
         self.raw = pathlib.Path(self.data.data_dir)
-        self.cache = Cache(pathlib.Path(self.data.cache_dir) if self.data.cache_dir else self.raw / "cache")
+        self.cache = cache.cache_of(self.data)
         self.say, self.bar = say, bar
 
     def run(self) -> Recording:
@@ -156,10 +155,10 @@ class Pipeline:
 
     def _audio_key(self) -> dict[str, Any]:
         kind = self.settings.audio
-        rate = self.data.encodec_bandwidth if kind == "encodec" else self.data.audio_sample_rate
-        return {"kind": kind, "tr": self.data.tr, "rate": rate} | (
-            {} if kind == "encodec" else {"mels": self.settings.mels}
-        )
+        key = {"kind": kind, "tr": self.data.tr}
+        if kind == "encodec":
+            return {**key, "rate": self.data.encodec_bandwidth, "model": self.data.encodec_model}
+        return {**key, "rate": self.data.audio_sample_rate, "mels": self.settings.mels}
 
     def _text_key(self) -> dict[str, Any]:
         data = self.data
@@ -184,7 +183,7 @@ class Pipeline:
         count = self._volumes()
         if kind == "encodec":
             bandwidth = self.data.encodec_bandwidth
-            codes = audio.encode(audio.sound_of(path, audio.ENCODEC_RATE), bandwidth)
+            codes = audio.encode(audio.sound_of(path, audio.ENCODEC_RATE), self.data.encodec_model, bandwidth)
             cache.save(out, "audio", audio.code_features(codes, tr, count, bandwidth).astype(np.int16))
             return
         window, hop = HEAD_SPECTROGRAM if kind == "mel" else GEN1_SPECTROGRAM

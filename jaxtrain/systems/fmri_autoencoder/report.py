@@ -6,7 +6,9 @@ import pathlib
 import jax
 import numpy as np
 
+from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.extras import require
+from jaxtrain.systems.fmri_autoencoder.lesions import Lesion, effects, simulate
 from jaxtrain.systems.fmri_autoencoder.metrics import voxel_correlation, voxel_sums
 from jaxtrain.systems.fmri_autoencoder.volumes import to_volume
 
@@ -14,8 +16,9 @@ BATCH, FRAMES, SLICES = 16, 8, 6
 
 
 def report(model, source, config, folder) -> list[pathlib.Path]:
-    """Writes into `folder`: voxel_correlation_<subject>.nii.gz and voxel_correlation.nii.gz (mean over subjects) where
-    the recording has a grid, voxel_correlation.png, frames.png, voxels.json (baselines beside). Gives the files.
+    """Writes into `folder`: voxel_correlation_<subject>.nii.gz, voxel_correlation.nii.gz (mean over subjects) and
+    glass_brain.png where the recording has a grid, voxel_correlation.png, frames.png, voxels.json (baselines beside);
+    with config.lesion what `report_lesion` writes. Gives the files.
 
     The correlation is Pearson's over the split's volumes, per voxel and subject; predicting the mean scores 0.
     """
@@ -25,13 +28,59 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
     mean = np.mean(list(maps.values()), axis=0)
     grid, affine = getattr(source, "geometry", None) or (np.ones((len(mean), 1, 1), bool), np.eye(4))
     files = [_write_summary(folder / "voxels.json", maps, mean)]
-    if grid.ndim == 3 and min(grid.shape) > 1:
+    if _has_grid(grid):
         named = {f"voxel_correlation_s{subject}": values for subject, values in maps.items()}
         for name, values in {**named, "voxel_correlation": mean}.items():
             files.append(_write_map(folder / f"{name}.nii.gz", values, grid, affine))
+        files.append(_draw_glass_brain(folder / "glass_brain.png", files[-1]))
     files.append(_draw_slices(folder / "voxel_correlation.png", to_volume(mean, grid, np.nan)))
-    files.append(_draw_strip(folder / "frames.png", *strip))
+    files.append(_draw_strip(folder / "frames.png", {"film": strip[0], "model": strip[1]}))
+    return files + (report_lesion(model, source, config, folder) if config.lesion.at is not None else [])
+
+
+def report_lesion(model, source, config, folder) -> list[pathlib.Path]:
+    """Writes what the lesion of config.lesion does to the first volumes of a split: lesion.json (how far film, sound,
+    text and voxels move), lesion_frames.png, and lesion_voxels.nii.gz (mean change of every predicted voxel)."""
+    options = config.lesion
+    grid, affine = source.geometry
+    batch = _batch(source, range(min(options.samples, len(source))))
+    lesion = Lesion(options.at, options.places or _places(options.region, grid), options.factor)
+    found = jax.device_get(simulate(model, batch, lesion, options.ridge))
+    intact, changed = found["intact"], found["lesioned"]
+    moved = {
+        name: {"mean": float(rms.mean()), "max": float(rms.max())} for name, rms in effects(intact, changed).items()
+    }
+    path = folder / "lesion.json"
+    told = {"at": lesion.at, "places": len(lesion.places), "factor": lesion.factor, "volumes": len(batch["fmri"])}
+    path.write_text(json.dumps({"lesion": told, "root mean square change": moved}, indent=1))
+    film, whole = _frames(batch["video"], intact["video"], config)
+    rows = {"film": film, "intact": whole, "lesioned": _frames(batch["video"], changed["video"], config)[1]}
+    files = [path, _draw_strip(folder / "lesion_frames.png", rows)]
+    if _has_grid(grid):
+        files.append(
+            _write_map(folder / "lesion_voxels.nii.gz", (changed["fmri"] - intact["fmri"]).mean(0), grid, affine)
+        )
     return files
+
+
+def _places(region: str, grid: np.ndarray) -> list[int]:
+    """Voxels, in the order of the mask `grid`, that a NIfTI image marks. Raises UserError where it marks none."""
+    marked = np.asarray(require("nibabel", "to read a region").load(region).dataobj)
+    if marked.shape != grid.shape:
+        raise UserError(f"lesion.region: {region} is {marked.shape}, the recording's grid is {grid.shape}; resample it")
+    places = np.flatnonzero(marked[grid])
+    if not places.size:
+        raise UserError(f"lesion.region: {region} marks no voxel of the recording's mask")
+    return places.tolist()
+
+
+def _has_grid(grid: np.ndarray) -> bool:
+    return grid.ndim == 3 and min(grid.shape) > 1
+
+
+def _batch(source, indices) -> dict[str, np.ndarray]:
+    items = [source[i] for i in indices]
+    return {name: np.stack([item[name] for item in items]) for name in items[0]}
 
 
 def _evaluate(model, source, config):
@@ -40,11 +89,10 @@ def _evaluate(model, source, config):
     sums: dict[int, dict] = {}
     strip = None
     for start in range(0, len(source), BATCH):
-        items = [source[i] for i in range(start, min(start + BATCH, len(source)))]
-        batch = {name: np.stack([item[name] for item in items]) for name in items[0]}
+        batch = _batch(source, range(start, min(start + BATCH, len(source))))
         outputs = run(batch["video"], batch["audio"], batch["text"])
         strip = _frames(batch["video"], outputs["video_recon"], config) if strip is None else strip
-        subjects = batch.get("subject_id", np.zeros(len(items), int))
+        subjects = batch.get("subject_id", np.zeros(len(batch["fmri"]), int))
         for subject in np.unique(subjects):
             found = jax.device_get(voxel_sums(outputs["predicted_fmri"], batch["fmri"], subjects == subject))
             known = sums.setdefault(int(subject), dict.fromkeys(found, 0.0))
@@ -83,7 +131,7 @@ def _write_map(path, values, mask, affine) -> pathlib.Path:
 
 
 def _figure(rows: int, columns: int):
-    require("matplotlib", "to draw reports (pip install matplotlib)")
+    require("matplotlib", "to draw reports")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -105,9 +153,26 @@ def _draw_slices(path, volume) -> pathlib.Path:
     return path
 
 
-def _draw_strip(path, film, recon) -> pathlib.Path:
-    figure, axes = _figure(2, len(film))
-    for row, (name, pictures) in enumerate((("film", film), ("model", recon))):
+def _draw_glass_brain(path, image) -> pathlib.Path:
+    """Projections of a map through an outline of the brain; the map is taken to be in MNI space."""
+    require("matplotlib", "to draw reports").use("Agg")
+    require("nilearn.plotting", "to draw glass brains").plot_glass_brain(
+        str(image),
+        display_mode="lyrz",
+        cmap="coolwarm",
+        vmin=-1,
+        vmax=1,
+        plot_abs=False,
+        colorbar=True,
+        output_file=path,
+    )
+    return path
+
+
+def _draw_strip(path, strips: dict) -> pathlib.Path:
+    """strips: pictures [n, height, width, 3] by the name of their row."""
+    figure, axes = _figure(len(strips), len(next(iter(strips.values()))))
+    for row, (name, pictures) in enumerate(strips.items()):
         for axis, picture in zip(axes[row], pictures, strict=True):
             axis.imshow(picture)
             axis.set_xticks([])

@@ -6,18 +6,20 @@ import pathlib
 import subprocess
 import tempfile
 import wave
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from jaxtrain.systems.fmri_autoencoder import text, volumes
 from jaxtrain.systems.fmri_autoencoder.extras import require
-from jaxtrain.systems.fmri_autoencoder.hrf import canonical_hrf, causal
+from jaxtrain.systems.fmri_autoencoder.hrf import canonical_hrf, causal, respond
 
 FEATURES = ("light", "fire", "water", "crowd", "music", "motion")  # what the words of the annotations name
 LEVELS = ("dim", "some", "strong")
 FILM_NAME, ANNOTATIONS_NAME, VOLUME_FOLDER = "stimuli_Sherlock.m4v", "annotations.xlsx", "sherlock_nii"
 FILM_SIZE, FILM_RATE, SOUND_RATE = (36, 64), 10, 8000  # pixels (height, width), frames per second, hertz
 GRID = (9, 10, 7)
+COLUMNS = 1 << 15  # of the film that are convolved at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ def brain() -> np.ndarray:
     return sum(axis**2 for axis in axes) <= 1
 
 
-def bold(plan: Plan, voxels: int) -> list[np.ndarray]:
+def bold(plan: Plan, voxels: int) -> Iterator[np.ndarray]:
     """Per subject float32 [volume, voxel], zero mean and unit variance: the response to the latents, and noise."""
     kernel = canonical_hrf(plan.tr)
     driven = causal(latents(plan).astype(np.float64), kernel / kernel.sum())
@@ -57,8 +59,10 @@ def bold(plan: Plan, voxels: int) -> list[np.ndarray]:
     weights = rng.normal(size=(len(FEATURES), voxels))
     response = driven @ weights
     response /= response.std(0)
-    noise = rng.normal(size=(plan.subjects, plan.volumes, voxels))
-    return list((np.sqrt(plan.signal) * response + np.sqrt(1 - plan.signal) * noise).astype(np.float32))
+    response *= np.sqrt(plan.signal)
+    for _ in range(plan.subjects):
+        noise = rng.normal(size=response.shape)
+        yield (response + np.sqrt(1 - plan.signal) * noise).astype(np.float32)
 
 
 def frame(levels: np.ndarray, time: float, size=FILM_SIZE) -> np.ndarray:
@@ -77,30 +81,53 @@ def sentence(levels: np.ndarray) -> str:
     return "; ".join(f"{LEVELS[degree]}-{name}" for degree, name in zip(degrees, FEATURES, strict=True))
 
 
-def arrays(plan: Plan, model, per_frame: bool) -> tuple[dict[str, np.ndarray], list[np.ndarray], np.ndarray]:
-    """Stimuli as the pipeline would give them (response applied), voxels per subject, and the mask: no files needed.
+Create = Callable[[str, tuple[int, ...], type], np.ndarray]  # name, shape, dtype -> an array to write into
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.empty(shape, dtype)
+
+
+def arrays(
+    plan: Plan, model, per_frame: bool, create: Create = in_memory
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Stimuli as the pipeline would give them (response applied), and voxels per subject: no files needed.
 
     model: the options of either generation, whose sizes the arrays take; per_frame: a window of frames, else one.
+    create: makes the arrays that are filled, named video, audio, text, bold_1, bold_2, ...; at most one subject's and
+    a few of the film's columns are held in memory besides.
     """
-    kernel = canonical_hrf(plan.tr)
-    respond = lambda features: causal(features.astype(np.float32), (kernel / kernel.sum()).astype(np.float32))
     levels, rng = latents(plan), np.random.Generator(np.random.Philox(plan.seed + 2))
-    size = (model.video_height, model.video_width)
-    moments = np.arange(model.video_frames_per_tr if per_frame else 1)
-    film = np.stack([[frame(row, volume + moment, size) for moment in moments] for volume, row in enumerate(levels)])
     columns = model.audio_columns if per_frame else model.audio_mels
     if getattr(model, "use_encodec", False):
-        sound = np.round(levels @ rng.uniform(size=(len(FEATURES), columns)) * 1023 / len(FEATURES)).astype(np.int32)
+        sound = np.round(levels @ rng.uniform(size=(len(FEATURES), columns)) * 1023 / len(FEATURES)).astype(np.int16)
     else:
-        sound = respond(levels @ rng.normal(size=(len(FEATURES), columns)))
+        sound = levels @ rng.normal(size=(len(FEATURES), columns)).astype(np.float32)
     words = text.hashed([sentence(row) for row in levels], model.text_dim)
-    stimuli = {
-        "video": respond(film.reshape(len(film), -1) / np.float32(255)),
-        "audio": sound,
-        "text": respond(words),
-    }
-    mask = np.zeros(model.n_voxels, bool).reshape(-1, 1, 1) | True
-    return stimuli, bold(plan, model.n_voxels), mask
+    film = windows(levels, (model.video_height, model.video_width), model.video_frames_per_tr if per_frame else 1)
+    stimuli = {"video": film, "audio": sound, "text": words}
+    out = {}
+    for name, features in stimuli.items():
+        kept = np.float32 if features.dtype == np.uint8 else features.dtype
+        out[name] = create(name, features.shape, kept)
+        for start in range(0, features.shape[1], COLUMNS):
+            part = features[:, start : start + COLUMNS]
+            part = part / np.float32(255) if part.dtype == np.uint8 else part
+            out[name][:, start : start + COLUMNS] = respond(part, plan.tr)
+    voxels = []
+    for subject, values in enumerate(bold(plan, model.n_voxels), 1):
+        voxels.append(create(f"bold_{subject}", values.shape, np.float32))
+        voxels[-1][:] = values
+    return out, voxels
+
+
+def windows(levels: np.ndarray, size: tuple[int, int], frames: int) -> np.ndarray:
+    """uint8 [volume, frames * height * width * 3]: the film of every volume, flattened."""
+    out = np.empty((len(levels), frames, *size, 3), np.uint8)
+    for volume, row in enumerate(levels):
+        for moment in range(frames):
+            out[volume, moment] = frame(row, volume + moment, size)
+    return out.reshape(len(levels), -1)
 
 
 def write_raw(folder: pathlib.Path, plan: Plan) -> None:

@@ -183,7 +183,7 @@ class HeadDecoder(nn.Module):
                 for layer in block(width(i), width(j), o.decoder_dropout)
             )
         )
-        self.layer8, self.layer9 = make(2048, 8000), make(8000, 4096)
+        self.layer8, self.layer9 = make(o.bottleneck_dim, 8000), make(8000, 4096)
         self.layer10, self.layer11 = make(4096, 2048), make(2048, 1536)
         self.layer12_video, self.layer12_audio = make(1536, 2048, 4096), make(1536, 2048, 2048)
         self.use_encodec = o.use_encodec

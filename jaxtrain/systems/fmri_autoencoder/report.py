@@ -163,6 +163,7 @@ def _draw_glass_brain(path, image) -> pathlib.Path:
         vmin=-1,
         vmax=1,
         plot_abs=False,
+        threshold=0,
         colorbar=True,
         output_file=path,
     )

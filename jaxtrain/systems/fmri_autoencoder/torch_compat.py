@@ -17,6 +17,7 @@ from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
+from torch_bridge import files
 from torch_bridge.layouts import abstract
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -138,6 +139,7 @@ class Autoencoder:
         if head:  # the original's defaults for files from before these were saved
             sizes = {"use_encodec": False, "audio_frames_per_tr": 65, "video_frames_per_tr": 19} | sizes
         model = cls(_checked(HeadOptions if head else Gen1Options, sizes))
+        model.module = abstract(model._build)  # filled below: the weights exist once
         model.load_state_dict(found["model_state_dict"])
         return model.eval(), found
 
@@ -216,13 +218,21 @@ class TrainingConfig:
             "checkpoint": {"every_epochs": self.save_every},
             "precision": {"policy": "bf16" if mixed else "fp32"},
             "run": {"dir": self.checkpoint_dir},
+            "init_from": self.resume_from if _is_file(self.resume_from) else None,
             **self.overrides,
         }
+
+
+def _is_file(resume_from: str | None) -> bool:
+    """Whether it is a checkpoint of the original's form, and not a run folder."""
+    return resume_from is not None and pathlib.Path(resume_from).suffix == ".pt"
 
 
 class Trainer:
     """The original's trainer with this project's engine inside.
 
+    config.resume_from: a checkpoint file, whose weights, moments and step a fresh checkpoint_dir goes on from; or a run
+    folder. Without it training goes on with what checkpoint_dir holds.
     train_dataset, val_dataset: torch Datasets of dicts with `video`, `audio`, `text`, `fmri`, or this module's.
     distributed, local_rank, world_size: not used; call setup_distributed() first and every process takes its part.
     """
@@ -249,18 +259,33 @@ class Trainer:
             self.engine.load_state_dict(model.state_dict())
 
     def train(self) -> dict[str, Any]:
-        """Trains; gives train_history, val_history (lists of dicts with the original's names) and best_val_loss."""
+        """Trains; gives train_history, val_history (lists of dicts with the original's names) and best_val_loss, and
+        leaves final_checkpoint.pt and best_checkpoint.pt in config.checkpoint_dir, in the original's form."""
         resume = self.config.resume_from
-        if resume is not None and pathlib.Path(resume).suffix == ".pt":
-            state = torch.load(resume, map_location="cpu", weights_only=True)["model_state_dict"]
-            self.engine.load_state_dict({key: _array(value) for key, value in state.items()})
-            resume = None
-        history = self.engine.train(resume or "auto")
+        history = self.engine.train("auto" if resume is None or _is_file(resume) else resume)
         self.model.module = self.engine.model()
         for name in ("train_history", "val_history"):
             entries = history[name]
             history[name] = [{"total_loss": entry["loss"], **entry} if "loss" in entry else entry for entry in entries]
+        if jax.process_index() == 0:
+            self._write("final_checkpoint.pt", "last", history)
+            if history["val_history"]:
+                self._write("best_checkpoint.pt", "best", history)
         return history
+
+    def _write(self, name: str, which: str, history: Mapping[str, Any]) -> None:
+        from jaxtrain.train import training_file
+
+        found = training_file.of_run(self.engine.folder, which)
+        renamed = {
+            "epoch": found["epoch"],
+            "global_step": found["step"],
+            "model_state_dict": found["model"],
+            "optimizer_state_dict": found["optimizer"],
+            "scheduler_state_dict": found["scheduler"],
+            "config": dataclasses.asdict(self.config),
+        }
+        files.save({**renamed, **history}, self.engine.folder / name)
 
     def validate(self) -> dict[str, float]:
         return self.engine.evaluate()

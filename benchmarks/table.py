@@ -1,0 +1,70 @@
+"""Results of `benchmarks.compare` as a table: `python -m benchmarks.table --output benchmarks/results/F.md F.json ...`.
+
+`--readme README.md` also replaces what stands between the two `benchmarks` comments there.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+
+HEAD = "| system | size | precision | batch | processes | against | jaxtrain, samples/s | torch, samples/s | ratio |"
+RULE = "|---|---|---|---|---|---|---|---|---|"
+BETWEEN = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOTALL)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files that benchmarks.compare wrote")
+    p.add_argument("--output", type=pathlib.Path, help="a new results page")
+    p.add_argument("--readme", type=pathlib.Path)
+    arguments = p.parse_args()
+    results = [json.loads(path.read_text()) for path in arguments.results]
+    text = table(results)
+    print(text)
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(page(results))
+    if arguments.readme:
+        old = arguments.readme.read_text()
+        arguments.readme.write_text(BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", old))
+
+
+def table(results: list[dict]) -> str:
+    return "\n".join([HEAD, RULE, *map(_row, results), *_means(results)])
+
+
+def page(results: list[dict]) -> str:
+    first = results[0]
+    versions = f"{first['device']}; jax {first['jax']}, torch {first['torch']}"
+    commands = "\n".join(
+        f"python -m benchmarks.compare --system {r['system']} --size {r['size']} --peer {r['peer']} "
+        f"--precision {r['precision']} --batch {r['batch']} --devices {r['processes']}"
+        for r in results
+    )
+    return f"# jaxtrain against torch\n\n{versions}. Medians of alternating rounds, with the spread.\n\n{table(results)}\n\n```\n{commands}\n```\n"
+
+
+def _row(result: dict) -> str:
+    head = "| {system} | {size} | {precision} | {batch} | {processes} | {peer} |".format(**result)
+    if result["ratio"] is None:
+        return f"{head} | | the losses differ by {result['largest_loss_difference']:.1e} |"
+    ours, theirs = result["jaxtrain"], result[result["peer"]]
+    spread = f"{result['ratio']:.2f} ({result['lowest']:.2f} to {result['highest']:.2f})"
+    return f"{head} {ours['median']:,.1f} | {theirs['median']:,.1f} | {spread} |"
+
+
+def _means(results: list[dict]) -> list[str]:
+    """The geometric mean of the ratios against each peer."""
+    rows = []
+    for peer, processes in dict.fromkeys((r["peer"], r["processes"]) for r in results):
+        ratios = [r["ratio"] for r in results if (r["peer"], r["processes"]) == (peer, processes) and r["ratio"]]
+        if len(ratios) > 1:
+            mean = statistics.geometric_mean(ratios)
+            rows.append(f"| geometric mean | | | | {processes} | {peer} | | | {mean:.2f} |")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

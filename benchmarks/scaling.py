@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 
+PLANNED = ["shard.strategy=fsdp", "data.synthetic=arrays", "data.batch_size=1024"]
+
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -22,9 +24,7 @@ def main() -> None:
     p.add_argument("--measured-config", default="configs/digits.yaml", help="what is run on the CPU")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--json", metavar="F", type=pathlib.Path)
-    p.add_argument(
-        "overrides", nargs="*", default=["shard.strategy=fsdp", "data.synthetic=arrays", "data.batch_size=1024"]
-    )
+    p.add_argument("overrides", nargs="*", default=PLANNED)
     arguments = p.parse_args()
     planned = [_plan(arguments, devices) for devices in arguments.devices]
     for plan in planned:
@@ -69,7 +69,7 @@ def _samples_per_s(config: str, processes: int) -> float:
             env = os.environ | ({k: str(v) for k, v in env.items()} if processes > 1 else {})
             command = ["taskset", "-c", str(cores[rank % len(cores)]), sys.executable, "-m", "jaxtrain.run"]
             running.append(subprocess.Popen([*command, "--config", config, *settings], env=env, stdout=subprocess.PIPE))
-        if any([process.wait() for process in running]):
+        if sum(process.wait() for process in running):  # waits for all
             raise SystemExit(f"a run of {processes} process(es) failed")
         summary = json.loads(pathlib.Path(folder, "run", "summary.json").read_text())
         return summary["throughput"]["samples_per_s"]

@@ -43,7 +43,8 @@ def page(results: list[dict]) -> str:
         f"--precision {r['precision']} --batch {r['batch']} --devices {r['processes']}"
         for r in results
     )
-    return f"# jaxtrain against torch\n\n{versions}. Medians of alternating rounds, with the spread.\n\n{table(results)}\n\n```\n{commands}\n```\n"
+    note = f"{versions}. Medians of alternating rounds, with the spread."
+    return f"# jaxtrain against torch\n\n{note}\n\n{table(results)}\n\n```\n{commands}\n```\n"
 
 
 def _row(result: dict) -> str:

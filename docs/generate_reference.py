@@ -18,8 +18,8 @@ from jaxtrain.config import Section
 PAGE = pathlib.Path(__file__).with_name("reference.md")
 HEAD = """# Every config key
 
-One table per section; `section.key=value` on the command line overrides the YAML file. A key that is not here is refused
-with the nearest that is. `python docs/generate_reference.py` writes this page from the settings classes.
+One table per section; `section.key=value` on the command line overrides the YAML file. A key that is not here is
+refused with the nearest that is. `python docs/generate_reference.py` writes this page from the settings classes.
 """
 
 

@@ -127,11 +127,11 @@ class Loop:
         }
 
     def calls(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Steps in calls of `steps_per_call`, cut where something is due in between. A rest is one call too, as long as
-        that takes few different programs."""
-        step, most = start, self.config.train.steps_per_call
-        sizes = {most}
+        """Steps in calls of up to `steps_per_call`, cut where something is due in between: in equal parts where one
+        program does that, else a rest is a call too, as long as that takes few different programs."""
         every = [self.evaluate_every, self.save_every, self.config.tracking.histograms_every_steps]
+        step, most = start, _even(self.config.train.steps_per_call, [n for n in (*every, start, stop) if n])
+        sizes = {most}
         while step < stop:
             boundary = min([stop, *((step // n + 1) * n for n in every if n)])
             count = min(most, boundary - step)
@@ -319,6 +319,13 @@ class Call:
 
 class NotFiniteError(RuntimeError):
     """Training met NaN or infinity and the policy is to stop."""
+
+
+def _even(most: int, boundaries: list[int]) -> int:
+    """The largest number of steps that divides all boundaries, where that is more than half of `most`; else `most`."""
+    common = math.gcd(*boundaries)
+    divisors = [n for n in range(most // 2 + 1, most + 1) if common % n == 0]
+    return max(divisors, default=most)
 
 
 def _cadence(every_steps: int | None, every_epochs: int | None, steps_per_epoch: int) -> int | None:

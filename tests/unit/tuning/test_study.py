@@ -93,12 +93,15 @@ optim.lr: {type: categorical, choices: [0.03, 0.02, 1.0e-6, 0.04]}
     assert len(slow["intermediate_values"]) < 10
 
 
-def test_several_trials_in_one_program_give_the_same_results_as_one_by_one(files, capsys):
-    space = """
-study: {trials: 4, sampler: {name: grid}}
-seed: {type: categorical, choices: [1, 2]}
-optim.lr: {type: categorical, choices: [0.01, 0.03]}
-"""
+SEEDS = "seed: {type: categorical, choices: [1, 2]}\noptim.lr: {type: categorical, choices: [0.01, 0.03]}\n"
+NUMBERS = (
+    "model.dropout: {type: categorical, choices: [0.1, 0.3]}\nloss.shrink: {type: categorical, choices: [0.01, 1.0]}\n"
+)
+
+
+@pytest.mark.parametrize("settings", [SEEDS, NUMBERS], ids=["seeds differ", "one order of samples"])
+def test_several_trials_in_one_program_give_the_same_results_as_one_by_one(files, capsys, settings):
+    space = "study: {trials: 4, sampler: {name: grid}, pruner: {name: none}}\n" + settings
     given = files(space)
     assert tune.main([*given, "--no-plots"]) == 0
     alone = {tuple(trial["params"].values()): trial["value"] for trial in history()}

@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
+from jaxtrain.original_configs import Translation, translate
 from jaxtrain.task import Task, find_task
 
 
@@ -34,8 +35,25 @@ def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
 
 
 def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The nested values of a YAML file, overrides and interpolations applied; unchecked."""
-    return _merge(read(path), overrides, path)
+    """The nested values of a YAML file, an original's translated, overrides and interpolations applied; unchecked."""
+    translation = translated(path, overrides)
+    return _merge(read(path) if translation is None else translation.settings, overrides, path)
+
+
+def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
+    """What became of the config of a torch project that a system replaces; None for one of this project.
+
+    Raises UserError where it could be of several and no override `task=...` says of which.
+    """
+    path = pathlib.Path(path)
+    values = read(path)
+    if "task" in values and not isinstance(values["task"], Mapping):
+        return None
+    asked = [override.partition("=")[2] for override in overrides if override.startswith("task=")]
+    try:
+        return translate(values, asked[-1] if asked else None)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

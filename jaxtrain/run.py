@@ -15,7 +15,7 @@ def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
         "run", "Train what a YAML file describes.", "python -m jaxtrain.run --config configs/digits.yaml optim.lr=1e-3"
     )
-    p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
+    p.add_argument("--config", required=True, metavar="F", help="YAML, as configs/digits.yaml or a torch original's")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
     p.add_argument("--resume", default="auto", help="auto (go on in the run folder), never, or another run's folder")
     p.add_argument("--dry-run", action="store_true", help="build everything, run no step, print the plan")
@@ -48,14 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtrain import config_io
 
     task, config = config_io.load(arguments.config, arguments.overrides)
+    translation = config_io.translated(arguments.config, arguments.overrides)
+    explanation = "" if translation is None else "\n".join(translation.lines()) + "\n"
     if arguments.print_config:
-        print(config_io.dump(config), end="")
+        print(explanation + config_io.dump(config), end="")
         return 0
     commands.quiet_jax()
     from jaxtrain.runtime import launch
 
     started = launch.setup_distributed()
     launch.preflight(config_io.dump(config))
+    if started.process == 0:
+        print(explanation, end="")
     if started.processes > 1 and started.process == 0:
         print(started)
     from jaxtrain.train.trainer import Trainer

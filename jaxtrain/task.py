@@ -68,6 +68,21 @@ class TorchTwin:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Original:
+    """The config of the torch project that a task replaces, so that `jaxtrain.run --config` takes its YAML.
+
+    name: of the project. keys: what its files may hold, dotted; a file is recognised by them. convert: such a file's
+    mapping -> nested settings of this project with `task`; keys that it does not read are reported. replaced: patterns
+    of keys that need no counterpart here -> the reason, in one sentence.
+    """
+
+    name: str
+    keys: frozenset[str]
+    convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    replaced: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """A frozen record of functions; everything that differs between two systems.
 
@@ -99,6 +114,7 @@ class Task:
     numbers: settings that the step may take as arrays, so that runs that differ in them share one compiled program:
         "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from its config
         at every call and only computes with.
+    original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
     tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
@@ -124,6 +140,7 @@ class Task:
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
     numbers: tuple[str, ...] = ()
+    original: Original | None = None
     couples_samples: bool = False
     tolerance: float = 0.05
     tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it

@@ -8,6 +8,7 @@ from jaxtrain.systems.criteria_evidence.data import build_data
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
 from jaxtrain.systems.criteria_evidence.metrics import finish, statistics
 from jaxtrain.systems.criteria_evidence.model import build_model, param_group, trainable
+from jaxtrain.systems.criteria_evidence.original_config import ORIGINAL
 from jaxtrain.systems.criteria_evidence.procedure import loss, outputs, schedule
 from jaxtrain.task import Task, TorchTwin
 
@@ -69,6 +70,7 @@ def _task(architecture: str) -> Task:
         report=of(_report),
         twin=TorchTwin(build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export)),
         numbers=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
+        original=ORIGINAL,
         tiny_config=f"{architecture}_tiny",
     )
 

@@ -4,6 +4,7 @@ import importlib
 
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
 from jaxtrain.systems.fmri_autoencoder.data import build_data
+from jaxtrain.systems.fmri_autoencoder.original_config import ORIGINAL
 from jaxtrain.systems.fmri_autoencoder.task import (
     build_model,
     finish,
@@ -35,6 +36,7 @@ COMMON = {
     "report": _later("report", "report"),
     "twin": TorchTwin(**{name: _later("torch_twin", name) for name in ("build", "call", "loss")}),
     "couples_samples": True,
+    "original": ORIGINAL,
     "numbers": (
         "seed",
         "model.encoder_dropout",

@@ -16,12 +16,12 @@ from jaxtrain.systems.fmri_autoencoder.blocks import parameter_counts
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
+from jaxtrain.systems.fmri_autoencoder.original_config import HEAD_ONLY, TrainingConfig, is_checkpoint_file
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
 from torch_bridge import files
 from torch_bridge.layouts import abstract
 from torch_bridge.state_dict import load_state_dict, state_dict
 
-HEAD_ONLY = {"use_encodec", "audio_frames_per_tr", "gradient_checkpointing", "frame_skip", "fps", "video_frames_per_tr"}
 ARCHITECTURE = ("video_height", "video_width", "audio_mels", "text_dim", "n_voxels", "bottleneck_dim")
 WEIGHTS = ("reconstruction_weight", "fmri_weight")
 HEAD_ARCHITECTURE = ("use_encodec", "audio_frames_per_tr", "video_frames_per_tr")
@@ -153,81 +153,6 @@ def prepare_for_distributed(model, *arguments, **options):
     return model
 
 
-@dataclasses.dataclass
-class TrainingConfig:
-    """The original's settings with its defaults; what they become here is `settings`."""
-
-    learning_rate: float = 1e-4
-    batch_size: int = 64
-    num_epochs: int = 100
-    weight_decay: float = 1e-5
-    reconstruction_weight: float = 1.0
-    fmri_weight: float = 1.0
-    video_weight: float = 1.0
-    audio_weight: float = 1.0
-    text_weight: float = 1.0
-    fmri_loss_type: str = "mse"
-    scheduler_type: str = "cosine"
-    warmup_epochs: int = 5
-    min_lr: float = 1e-6
-    gradient_clip_val: float = 1.0
-    use_mixed_precision: bool = True
-    num_workers: int = 4
-    pin_memory: bool = True
-    checkpoint_dir: str = "checkpoints"
-    log_dir: str = "logs"
-    save_every: int = 5
-    validate_every: int = 1
-    early_stopping_patience: int = 10
-    early_stopping_delta: float = 1e-4
-    resume_from: str | None = None
-    compat: str = "correct"  # `original` keeps the original's learning rates, faults included
-    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)  # sections of this project's config
-
-    def settings(self, model: Autoencoder, samples: int) -> dict[str, Any]:
-        """The nested config of a run of `model` on `samples` training samples."""
-        head = isinstance(model.options, HeadOptions)
-        kinds = {"cosine": "cosine", "step": "step", "none": "constant"}
-        if self.scheduler_type not in kinds:
-            raise UserError(f"scheduler_type is {self.scheduler_type!r}, wanted one of {', '.join(kinds)}")
-        batch = min(self.batch_size, samples)
-        warmup = min(self.warmup_epochs, self.num_epochs) if self.compat == "correct" else self.warmup_epochs
-        mixed = self.use_mixed_precision and jax.default_backend() != "cpu"  # autocast does nothing on a CPU either
-        weights = ("reconstruction_weight", "fmri_weight", "video_weight", "audio_weight", "text_weight")
-        schedule = {"name": kinds[self.scheduler_type], "min_lr": min(self.min_lr, self.learning_rate)}
-        if schedule["name"] == "cosine":
-            schedule["warmup_epochs"] = warmup
-        return {
-            "task": f"fmri_autoencoder.{'head' if head else 'gen1'}",
-            "compat": self.compat,
-            "model": model.options.model_dump(),
-            "loss": {name: getattr(self, name) for name in (*weights, "fmri_loss_type")},
-            "data": {"batch_size": batch, "drop_last": True},
-            "optim": {
-                "lr": self.learning_rate,
-                "weight_decay": self.weight_decay,
-                "clip_norm": self.gradient_clip_val or None,
-                "schedule": schedule,
-            },
-            "train": {"epochs": self.num_epochs},
-            "evaluation": {
-                "every_epochs": self.validate_every,
-                "patience": self.early_stopping_patience,
-                "min_delta": self.early_stopping_delta,
-            },
-            "checkpoint": {"every_epochs": self.save_every},
-            "precision": {"policy": "bf16" if mixed else "fp32"},
-            "run": {"dir": self.checkpoint_dir},
-            "init_from": self.resume_from if _is_file(self.resume_from) else None,
-            **self.overrides,
-        }
-
-
-def _is_file(resume_from: str | None) -> bool:
-    """Whether it is a checkpoint of the original's form, and not a run folder."""
-    return resume_from is not None and pathlib.Path(resume_from).suffix == ".pt"
-
-
 class Trainer:
     """The original's trainer with this project's engine inside.
 
@@ -252,8 +177,14 @@ class Trainer:
 
         if not isinstance(model, Autoencoder):
             raise UserError(f"Trainer: the model is {type(model).__name__}, wanted what create_autoencoder gives")
-        task, settings = config_io.check(config.settings(model, len(train_dataset)), "TrainingConfig")
+        values = config.settings(
+            model.options.model_dump(),
+            isinstance(model.options, HeadOptions),
+            len(train_dataset),
+            accelerator=jax.default_backend() != "cpu",  # autocast does nothing on a CPU either
+        )
         self.model, self.config = model, config
+        task, settings = config_io.check(values, "TrainingConfig")
         self.engine = Engine(None, train_dataset, val_dataset, settings, task=task)
         if model.built:
             self.engine.load_state_dict(model.state_dict())
@@ -262,7 +193,7 @@ class Trainer:
         """Trains; gives train_history, val_history (lists of dicts with the original's names) and best_val_loss, and
         leaves final_checkpoint.pt and best_checkpoint.pt in config.checkpoint_dir, in the original's form."""
         resume = self.config.resume_from
-        history = self.engine.train("auto" if resume is None or _is_file(resume) else resume)
+        history = self.engine.train("auto" if resume is None or is_checkpoint_file(resume) else resume)
         self.model.module = self.engine.model()
         for name in ("train_history", "val_history"):
             entries = history[name]

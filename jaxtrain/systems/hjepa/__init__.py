@@ -13,6 +13,7 @@ from jaxtrain.systems.hjepa.config import (
     WorldModelConfig,
     WorldModelLoss,
 )
+from jaxtrain.systems.hjepa.original_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
@@ -86,6 +87,7 @@ TASKS = {
         initial_weights=task.initial_weights,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss, after_update=_move_twin),
         numbers=("seed",),
+        original=ORIGINAL,
         tiny_config="hjepa_tiny",
     ),
     "world_model": Task(

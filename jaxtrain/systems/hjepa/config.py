@@ -31,6 +31,7 @@ class EmaConfig(Section):
     momentum_end: float = Field(1.0, ge=0, le=1)
     warmup_steps: int = Field(0, ge=0)  # optimizer steps at `momentum` before the straight line to momentum_end
     ramp_steps: int | None = Field(None, ge=1)  # optimizer step that reaches momentum_end; train.steps if left out
+    ramp_ratio: float | None = Field(None, gt=0)  # the same as a fraction of all steps; may pass 1
 
 
 class FpnConfig(Section):

@@ -3,37 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa.config import LossConfig
+from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig
+from jaxtrain.task import Original
 
-SECTIONS = ("model", "data", "training", "masking", "loss", "checkpoint", "logging")
+EPOCHS = 100  # the original's where its config says nothing
 
 
-def convert(original: Mapping[str, Any], steps_per_epoch: int = 1, accelerator: bool = False) -> dict[str, Any]:
+def convert(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, Any]:
     """Settings for `task: hjepa.pretrain` that do what the original's file promises.
 
     Keys that the original ignores but its README names (min_lr, model.ema.*, flat use_fpn, use_rope, use_layerscale,
-    num_target_masks) take effect. steps_per_epoch: optimizer steps, for durations given in epochs. accelerator: whether
-    use_amp may lower the precision. Raises UserError where a section that the original requires is missing.
+    num_target_masks) take effect; sections left out take the original's defaults. accelerator: whether use_amp may
+    lower the precision.
     """
-    missing = [name for name in ("model", "training") if name not in original]
-    if missing:
-        raise UserError(f"the original's config lacks the section {', '.join(missing)}; it has {', '.join(original)}")
     get = lambda section: original.get(section) or {}
     model, training, data = get("model"), get("training"), get("data")
     checkpoint, logging = get("checkpoint"), get("logging")
     accumulate = training.get("accumulation_steps", 1)
+    wandb = logging.get("wandb") or {}
     amp = training.get("use_amp", False) and accelerator
     return {
         "task": "hjepa.pretrain",
         "seed": original.get("seed", 42),
         "run": _given(name=logging.get("experiment_name"), dir=checkpoint.get("checkpoint_dir")),
-        "model": _model(model, training, steps_per_epoch),
+        "model": _model(model, training),
         "data": _data(data, accumulate),
         "masking": _masking(get("masking")),
-        "loss": _loss(get("loss"), model),
+        "loss": _known(get("loss"), LossConfig),
         "optim": _optim(training),
-        "train": {"epochs": training.get("epochs", 100), "accumulate_steps": accumulate}
+        "train": {"epochs": training.get("epochs", EPOCHS), "accumulate_steps": accumulate}
         | _given(log_every_steps=logging.get("log_frequency")),
         "evaluation": _stopping(training.get("early_stopping") or {}),
         "checkpoint": {
@@ -43,8 +41,9 @@ def convert(original: Mapping[str, Any], steps_per_epoch: int = 1, accelerator: 
         "precision": {"policy": "bf16" if amp else "fp32"},
         "tracking": {
             "tensorboard": bool((logging.get("tensorboard") or {}).get("enabled", True)),
-            "wandb": bool((logging.get("wandb") or {}).get("enabled", False)),
-        },
+            "wandb": bool(wandb.get("enabled", False)),
+        }
+        | _given(wandb_project=wandb.get("project")),
     }
 
 
@@ -52,7 +51,11 @@ def _given(**values) -> dict:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _model(model: Mapping, training: Mapping, steps_per_epoch: int) -> dict:
+def _known(section: Mapping | None, kind: type) -> dict:
+    return {key: section[key] for key in section or {} if key in kind.model_fields}
+
+
+def _model(model: Mapping, training: Mapping) -> dict:
     fpn, scale, rope = (dict(model.get(name) or {}) for name in ("fpn", "layerscale", "rope"))
     ema, trained = model.get("ema") or {}, training.get("ema_momentum_schedule")
     if trained is not None:
@@ -64,7 +67,7 @@ def _model(model: Mapping, training: Mapping, steps_per_epoch: int) -> dict:
         momentum = _given(
             momentum=ema.get("momentum"),
             momentum_end=ema.get("momentum_end"),
-            ramp_steps=None if not warmup else int(warmup * steps_per_epoch),
+            ramp_ratio=warmup / training.get("epochs", EPOCHS) if warmup else None,
         )
     converted = _given(
         encoder_type=model.get("encoder_type"),
@@ -74,10 +77,10 @@ def _model(model: Mapping, training: Mapping, steps_per_epoch: int) -> dict:
         use_target_encoder=model.get("use_target_encoder"),
         drop_path_rate=training.get("drop_path_rate"),
         gradient_checkpointing=training.get("use_gradient_checkpointing"),
-        vit=model.get("vit"),
+        vit=_known(model.get("vit"), ViTConfig) or None,
     )
     return converted | {
-        "predictor": dict(model.get("predictor") or {}),
+        "predictor": _known(model.get("predictor"), PredictorConfig),
         "ema": momentum,
         "fpn": _given(
             use_fpn=fpn.get("use_fpn", model.get("use_fpn")),
@@ -114,10 +117,6 @@ def _masking(masking: Mapping) -> dict:
     )
 
 
-def _loss(loss: Mapping, model: Mapping) -> dict:
-    return {key: value for key, value in loss.items() if key in LossConfig.model_fields}
-
-
 def _optim(training: Mapping) -> dict:
     beta1, beta2 = training.get("betas") or (0.9, 0.95)
     name = str(training.get("optimizer", "adamw")).lower()
@@ -143,3 +142,52 @@ def _stopping(stopping: Mapping) -> dict:
     if not stopping.get("enabled"):
         return {}
     return _given(patience=stopping.get("patience", 10), min_delta=stopping.get("min_delta"))
+
+
+def _dotted(section: str, names: str) -> set[str]:
+    return {f"{section}.{name}" for name in names.split()}
+
+
+ORIGINAL = Original(
+    name="hjepa",
+    keys=frozenset(
+        {"seed", "device", "experiment.name", "experiment.seed", "experiment.output_dir"}
+        | _dotted(
+            "model",
+            "encoder_type embed_dim num_hierarchies projection_norm use_target_encoder vit use_flash_attention use_fpn "
+            "fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init predictor.depth "
+            "predictor.num_heads predictor.mlp_ratio ema.momentum ema.momentum_end ema.momentum_warmup_epochs "
+            "fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
+            "rope.use_rope rope.theta",
+        )
+        | _dotted("data", "dataset data_path image_size batch_size num_workers pin_memory augmentation.color_jitter")
+        | _dotted(
+            "training",
+            "epochs warmup_epochs lr learning_rate min_lr weight_decay optimizer betas momentum lr_schedule clip_grad "
+            "use_amp accumulation_steps drop_path_rate use_gradient_checkpointing early_stopping.enabled "
+            "early_stopping.patience early_stopping.min_delta early_stopping.mode scheduler_params.min_lr "
+            "ema_momentum_schedule.start ema_momentum_schedule.end ema_momentum_schedule.warmup_steps",
+        )
+        | _dotted("masking", "num_masks num_target_masks mask_scale aspect_ratio")
+        | {f"loss.{name}" for name in LossConfig.model_fields}
+        | _dotted("checkpoint", "save_frequency keep_best_n checkpoint_dir metric_name mode resume")
+        | _dotted(
+            "logging",
+            "experiment_name log_dir log_frequency wandb.enabled wandb.project wandb.entity wandb.tags "
+            "tensorboard.enabled",
+        )
+    ),
+    convert=convert,
+    replaced={
+        "device": "JAX takes the accelerators that are there; shard.devices limits their number",
+        "data.pin_memory": "batches are always put on the devices ahead of their use",
+        "model.use_flash_attention": "XLA chooses the attention kernel",
+        "logging.log_dir": "logs and curves lie in the run folder, run.dir",
+        "logging.wandb.entity": "W&B reads WANDB_ENTITY",
+        "logging.wandb.tags": "W&B reads WANDB_TAGS",
+        "checkpoint.metric_name": "evaluation.metric decides what is best",
+        "checkpoint.mode": "evaluation.mode decides what is best",
+        "checkpoint.resume": "the same command goes on in its run folder",
+        "experiment.*": "the original does not read it",
+    },
+)

@@ -84,7 +84,8 @@ def after_update(model: HJEPA, step, config) -> None:
 def momentum(config, step):
     """EMA momentum after 0-based update `step`: constant through the warm-up, then straight to the end of the ramp."""
     ema = config.model.ema
-    ramp = (ema.ramp_steps or config.train.steps or 1) - ema.warmup_steps
+    steps = config.train.steps or 1
+    ramp = (ema.ramp_steps or steps * (ema.ramp_ratio or 1)) - ema.warmup_steps
     return momentum_at(jnp.maximum(step - ema.warmup_steps, 0), ema.momentum, ema.momentum_end, max(1, ramp))
 
 

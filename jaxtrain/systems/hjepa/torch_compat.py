@@ -53,10 +53,10 @@ def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
     return module
 
 
-def _checked(config: Mapping[str, Any], **durations):
+def _checked(config: Mapping[str, Any]):
     from jaxtrain import config_io
 
-    return config_io.check(original_config.convert(config, **durations), "the original's config")[1]
+    return config_io.check(original_config.convert(config), "the original's config")[1]
 
 
 def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -83,7 +83,7 @@ class LossSettings:
 
 def create_loss_from_config(config: Mapping[str, Any]) -> LossSettings:
     """The `loss` section, checked. Raises UserError with every mistake."""
-    return LossSettings(_checked({"model": {}, "training": {}, **config}).loss)
+    return LossSettings(_checked(config).loss)
 
 
 def load_checkpoint(path, model=None, optimizer=None, device: str = "cpu") -> dict[str, Any]:
@@ -141,10 +141,7 @@ class HJEPATrainer:
 
         config = self.config
         config["data"] = dict(config.get("data") or {}) | {"batch_size": train_loader.batch_size}
-        accumulate = (config.get("training") or {}).get("accumulation_steps", 1)
-        steps = max(1, len(train_loader) // accumulate)
-        accelerator = jax.default_backend() != "cpu"
-        values = original_config.convert(config, steps_per_epoch=steps, accelerator=accelerator)
+        values = original_config.convert(config, accelerator=jax.default_backend() != "cpu")
         if optimizer is not None:
             group = optimizer.param_groups[0]
             values["optim"] |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}

@@ -3,6 +3,7 @@
 import importlib
 
 from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model, Optim
+from jaxtrain.systems.memory_lm.original_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
@@ -38,6 +39,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         numbers=("seed", "model.dropout", "model.attention_dropout", "memory.memory_dropout", "memory.lora_dropout"),
+        original=ORIGINAL,
         tiny_config=tiny_config,
         **more,
     )

@@ -1,5 +1,6 @@
 """The original's configs (sections model, memory, training) -> this project's settings."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +8,72 @@ from typing import Any
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
+from jaxtrain.task import Original
 
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 STRATEGY = {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "shard_grad_op", "NO_SHARD": "ddp"}
+
+
+@dataclasses.dataclass
+class TrainingConfig:
+    """The original's training section."""
+
+    memory_lr: float = 1e-4
+    memory_bank_lr: float | None = None
+    lora_lr: float = 1e-4
+    base_model_lr: float = 1e-5
+    training_mode: str = "instruction_finetuning"
+    dataset_name: str = "HuggingFaceH4/ultrachat_200k"
+    dataset_subset: str | None = None
+    dataset_split: str = "train"
+    eval_split: str = "test"
+    text_field: str | list[str] = "messages"
+    max_length: int = 8192
+    distributed_strategy: str = "ddp"
+    num_gpus: int = 1
+    fsdp_sharding_strategy: str = "FULL_SHARD"
+    batch_size: int = 4
+    gradient_accumulation_steps: int = 4
+    num_epochs: int | None = None
+    max_steps: int = 10000
+    warmup_steps: int = 100
+    warmup_ratio: float | None = None
+    optimizer: str = "adamw"
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    scheduler: str = "cosine"
+    min_lr_ratio: float = 0.1
+    decay_start_step: int | None = None
+    decay_start_ratio: float | None = None
+    wsd_stable_steps: int | None = None
+    wsd_stable_ratio: float = 0.0
+    mixed_precision: str = "bf16"
+    save_precision: str | None = None
+    gradient_checkpointing: bool = True
+    save_steps: int = 500
+    eval_steps: int = 500
+    save_total_limit: int | None = 3
+    save_best_model: bool = True
+    early_stopping: bool = False
+    early_stopping_patience: int = 5
+    early_stopping_threshold: float = 0.0
+    logging_steps: int = 10
+    log_to_wandb: bool = False
+    wandb_project: str = "memory-transformer"
+    wandb_run_name: str | None = None
+    output_dir: str = "./outputs"
+    resume_from_checkpoint: str | None = None
+    init_from_checkpoint: str | None = None
+
+
+REPLACED = {
+    "save_best_model": "exports/best.pt is always written",
+    "resume_from_checkpoint": "the same command goes on in its run folder; init_from starts from a file",
+}
+TRAINING = {field.name for field in dataclasses.fields(TrainingConfig)} - set(REPLACED)
 
 
 def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any]:
@@ -17,8 +81,11 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
 
     The batch of one optimizer step is batch_size x gradient_accumulation_steps x num_gpus. Learning rates become
     `optim.groups`, decay and clipping stay; `compat` original also keeps padding to max_length and transcripts.
+    What is left out takes the original's defaults.
     """
-    model, memory, training = (dict(config.get(name) or {}) for name in ("model", "memory", "training"))
+    model = _known(config.get("model"), Model.model_fields)
+    memory = _known(config.get("memory"), Memory.model_fields)
+    training = dataclasses.asdict(TrainingConfig(**_known(config.get("training"), TRAINING)))
     adapter = model.get("base_model_name") is not None
     accumulate, processes = training["gradient_accumulation_steps"], training["num_gpus"]
     steps = (
@@ -30,8 +97,8 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         "task": "memory_lm.adapter" if adapter else "memory_lm.scratch",
         "seed": 42,
         "compat": compat,
-        "model": {key: value for key, value in model.items() if key in Model.model_fields},
-        "memory": {key: value for key, value in memory.items() if key in Memory.model_fields},
+        "model": model,
+        "memory": memory,
         "data": {
             "dataset_name": training["dataset_name"],
             "dataset_subset": training["dataset_subset"],
@@ -75,6 +142,10 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         "run": {"dir": training["output_dir"], "name": training["wandb_run_name"]},
         "init_from": training["init_from_checkpoint"],
     }
+
+
+def _known(section: Mapping[str, Any] | None, names) -> dict[str, Any]:
+    return {key: section[key] for key in section or {} if key in names}
 
 
 def _optim(model, memory, training, adapter: bool) -> dict[str, Any]:
@@ -121,3 +192,15 @@ def steps_of(training: Mapping[str, Any], micro_batches: int) -> int:
     if training["num_epochs"] is None:
         return training["max_steps"]
     return training["num_epochs"] * math.ceil(micro_batches / training["gradient_accumulation_steps"])
+
+
+ORIGINAL = Original(
+    name="memory (memory_transformer)",
+    keys=frozenset(
+        {f"model.{name}" for name in Model.model_fields}
+        | {f"memory.{name}" for name in Memory.model_fields}
+        | {f"training.{name}" for name in (*TRAINING, *REPLACED)}
+    ),
+    convert=convert,
+    replaced={f"training.{name}": why for name, why in REPLACED.items()},
+)

@@ -30,6 +30,7 @@ from jaxtrain.systems.memory_lm.config import Model as _Model
 from jaxtrain.systems.memory_lm.decoding import Sampling
 from jaxtrain.systems.memory_lm.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.lora import LoRALinear, lora_layers
+from jaxtrain.systems.memory_lm.original_config import TrainingConfig
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.router import ChapterRouter, compute_router_auxiliary_loss, router_losses
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
@@ -83,61 +84,6 @@ ModelConfig = _dataclass("ModelConfig", _Model, ("base_config", "base_dtype", "s
 MemoryConfig = _dataclass(
     "MemoryConfig", _Memory, ("mask_aware_pooling", "chapter_softmax", "freeze_memory_bank", "freeze_router")
 )
-
-
-@dataclasses.dataclass
-class TrainingConfig:
-    """The original's training section."""
-
-    memory_lr: float = 1e-4
-    memory_bank_lr: float | None = None
-    lora_lr: float = 1e-4
-    base_model_lr: float = 1e-5
-    training_mode: str = "instruction_finetuning"
-    dataset_name: str = "HuggingFaceH4/ultrachat_200k"
-    dataset_subset: str | None = None
-    dataset_split: str = "train"
-    eval_split: str = "test"
-    text_field: str | list[str] = "messages"
-    max_length: int = 8192
-    distributed_strategy: str = "ddp"
-    num_gpus: int = 1
-    fsdp_sharding_strategy: str = "FULL_SHARD"
-    batch_size: int = 4
-    gradient_accumulation_steps: int = 4
-    num_epochs: int | None = None
-    max_steps: int = 10000
-    warmup_steps: int = 100
-    warmup_ratio: float | None = None
-    optimizer: str = "adamw"
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    scheduler: str = "cosine"
-    min_lr_ratio: float = 0.1
-    decay_start_step: int | None = None
-    decay_start_ratio: float | None = None
-    wsd_stable_steps: int | None = None
-    wsd_stable_ratio: float = 0.0
-    mixed_precision: str = "bf16"
-    save_precision: str | None = None
-    gradient_checkpointing: bool = True
-    save_steps: int = 500
-    eval_steps: int = 500
-    save_total_limit: int | None = 3
-    save_best_model: bool = True
-    early_stopping: bool = False
-    early_stopping_patience: int = 5
-    early_stopping_threshold: float = 0.0
-    logging_steps: int = 10
-    log_to_wandb: bool = False
-    wandb_project: str = "memory-transformer"
-    wandb_run_name: str | None = None
-    output_dir: str = "./outputs"
-    resume_from_checkpoint: str | None = None
-    init_from_checkpoint: str | None = None
 
 
 @dataclasses.dataclass

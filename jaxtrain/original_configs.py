@@ -1,0 +1,118 @@
+"""Configs of the torch projects that the systems replace: recognised by keys, translated, nothing dropped silently."""
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxtrain.errors import UserError
+from jaxtrain.task import Original, find_task, task_names
+
+# Sections that this project has and no original: a config with one of them only lacks its `task`.
+OWN_SECTIONS = {"optim", "train", "evaluation", "precision", "shard", "tracking"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """What became of an original's config.
+
+    settings: nested, this project's. replaced: keys that need no counterpart, with the reason. unknown: keys that
+    nothing reads.
+    """
+
+    original: str
+    settings: dict[str, Any]
+    replaced: dict[str, str]
+    unknown: list[str]
+
+    def lines(self) -> list[str]:
+        """The translation as YAML comments."""
+        found = [f"a config of {self.original}; here it is"]
+        found += [f"  {key}: {json.dumps(value)}" for key, value in _leaves(self.settings)]
+        found += [f"{key}: needs no counterpart: {why}" for key, why in self.replaced.items()]
+        found += [f"{key}: not translated, nothing here reads it" for key in self.unknown]
+        return [f"# {line}" for line in found]
+
+
+def translate(values: Mapping[str, Any], task: str | None = None) -> Translation | None:
+    """The translation of a config without `task`, or None where it is of no original.
+
+    task: decides where the keys are of several originals. Raises UserError that names them where it is not given.
+    """
+    if set(values) & OWN_SECTIONS:
+        return None
+    keys = {key for key, _ in _leaves(values)}
+    scores = {name: len(keys & found[0].keys) for name, found in originals().items()}
+    if task is not None:
+        own = find_task(task).original
+        best = [] if own is None else [own.name]
+    else:
+        top = max(scores.values(), default=0)
+        best = [name for name, score in scores.items() if score == top]
+    if not best or 2 * scores[best[0]] < len(keys) or not scores[best[0]]:
+        return None
+    if len(best) > 1:
+        could = "; ".join(f"{name}: task={originals()[name][1]}" for name in best)
+        raise UserError(f"the keys {', '.join(sorted(keys))} could be of {could}. Say which on the command line")
+    return _translated(originals()[best[0]][0], values)
+
+
+def originals() -> dict[str, tuple[Original, str]]:
+    """Every original by its name, with a task that replaces it."""
+    found: dict[str, tuple[Original, str]] = {}
+    for name in task_names():
+        original = find_task(name).original
+        if original is not None:
+            found.setdefault(original.name, (original, name))
+    return found
+
+
+def _translated(original: Original, values: Mapping[str, Any]) -> Translation:
+    read = ReadMapping(values)
+    settings = plain(original.convert(read))
+    left = [key for key, _ in _leaves(values) if key not in read.seen]
+    reasons = {key: _reason(original, key) for key in left}
+    replaced = {key: why for key, why in reasons.items() if why is not None}
+    return Translation(original.name, settings, replaced, [key for key in left if key not in replaced])
+
+
+def _reason(original: Original, key: str) -> str | None:
+    return next((why for pattern, why in original.replaced.items() if fnmatch.fnmatchcase(key, pattern)), None)
+
+
+class ReadMapping(Mapping):
+    """A mapping that remembers, as dotted keys, which of its leaves were looked at."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "", seen: set[str] | None = None):
+        self._values, self._prefix = values, prefix
+        self.seen: set[str] = set() if seen is None else seen
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, Mapping) and value:
+            return ReadMapping(value, f"{self._prefix}{key}.", self.seen)
+        self.seen.add(f"{self._prefix}{key}")
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def plain(value: Any) -> Any:
+    """Nested mappings as dicts; what a ReadMapping holds counts as looked at."""
+    return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

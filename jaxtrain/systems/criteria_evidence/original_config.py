@@ -1,0 +1,235 @@
+"""The original's YAML (its scripts' nested files, its flat training files, a study's best_config.yaml) -> settings."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain.errors import UserError
+from jaxtrain.task import Original
+
+ARCHITECTURES = ("criteria", "evidence", "share", "joint")
+SCHEDULES = {"constant": "constant", "none": "constant"} | {
+    name: name for name in ("cosine", "linear", "cosine_with_restarts", "polynomial")
+}
+METRICS = {  # the original's names without val_ or validation_ -> those here; the first is watched where none is named
+    "criteria": {"f1_macro": "f1_macro", "f1": "f1_binary", "f1_micro": "f1_micro", "accuracy": "accuracy"},
+    "evidence": {"span_em": "span_em", "span_f1": "span_f1"},
+    "share": {"joint_score": "joint_score", "criteria_f1": "criteria_f1", "evidence_span_em": "evidence_span_em"},
+}
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A file's values, under the section that its kind of file puts them in, or at the top."""
+
+    values: Mapping[str, Any]
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the names that is there: `training.<name>`, then the name itself; dotted names go deeper."""
+        for name in names:
+            for path in (f"training.{name}", f"dataset.{name}", name):
+                value = _at(self.values, path.split("."))
+                if value is not None:
+                    return value
+        return default
+
+    def one(self, known: Mapping[str, str], *names: str, default: str) -> str:
+        """The same for a name that has to be known."""
+        value = str(self.get(*names, default=default)).lower()
+        if value not in known:
+            raise UserError(f"{names[0]} is {value!r}, wanted one of {', '.join(known)}")
+        return known[value]
+
+
+def _at(values: Any, path: list[str]) -> Any:
+    for name in path:
+        if not isinstance(values, Mapping) or name not in values:
+            return None
+        values = values[name]
+    return values
+
+
+def convert(original: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings. What the file leaves out takes the value of the original's configs/training/default.yaml.
+
+    The architecture is `project`, or what the columns and models say; criteria where nothing does. The original's batch
+    is one micro-batch: data.batch_size is batch x accumulation.
+    """
+    found = Found(original)
+    accumulate = found.get("gradient_accumulation_steps", "gradient_accumulation", default=1)
+    architecture = _architecture(original)
+    return {
+        "task": f"criteria_evidence.{architecture}",
+        "seed": found.get("seed", default=42),
+        "deterministic": found.get("deterministic", default=True),
+        "model": _model(original, architecture),
+        "data": _data(found, original.get("dataset") or {}, accumulate),
+        "loss": _given(weights=_section(found.get("loss_weights"))),
+        "optim": _optim(found),
+        "train": _given(
+            epochs=found.get("epochs", "num_epochs", default=10),
+            accumulate_steps=accumulate,
+            log_every_steps=found.get("logging_steps"),
+            remat="full" if found.get("gradient_checkpointing", "model.gradient_checkpointing") else None,
+        ),
+        "evaluation": _evaluation(found, architecture),
+        "precision": {"policy": _precision(found), "matmul": _matmul(found)},
+        "tracking": _tracking(original.get("mlflow") or {}),
+        "run": _given(dir=_at(original, ["hydra", "run", "dir"])),
+    }
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _section(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if values is None else dict(values)
+
+
+def _architecture(original: Mapping[str, Any]) -> str:
+    if original.get("project") in ARCHITECTURES:
+        return original["project"]
+    dataset, model = (original.get(name) or {} for name in ("dataset", "model"))
+    if "criteria_model" in model:
+        return "joint"
+    if "context_column" in dataset:
+        return "share" if "label_column" in dataset else "evidence"
+    return "criteria"
+
+
+def _model(original: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    model = original.get("model") or {}
+    found = _given(
+        pretrained=model.get("pretrained_model", model.get("encoder_name", model.get("criteria_model"))),
+        evidence_pretrained=model.get("evidence_model"),
+        fusion_dropout=_at(model, ["fusion", "dropout"]),
+        lora=_lora(model.get("lora") or {}) or None,
+    )
+    heads = {"criteria": _head(model.get("criteria") or {}), "evidence": _head(model.get("evidence") or {})}
+    own = "evidence" if architecture == "evidence" else "criteria"
+    plain = {"dropout": model.get("classifier_dropout", model.get("dropout"))}
+    plain |= {"layers": model.get("classifier_layer_num"), "hidden": model.get("classifier_hidden_dims") or None}
+    heads[own] = _given(**plain) | heads[own]
+    return found | {name: head for name, head in heads.items() if head}
+
+
+def _head(head: Mapping[str, Any]) -> dict[str, Any]:
+    return _given(dropout=head.get("dropout"), layers=head.get("layer_num"), hidden=head.get("hidden_dims") or None)
+
+
+def _lora(lora: Mapping[str, Any]) -> dict[str, Any]:
+    return _given(**{name: lora.get(name) for name in ("enabled", "r", "alpha", "dropout")})
+
+
+def _data(found: Found, dataset: Mapping[str, Any], accumulate: int) -> dict[str, Any]:
+    return _given(
+        path=dataset.get("path"),
+        sentence_column=dataset.get("text_column", dataset.get("answer_column", dataset.get("sentence_column"))),
+        status_column=dataset.get("label_column"),
+        context_column=dataset.get("context_column"),
+        max_length=found.get("criteria_max_length", "max_length"),
+        evidence_max_length=found.get("evidence_max_length"),
+        batch_size=found.get("train_batch_size", "batch_size", default=16) * accumulate,
+        eval_batch_size=found.get("eval_batch_size", default=32),
+        num_workers=found.get("num_workers", default=8),
+        prefetch_batches=found.get("prefetch_factor", default=2),
+    )
+
+
+def _optim(found: Found) -> dict[str, Any]:
+    beta1, beta2 = found.get("optimizer.betas", default=(0.9, 0.999))
+    schedule = {"name": found.one(SCHEDULES, "scheduler.type", "scheduler.name", default="cosine")}
+    steps = found.get("scheduler.warmup_steps")
+    if schedule["name"] != "constant":
+        ratio = found.get("scheduler.warmup_ratio", "warmup_ratio", default=0.06)
+        schedule |= {"warmup_steps": steps} if steps is not None else {"warmup_ratio": ratio}
+    if schedule["name"] == "cosine_with_restarts":
+        schedule |= _given(cycles=found.get("scheduler.num_cycles"))
+    return {
+        "name": str(found.get("optimizer.name", default="adamw")).lower(),
+        "lr": found.get("learning_rate", default=2e-5),
+        "weight_decay": found.get("weight_decay", "optimizer.weight_decay", default=0.01),
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": found.get("optimizer.eps", default=1e-8),
+        "clip_norm": found.get("gradient_clip", "max_grad_norm", default=1.0) or None,
+        "schedule": schedule,
+    }
+
+
+def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
+    known = METRICS.get(architecture, METRICS["share"]) | {"loss": "loss"}
+    named = str(found.get("early_stopping.metric", "monitor_metric", default=next(iter(known))))
+    metric = named.removeprefix("validation_").removeprefix("val_")
+    if metric not in known:
+        raise UserError(f"early_stopping.metric is {named!r}, wanted val_ and one of {', '.join(known)}")
+    return {
+        "metric": known[metric],
+        "mode": found.get("early_stopping.mode", "monitor_mode", default="max"),
+        "patience": found.get("early_stopping.patience", default=3),
+        "min_delta": found.get("early_stopping.min_delta", default=1e-4),
+    }
+
+
+def _precision(found: Found) -> str:
+    enabled = found.get("amp.enabled", "use_amp", default=True)
+    policy = found.one(PRECISIONS, "amp.dtype", "amp_dtype", default="float16")
+    return policy if enabled else "fp32"
+
+
+def _matmul(found: Found) -> str:
+    return "highest" if found.get("tf32_enabled") is False else "default"
+
+
+def _tracking(mlflow: Mapping[str, Any]) -> dict[str, Any]:
+    return _given(mlflow=True if mlflow else None, mlflow_uri=mlflow.get("tracking_uri"))
+
+
+TRAINING = (
+    "epochs num_epochs learning_rate weight_decay train_batch_size batch_size eval_batch_size gradient_accumulation "
+    "gradient_accumulation_steps max_grad_norm gradient_clip logging_steps eval_steps seed deterministic "
+    "cudnn_benchmark amp_dtype tf32_enabled compile_model compile_mode gradient_checkpointing device "
+    "monitor_metric monitor_mode num_workers pin_memory persistent_workers prefetch_factor max_length warmup_ratio "
+    "amp.enabled amp.dtype optimizer.name optimizer.betas optimizer.eps optimizer.weight_decay scheduler.type "
+    "scheduler.name scheduler.warmup_ratio scheduler.warmup_steps scheduler.num_cycles early_stopping.metric "
+    "early_stopping.mode early_stopping.patience early_stopping.min_delta loss_weights.criteria loss_weights.evidence"
+).split()
+DATASET = (
+    "path text_column label_column context_column answer_column sentence_column max_length criteria_max_length "
+    "evidence_max_length num_workers pin_memory persistent_workers prefetch_factor"
+).split()
+MODEL = (
+    "pretrained_model encoder_name criteria_model evidence_model dropout classifier_dropout classifier_layer_num "
+    "classifier_hidden_dims gradient_checkpointing fusion.dropout lora.enabled lora.r lora.alpha lora.dropout "
+    "criteria.dropout criteria.layer_num criteria.hidden_dims evidence.dropout"
+).split()
+
+ORIGINAL = Original(
+    name="psy (psy_agents_noaug)",
+    keys=frozenset(
+        {*TRAINING, *(f"training.{name}" for name in TRAINING)}
+        | {f"dataset.{name}" for name in DATASET}
+        | {f"model.{name}" for name in MODEL}
+        | {"project", "hydra.run.dir", "best_config", "checkpoint"}
+        | {f"mlflow.{name}" for name in ("tracking_uri", "experiment", "artifact_location", "tags.project")}
+        | {f"optuna.{name}" for name in ("storage", "study_name", "direction")}
+    ),
+    convert=convert,
+    replaced={
+        "*pin_memory": "batches are always put on the devices ahead of their use",
+        "*persistent_workers": "worker processes live as long as the trainer",
+        "*cudnn_benchmark": "XLA chooses its kernels when it compiles; `deterministic` decides between their variants",
+        "*compile_mode": "the step is always compiled",
+        "*compile_model": "the step is always compiled",
+        "*device": "JAX takes the accelerators that are there; shard.devices limits their number",
+        "*eval_steps": "evaluation follows every epoch; evaluation.every_steps changes that",
+        "mlflow.*": "the run's name and folder name it in MLflow; tracking.mlflow_uri says where",
+        "optuna.*": "jaxtrain.tune takes them on its command line and in its search space",
+        "best_config": "jaxtrain.tune writes a whole config; start it with --config",
+        "checkpoint": "jaxtrain.evaluate takes the run folder",
+        "*amp.dtype": "amp is off",
+        "*scheduler.*": "a constant learning rate has no warm-up",
+    },
+)

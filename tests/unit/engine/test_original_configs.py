@@ -1,0 +1,81 @@
+"""YAML files of the torch originals are configs: recognised by their keys, translated, nothing dropped in silence."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from jaxtrain import config_io, run
+from jaxtrain.errors import UserError
+
+CASES = {
+    "sherlock": (
+        {"learning_rate": 3e-4, "fmri_weight": 2.0, "gradient_clip_val": 0.5, "data": {"frame_skip": 4, "fps": 25.0}},
+        {"task": "fmri_autoencoder.head", "optim.lr": 3e-4, "loss.fmri_weight": 2.0, "optim.clip_norm": 0.5}
+        | {"model.video_frames_per_tr": 10, "data.frame_skip": 4, "optim.schedule.warmup_epochs": 5},
+    ),
+    "hjepa": (
+        {"model": {"ema": {"momentum": 0.99, "momentum_warmup_epochs": 30}}, "training": {"epochs": 300}}
+        | {"data": {"batch_size": 8}, "checkpoint": {"keep_best_n": 5}},
+        {"task": "hjepa.pretrain", "model.ema.ramp_ratio": 0.1, "checkpoint.keep_best": 5, "data.batch_size": 8},
+    ),
+    "psy": (
+        {"project": "evidence", "training": {"train_batch_size": 8, "gradient_accumulation": 2}}
+        | {"amp": {"enabled": False}, "scheduler": {"type": "linear", "warmup_ratio": 0.1}},
+        {"task": "criteria_evidence.evidence", "data.batch_size": 16, "train.accumulate_steps": 2}
+        | {"precision.policy": "fp32", "optim.schedule.name": "linear", "evaluation.metric": "span_em"},
+    ),
+    "memory": (
+        {"model": {"hidden_dim": 64, "num_heads": 4}, "training": {"memory_lr": 2e-4, "batch_size": 2, "num_gpus": 4}},
+        {"task": "memory_lm.scratch", "model.hidden_dim": 64, "optim.groups.memory.lr": 2e-4, "data.batch_size": 32},
+    ),
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(values):
+        path = tmp_path / "original.yaml"
+        path.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_originals_file_becomes_the_settings_that_do_the_same(name, write):
+    values, wanted = CASES[name]
+    task, config = config_io.load(write(values))
+    flat = config_io.flatten(config.model_dump(mode="json"))
+    assert {key: flat[key] for key in wanted} == wanted
+    assert task.original.name.startswith(name)
+
+
+def test_what_nothing_reads_is_named_and_the_printed_config_loads(write, tmp_path, capsys):
+    path = write({"learning_rate": 1e-3, "fmri_weight": 1.0, "pin_memory": True, "fish": 1, "data": {"shark": [2]}})
+    assert run.main(["--config", str(path), "--print-config", "optim.lr=0.5"]) == 0
+    printed = capsys.readouterr().out
+    assert "# fish: not translated" in printed
+    assert "# data.shark: not translated" in printed
+    assert "# pin_memory: needs no counterpart" in printed
+    (tmp_path / "new.yaml").write_text(printed)
+    assert config_io.load(tmp_path / "new.yaml")[1].optim.lr == 0.5
+
+
+def test_keys_of_two_originals_need_the_task(write):
+    path = write({"training": {"gradient_checkpointing": True}})
+    with pytest.raises(UserError, match=r"could be of .*task=criteria_evidence.criteria.*task=memory_lm.scratch"):
+        config_io.load(path)
+    assert config_io.load(path, ["task=criteria_evidence.share"])[1].task == "criteria_evidence.share"
+    assert config_io.load(path, ["task=memory_lm.scratch"])[1].train.remat == "full"
+
+
+@pytest.mark.parametrize(
+    "values", [{"optim": {"lr": 1e-3}, "data": {"batch_size": 4}}, {"one": 1, "two": 2, "seed": 3}]
+)
+def test_a_config_that_only_forgot_its_task_is_no_original(values, write):
+    with pytest.raises(UserError, match="`task` is missing"):
+        config_io.load(write(values))
+
+
+def test_a_wrong_value_of_an_original_is_one_clear_error(write):
+    with pytest.raises(UserError, match="scheduler_type is 'cosin', wanted one of cosine, step, none"):
+        config_io.load(write({"learning_rate": 1e-3, "scheduler_type": "cosin"}))

@@ -1,7 +1,6 @@
 """The original's names, for scripts that change only their imports. Training itself runs in JAX."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 

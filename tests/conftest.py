@@ -15,7 +15,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+    + " --xla_backend_optimization_level=0"  # compiling is most of the suite's time: half of it so; same operations
+)
 
 import pytest  # noqa: E402
 
@@ -25,6 +29,15 @@ def _compile_cache():
     from jaxtrain.runtime import compile_cache
 
     compile_cache.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Compiled programs of a file go with it: hundreds of them would fill the memory."""
+    yield
+    import jax
+
+    jax.clear_caches()
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -14,6 +14,7 @@ from jaxtrain.config import ScheduleConfig
 from jaxtrain.errors import UserError
 
 Schedule = Callable[[int], float]
+PAGE = 1024  # steps
 
 
 def constant() -> Schedule:
@@ -120,5 +121,9 @@ def warmup_steps(config: ScheduleConfig, total_steps: int, steps_per_epoch: int)
 
 
 def table(schedule: Schedule, steps: int) -> np.ndarray:
-    """float32 [steps]: the factor of every step of a run."""
-    return np.array([schedule(step) for step in range(steps)], np.float32)
+    """float32 [steps, rounded up to whole pages]: the factor of every step of a run, the last one repeated.
+
+    Runs whose lengths differ by less than a page share one compiled step.
+    """
+    factors = np.array([schedule(step) for step in range(steps)], np.float32)
+    return np.pad(factors, (0, -steps % PAGE), "edge")

@@ -8,7 +8,7 @@ import pytest
 from jaxtrain.task import find_task
 from tests.contract.tasks import TASKS, assert_equal, final_parameters, tiny
 
-STEPS = ("train.steps=16", "train.log_every_steps=1", "evaluation.every_epochs=null")
+STEPS = ("train.steps=8", "train.log_every_steps=1", "evaluation.every_epochs=null")
 
 
 def last_loss(trainer) -> float:
@@ -30,7 +30,7 @@ def test_bf16_and_fp16_reach_the_loss_of_fp32_within_the_tasks_tolerance(name, t
 def test_several_steps_per_call_give_the_same_bits_as_one(name, tmp_path):
     results = []
     for count in (1, 4):
-        trainer = tiny(name, tmp_path / str(count), *STEPS, "train.steps=8", f"train.steps_per_call={count}")
+        trainer = tiny(name, tmp_path / str(count), *STEPS, f"train.steps_per_call={count}")
         trainer.train()
         results.append(final_parameters(trainer))
     assert_equal(*results)

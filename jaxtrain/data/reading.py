@@ -72,7 +72,7 @@ class Reader:
         self.collate = collate or default_collate
         self.seed = seed
         self.reading: Callable[[int], None] = _nobody_asks
-        self._draws = False  # whether an item was ever seen to draw random numbers
+        self._drawn: set[int] = set()  # which of the global generators an item was ever seen to draw from
         self._epoch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,19 +97,22 @@ class Reader:
                 set_epoch(epoch)
 
     def _items(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
-        """Seeding before every item costs more than reading a small one, so it waits for the first that draws; its
-        batch is then read again."""
-        if not self._draws:
-            _seed(states, self._seed_of(request.epoch, int(request.indices[0])))
-            seeded = [state.get() for state in states]
-            items = self._read_all(request)
-            if all(state.same(value, state.get()) for state, value in zip(states, seeded, strict=True)):
+        """Seeding before every item costs more than reading a small one, so a generator is left alone until an item
+        draws from it; that batch is then read again."""
+        while True:
+            quiet = {i: state.get() for i, state in enumerate(states) if i not in self._drawn}
+            seeded = [states[i] for i in sorted(self._drawn)]
+            items = self._read_seeded(request, seeded) if seeded else self._read_all(request)
+            moved = {i for i, value in quiet.items() if not states[i].same(value, states[i].get())}
+            if not moved:
                 return items
-            self._draws = True
+            self._drawn |= moved
+
+    def _read_seeded(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
         items = []
-        for index in request.indices:
-            _seed(states, self._seed_of(request.epoch, int(index)))
-            items.append(self._read(int(index), request.epoch))
+        for index in request.indices.tolist():
+            _seed(states, self._seed_of(request.epoch, index))
+            items.append(self._read(index, request.epoch))
         return items
 
     def _read_all(self, request: Request) -> list[Any]:

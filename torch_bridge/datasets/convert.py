@@ -15,11 +15,10 @@ _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for ten
 def to_numpy(value: Any) -> Any:
     """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().resolve_conj().resolve_neg()
         if value.dtype in _VIEWS:
             bits, own = _VIEWS[value.dtype]
-            return value.view(bits).numpy().view(own)
-        return value.numpy()
+            return value.detach().cpu().view(bits).numpy().view(own)
+        return value.numpy(force=True)
     if isinstance(value, Mapping):
         return {key: to_numpy(inner) for key, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -179,6 +179,19 @@ def find_task(name: str) -> Task:
     )
 
 
+def is_torch_module(model: Any) -> bool:
+    """Whether it is a torch.nn.Module; torch is not imported to find out."""
+    return any(
+        (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in type(model).__mro__
+    )
+
+
+def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch) -> Task:
+    """The Task that trains a user's own torch.nn.Module; see systems/torch_module."""
+    system = importlib.import_module("jaxtrain.systems.torch_module.torch_task")
+    return system.task_from_module(module, loss, example_batch)
+
+
 def _import(module_name: str):
     if not module_name or module_name.endswith(".") or module_name.startswith("."):
         return None

@@ -116,6 +116,8 @@ def as_source(dataset: Any, name: str = "dataset"):
         from torch_bridge.datasets import as_source as from_torch
 
         return from_torch(dataset)
+    if isinstance(dataset, HookedSource):
+        return dataset
     if isinstance(dataset, Mapping):
         return ArraySource(dataset)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

@@ -262,6 +262,8 @@ class Loop:
         }
         with self.clock.phase("checkpoint"):
             self.checkpoints.save(self.trainer.state, step, meta)
+            if self.config.checkpoint.write_back:
+                self.trainer.write_back()
 
     def restore(self, meta: dict) -> None:
         """Go on from what a checkpoint's meta.json holds."""

@@ -28,7 +28,7 @@ from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
 from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.watchdog import Watchdog
-from jaxtrain.task import Loss, Task, find_task
+from jaxtrain.task import Loss, Task, find_task, is_torch_module, task_of_torch_module
 from jaxtrain.train import evaluation, init_from, out_of_memory
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.code import differences
@@ -46,17 +46,19 @@ from torch_bridge import state_dict as bridge
 class Trainer:
     """Trains a flax model on torch Datasets (or arrays).
 
-    model: an nnx.Module of your own, or None to let the task build it, sharded from the start.
+    model: an nnx.Module or a torch.nn.Module of your own, or None to let the task build it, sharded from the start. It
+    holds the trained weights at the end; a torch module is converted (docs/from_torch.md) and stays torch's.
     train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> scalar
-    or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples. devices: all there are, if
-    left out. abstract: shapes and shardings only, to compile for devices that are elsewhere.
+    or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples. For a torch module: a torch
+    loss module, a torch function of (output, batch), or None for the loss that the module returns. devices: all there
+    are, if left out. abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
     """
 
     def __init__(
         self,
-        model: nnx.Module | None = None,
+        model: Any = None,
         train_dataset: Any = None,
         val_dataset: Any = None,
         config: TrainingConfig | None = None,
@@ -67,6 +69,10 @@ class Trainer:
         abstract: bool = False,
     ):
         config = TrainingConfig() if config is None else config
+        self.user_model = model
+        if is_torch_module(model):
+            train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
+            task, model = _task_of_module(model, train_dataset, config, loss, task), None
         self.task = _resolve_task(task, loss, config)
         self.config = _with_defaults(self.task, config)
         self.folder = folder_of(self.config)
@@ -80,7 +86,6 @@ class Trainer:
         self._make_data()
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._make_model(model, abstract)
-        self.user_model = model
 
     # --- assembly -----------------------------------------------------------------------------------------------
 
@@ -294,7 +299,7 @@ class Trainer:
             tracker.close(failed=not finished)
             for crew in self._crews.values():
                 crew.close()
-        self._write_back()
+        self.write_back()
         return history
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
@@ -530,8 +535,13 @@ class Trainer:
             self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
         return keys
 
-    def _write_back(self) -> None:
-        if self.user_model is not None:
+    def write_back(self) -> None:
+        """The current weights (the averaged ones where there are) into the model that the user gave, if any."""
+        if is_torch_module(self.user_model):
+            from torch_bridge.from_torch import write_back
+
+            write_back(self.model(), self.user_model)
+        elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
 
     def write_summary(self, loop: Loop, seconds: float) -> None:
@@ -634,6 +644,20 @@ def _resolve_task(task: Task | str | None, loss: Callable | None, config: Traini
     if name is None:
         raise UserError("no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> scalar")
     return find_task(name)
+
+
+def _task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
+    """A torch module is recorded with two samples of the first batch; its batch size stays free."""
+    if task is not None or config.task is not None:
+        raise UserError("a torch module is a task of its own: leave `task` out, and name its loss with loss=...")
+    if source is None:
+        raise UserError(
+            "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
+        )
+    size = own_batch_size(source) or config.data.batch_size
+    stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
+    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed)
+    return task_of_torch_module(module, loss, loader.host_batch(0, rows=np.array([0, min(1, size - 1)])))
 
 
 def _with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:

@@ -203,6 +203,19 @@ def takes_target(loss: Any) -> bool:
     return isinstance(loss, torch.nn.Module) or getattr(loss, "__module__", None) == F.__name__
 
 
+def check_loss(loss: Any) -> None:
+    """Raises UserError for what cannot be called as (output, target) or (output, batch)."""
+    if loss is None or takes_target(loss):
+        return
+    try:
+        inspect.signature(loss).bind("output", "batch")
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the loss of a torch module is a torch loss module, a torch function of (output, batch), or None for the "
+            f"module's own; {getattr(loss, '__name__', loss)!r} is neither: {error}"
+        ) from None
+
+
 def own_loss(output: Any) -> torch.Tensor:
     """The loss among a model's outputs. Raises UserError where there is none."""
     found = output

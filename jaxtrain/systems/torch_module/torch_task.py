@@ -15,7 +15,7 @@ from jaxtrain.data.collate import collate
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import UserError
 from jaxtrain.systems.torch_module.torch_batch import Plan
-from jaxtrain.systems.torch_module.torch_loss import LossEntry, main_output, takes_target
+from jaxtrain.systems.torch_module.torch_loss import LossEntry, check_loss, main_output, takes_target
 from jaxtrain.task import Loss, Statistics, Task, TorchTwin
 from torch_bridge.from_torch import Forward, Record, TorchModule, state_of, write_back
 from torch_bridge.lowering import UnsupportedModel
@@ -37,6 +37,7 @@ class Definition:
         self.module = module
         example = {key: value for key, value in example_batch.items() if key not in RESERVED}
         self.plan = Plan.of(module, list(example), inputs, target)
+        check_loss(loss)
         if loss is not None and takes_target(loss) and self.plan.target is None:
             raise UserError(
                 f"the loss compares an output with a target; which entry of the batch is it? It has "

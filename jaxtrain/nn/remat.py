@@ -46,6 +46,19 @@ def rematerialise(policy: str, pieces: Mapping[str, jax.Array], gather: Callable
         _scope.reset(token)
 
 
+def recomputing() -> bool:
+    """Whether the run asks for blocks that are computed again."""
+    scope = _scope.get()
+    return scope is not None and scope.policy != "none"
+
+
+def recompute(function: Callable, *arguments: Any) -> Any:
+    """function(*arguments), one block of a model that is being recomputed."""
+    scope = _scope.get()
+    scope.blocks += 1
+    return jax.checkpoint(function, policy=POLICIES[scope.policy])(*arguments)
+
+
 def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
     """module(*arguments, **options), recomputed in the backward pass where the run asks for it.
 
@@ -53,9 +66,8 @@ def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
     call, up to how the compiler fuses them.
     """
     scope = _scope.get()
-    if scope is None or scope.policy == "none":
+    if not recomputing():
         return module(*arguments, **options)
-    scope.blocks += 1
     graphdef, params, others = nnx.split(module, nnx.Param, ...)
     if scope.gather is not None:
         keys = [variable.get_metadata("key") for _, variable in nnx.to_flat_state(params)]
@@ -69,6 +81,6 @@ def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
         result = inner(*arguments, **options)
         return result, nnx.split(inner, nnx.Param, ...)[2]
 
-    result, others = jax.checkpoint(run, policy=POLICIES[scope.policy])(params, others)
+    result, others = recompute(run, params, others)
     nnx.update(module, others)
     return result

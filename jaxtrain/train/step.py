@@ -84,7 +84,8 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
         if scope.policy != "none" and not scope.blocks:
             raise UserError(
                 f"train.remat: {scope.policy}, but this model marks no blocks to recompute; let it call them through "
-                "jaxtrain.nn.block(module, x, rngs=rngs), or take train.remat=none"
+                "jaxtrain.nn.block(module, x, rngs=rngs) (a torch module: keep them in a ModuleList), or take "
+                "train.remat=none"
             )
         loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
         return loss.value * scale, (loss, skeleton.split(model)[2])

@@ -2,7 +2,8 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
+from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
@@ -103,26 +105,83 @@ def _array(value: Any) -> Any:
 def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Call) -> list[Any]:
     """Evaluate the nodes in order, dropping each value after its last use."""
     values: dict[torch.fx.Node, Any] = {}
-    remaining: dict[torch.fx.Node, int] = {}
+    remaining = {node: len(node.users) for node in graph_module.graph.nodes}
     feed = iter(arguments)
-    for node in graph_module.graph.nodes:
+    for nodes in blocks(graph_module.graph) if recomputing() else ([node] for node in graph_module.graph.nodes):
+        node = nodes[0]
+        if node.op == "output":
+            return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
         if node.op == "placeholder":
             values[node] = next(feed)
-        elif node.op == "get_attr":
-            values[node] = _attribute(graph_module, node.target)
-        elif node.op == "call_function":
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = _evaluate(node, args, kwargs, call)
-        elif node.op == "output":
-            return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
-        remaining[node] = len(node.users)
-        for used in node.all_input_nodes:
+        elif len(nodes) > 1:
+            values |= _recomputed(graph_module, nodes, values, call)
+        else:
+            values[node] = _value(graph_module, node, values, call)
+        for used in (used for node in nodes for used in node.all_input_nodes):
             remaining[used] -= 1
-            if not remaining[used]:
-                del values[used]
-        if not remaining[node] and node in values:
-            del values[node]
+        for done in {used for node in nodes for used in (node, *node.all_input_nodes)}:
+            if not remaining[done]:
+                values.pop(done, None)
     raise AssertionError("a graph ends with its output")
+
+
+def _value(graph_module, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], call: Call) -> Any:
+    if node.op == "get_attr":
+        return _attribute(graph_module, node.target)
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    return _evaluate(node, args, kwargs, call)
+
+
+def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, call: Call) -> dict[torch.fx.Node, Any]:
+    """The values that later nodes want of a block, which the backward pass computes again. Sizes stay Python's."""
+    inside = set(nodes)
+    given = {used: values[used] for node in nodes for used in node.all_input_nodes if used not in inside}
+    entering = [node for node, value in given.items() if _is_array(value)]
+    leaving = [node for node in nodes if any(user not in inside for user in node.users)]
+    plain: dict[torch.fx.Node, Any] = {}
+
+    def run(arrays):
+        local = given | dict(zip(entering, arrays, strict=True))
+        for node in nodes:
+            local[node] = _value(graph_module, node, local, call)
+        plain.update({node: local[node] for node in leaving if not _is_array(local[node])})
+        return [local[node] for node in leaving if node not in plain]
+
+    arrays = recompute(run, [given[node] for node in entering])
+    return plain | dict(zip([node for node in leaving if node not in plain], arrays, strict=True))
+
+
+def _is_array(value: Any) -> bool:
+    return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value))
+
+
+def blocks(graph: torch.fx.Graph) -> Iterator[list[torch.fx.Node]]:
+    """The nodes in order, those of one block of the model together: an element of a ModuleList or Sequential that is
+    more than a single layer of torch.nn, the innermost such."""
+    kept: list[torch.fx.Node] = []
+    current = None
+    for node in graph.nodes:
+        picks = node.target is operator.getitem and node.args[0] in kept
+        found = current if picks else _block_of(node)
+        if found is None or found != current:
+            if kept:
+                yield kept
+            kept, current = [], found
+        if found is None:
+            yield [node]
+        else:
+            kept.append(node)
+
+
+def _block_of(node: torch.fx.Node) -> str | None:
+    if node.op != "call_function":
+        return None
+    for path, kind in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        layer = name.startswith("torch.nn.modules.") and ".transformer." not in name
+        if path.rpartition(".")[2].isdigit() and not layer:
+            return path
+    return None
 
 
 def _attribute(graph_module, target: str) -> Any:

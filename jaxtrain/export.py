@@ -64,16 +64,19 @@ def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint
 
 
 def export_hf(
-    folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
+    run: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
 ) -> pathlib.Path:
     """Write the model as a Hugging Face folder, where its task has that form."""
     from torch_bridge import files
 
-    task, config, state = _weights(folder, checkpoint, averaged)
+    task, config, state = _weights(run, checkpoint, averaged)
     if task.twin is None or task.twin.hf is None:
         raise UserError(f"--hf: the models of {config.task} have no Hugging Face form; take --output F.safetensors")
     described, renamed = task.twin.hf(config, state)
-    return files.save_folder(renamed, described, output)
+    folder = files.save_folder(renamed, described, output)
+    for name, text in (task.twin.hf_files(config) if task.twin.hf_files is not None else {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None):

@@ -58,6 +58,7 @@ class TorchTwin:
     after_update: (module, updates made, config) -> None, the task's after_update in torch; for benchmarks.
     hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
         transformers has the model. The state dict's values are passed on unread.
+    hf_files: config -> further text files of that folder, by name: the tokenizer's.
     """
 
     build: Callable[[Any], Any]
@@ -65,6 +66,7 @@ class TorchTwin:
     loss: Callable[[Any, Batch, Any], Any] | None = None
     after_update: Callable[[Any, int, Any], None] | None = None
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
+    hf_files: Callable[[Any], Mapping[str, str]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,13 @@ def _twin_loss(module, batch, config):
     return torch_twin.loss(module, batch, config)
 
 
+def _tokenizer_files(config):
+    from jaxtrain.systems.criteria_evidence.data import tokenizer_of
+    from jaxtrain.systems.criteria_evidence.hf_folder import tokenizer_files
+
+    return tokenizer_files(config, tokenizer_of(config))
+
+
 def _report(architecture, model, source, config, folder):
     from jaxtrain.systems.criteria_evidence import report
 
@@ -68,7 +75,9 @@ def _task(architecture: str) -> Task:
         initial_weights=initial_weights,
         schedule=schedule,
         report=of(_report),
-        twin=TorchTwin(build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export)),
+        twin=TorchTwin(
+            build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export), hf_files=_tokenizer_files
+        ),
         numbers=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
         original=ORIGINAL,
         tiny_config=f"{architecture}_tiny",

@@ -180,12 +180,16 @@ def save(architecture: str, config: Any, state: Mapping[str, Any], folder: str |
 
     described, tensors = export(architecture, config, state)
     folder = files.save_folder({key: as_array(value) for key, value in tensors.items()}, described, folder)
-    if tokenizer is not None:
-        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": tokenizer.pad_token}
-        settings["model_max_length"] = min(config.model.encoder.longest, 512)
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    for name, text in ({} if tokenizer is None else tokenizer_files(config, tokenizer)).items():
+        (folder / name).write_text(text, encoding="utf-8")
     return folder
+
+
+def tokenizer_files(config: Any, tokenizer: Any) -> dict[str, str]:
+    """What AutoTokenizer.from_pretrained reads beside a model, by file name."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": tokenizer.pad_token}
+    settings["model_max_length"] = min(config.model.encoder.longest, 512)
+    return {"tokenizer.json": tokenizer.json, "tokenizer_config.json": json.dumps(settings, indent=1)}
 
 
 def as_array(value: Any) -> Any:

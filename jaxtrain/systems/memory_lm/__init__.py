@@ -36,6 +36,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
             call=_later("torch_twin", "call"),
             loss=_later("torch_twin", "loss"),
             hf=_later("exports", "hugging_face"),
+            hf_files=_later("data", "tokenizer_files"),
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         numbers=("seed", "model.dropout", "model.attention_dropout", "memory.memory_dropout", "memory.lora_dropout"),

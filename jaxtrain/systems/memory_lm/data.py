@@ -14,7 +14,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import corpus
 from jaxtrain.systems.memory_lm.packing import pack
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
-from jaxtrain.systems.memory_lm.tokenizers import load_tokenizer
+from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer, load_tokenizer
 
 BUILTIN = "python"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -56,6 +56,13 @@ def tokenizer_of(config):
     name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
     texts = lambda: training_texts(config)
     return load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(config))
+
+
+def tokenizer_files(config) -> dict[str, str]:
+    """What AutoTokenizer.from_pretrained reads beside an exported model, by file name; nothing for bytes, which
+    transformers has no tokenizer for."""
+    tokenizer = tokenizer_of(config)
+    return tokenizer.files() if isinstance(tokenizer, PretrainedTokenizer) else {}
 
 
 def training_texts(config) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import pathlib
+import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,6 +90,12 @@ class PretrainedTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=skip_special)
+
+    def files(self) -> dict[str, str]:
+        """tokenizer.json, tokenizer_config.json, ... as transformers writes them."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.inner.save_pretrained(folder)
+            return {path.name: path.read_text(encoding="utf-8") for path in sorted(pathlib.Path(folder).iterdir())}
 
 
 def from_json(

@@ -95,7 +95,7 @@ class Data(DataConfig):
     cache_dir: str | None = None  # prepared arrays; <data_dir>/cache if left out
     # A planted recording: arrays in memory, the same mapped from files in the cache (for sizes beyond memory), or raw
     # files in data_dir that the whole pipeline prepares.
-    synthetic: Literal["no", "arrays", "mapped", "raw"] = "no"
+    synthetic: Literal["none", "arrays", "mapped", "raw"] = "none"
     synthetic_volumes: int = Field(240, ge=8)
     synthetic_subjects: int = Field(2, ge=1)
     subjects: Literal["all"] | list[int] = "all"

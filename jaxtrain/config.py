@@ -111,6 +111,7 @@ class CheckpointConfig(Section):
     keep_last: int = Field(2, ge=1)
     keep_best: int = Field(1, ge=0)
     grace_s: float = Field(30.0, gt=0)  # time to save in after a preemption signal
+    retry_s: float = Field(300.0, ge=0)  # how long the end of a run tries to write its last checkpoint
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
 

@@ -9,6 +9,7 @@ import traceback
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -29,6 +30,8 @@ def together(command):
     def guarded(arguments: argparse.Namespace) -> int:
         try:
             return command(arguments)
+        except Preempted:
+            raise  # all processes leave together
         except BaseException as error:
             import jax
 
@@ -53,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(explanation + config_io.dump(config), end="")
         return 0
+    if not arguments.dry_run:
+        PREEMPTION.listen()
     commands.quiet_jax()
     from jaxtrain.runtime import launch
 

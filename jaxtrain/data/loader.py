@@ -1,6 +1,7 @@
 """From positions to batches on the device: read, collate, place, keep a few ready."""
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ from jaxtrain.errors import DataError, UserError
 
 Stream = IndexStream | OwnOrder | Sequence
 Calls = Iterable[tuple[int, int]]
+NAP_S = 0.1
+TOO_LATE = object()
 
 
 class Loader:
@@ -26,6 +29,7 @@ class Loader:
 
     rows: which rows of the global batch this process reads. place: the host rows of one or more
     consecutive batches -> global device arrays. crew: who reads; the thread that reads ahead, if left out.
+    interrupted: asked while waiting; once true, the batches end.
     Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
     inside the compiled step from `columns`, which live on every device.
     """
@@ -42,8 +46,10 @@ class Loader:
         crew: workers.Crew | None = None,
         timeout_s: float = 600.0,
         seed: int = 0,
+        interrupted: Callable[[], bool] = lambda: False,
     ):
         self.source = source
+        self.interrupted = interrupted
         self.stream = stream
         self.place = place
         self.rows = rows
@@ -115,16 +121,24 @@ class Loader:
     def _take(self, ready: queue.Queue) -> Any:
         """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
         before = time.perf_counter()
-        limit = self.timeout_s if isinstance(self.crew, workers.Inline) else None
-        try:
-            item = ready.get(timeout=limit)
-        except queue.Empty:
+        limit = self.timeout_s if isinstance(self.crew, workers.Inline) else math.inf
+        item = self._patiently(ready, before + limit)
+        if item is TOO_LATE:
             raise DataError(
                 f"the dataset has been at {self.crew.reading()} for more than {limit:g} s (data.timeout_s): does it "
                 "wait for something? Raise data.timeout_s if it is only slow"
-            ) from None
+            )
         self.stall_s += time.perf_counter() - before
         return item
+
+    def _patiently(self, ready: queue.Queue, deadline: float) -> Any:
+        while time.perf_counter() < deadline:
+            try:
+                return ready.get(timeout=min(NAP_S, max(0.0, deadline - time.perf_counter())))
+            except queue.Empty:
+                if self.interrupted():
+                    return None
+        return TOO_LATE
 
     # --- what is read -------------------------------------------------------------------------------------------
 

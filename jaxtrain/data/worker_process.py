@@ -18,6 +18,7 @@ from jaxtrain.data.reading import mix
 from jaxtrain.data.shared_memory import Ticket, Writer
 from jaxtrain.data.sources import HookedSource
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.preemption import SIGNALS
 
 READY, BATCH, END, FAILED = "ready", "batch", "end", "failed"
 
@@ -29,7 +30,9 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
     which position it reads.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:  # a preemption of the whole job: the parent saves first, and it kills to end
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if "jax" in sys.modules:  # a spawned child has run the main script's imports first
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     try:

@@ -4,6 +4,7 @@ Workers come from a fork server (or are spawned): forking a process in which JAX
 sooner or later. They live as long as the run, hand batches over through shared memory, and end when their parent does.
 """
 
+import atexit
 import contextlib
 import multiprocessing
 import pickle
@@ -21,6 +22,7 @@ from jaxtrain.data import shared_memory, worker_process
 from jaxtrain.data.reading import Next
 from jaxtrain.data.sources import HookedSource
 from jaxtrain.errors import DataError, UserError
+from jaxtrain.runtime.preemption import SIGNALS
 
 AHEAD = 2  # requests that every worker has at hand
 START_S = 300.0  # for a worker to import what the dataset needs
@@ -142,13 +144,15 @@ class _Team:
         self.owed = [0] * workers
         self.ready = [False] * workers
         self.connections, self.processes = [], []
+        atexit.register(self.close)  # before multiprocessing's own, which would wait for SIGTERM to end them
         for worker in range(workers):
             ours, theirs = context.Pipe()
             carried = reader if self.frozen is None else self.frozen.ticket()
             arguments = (theirs, carried, self.progress, worker, workers)
             name = f"jaxtrain-worker-{worker}"
             process = context.Process(target=worker_process.main, args=arguments, name=name, daemon=True)
-            process.start()
+            with deaf():
+                process.start()
             theirs.close()
             self.connections.append(ours)
             self.processes.append(process)
@@ -207,6 +211,7 @@ class _Team:
         return f"worker {worker} (pid {process.pid}) {how} at {self.at(worker)}. {hint}"
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         for connection in self.connections:
             connection.close()
         for process in self.processes:
@@ -247,7 +252,19 @@ def warm_up(source: Any) -> None:
     """Start the fork server now, with what the source needs, while the parent is busy elsewhere."""
     needed = ["torch"] if isinstance(source, HookedSource) else []
     forkserver.set_forkserver_preload([worker_process.__name__, *needed])
-    forkserver.ensure_running()
+    with deaf():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Processes started meanwhile are born with the preemption signals blocked: a job's SIGTERM goes to all of its
+    processes, and the run still needs its workers. They end with their parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pass_through(crew: Crew, epoch: int) -> Iterator[Any]:

@@ -7,20 +7,26 @@ Kubernetes indexed jobs. Nothing recognised means one process.
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 from jaxtrain.errors import UserError
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
+DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, as a large checkpoint
 CHECK_TIMEOUT_S = 60  # until every process has told its versions, and until the first all-reduce returns
+
+
+_decisions = itertools.count()  # all processes take them in the same order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +76,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     os.environ.setdefault("XLA_FLAGS", "")
     if "nccl_termination_timeout" not in os.environ["XLA_FLAGS"] and os.environ.get("JAX_PLATFORMS") == "cuda":
         os.environ["XLA_FLAGS"] += " --xla_gpu_nccl_termination_timeout_seconds=600"
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM belongs to runtime.preemption
     try:
         jax.distributed.initialize(
             launch.coordinator,
@@ -135,6 +142,26 @@ def wait_for_all(name: str, timeout_s: float = 3600) -> None:
     """Until every process is here; does nothing for a single one."""
     if jax.process_count() > 1:
         coordination().wait_at_barrier(f"jaxtrain/{name}", int(timeout_s * 1000))
+
+
+def told_by_first(topic: str, decide: Callable[[], Any]) -> Any:
+    """What process 0 decides (JSON), on every process: a shared filesystem may show each of them something else.
+
+    A UserError there is raised on every process.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    key = f"jaxtrain/decided/{next(_decisions)}/{topic}"
+    if jax.process_index() == 0:
+        try:
+            word = {"value": decide()}
+        except UserError as error:
+            word = {"error": str(error)}
+        coordination().key_value_set(key, json.dumps(word), allow_overwrite=True)
+    word = json.loads(coordination().blocking_key_value_get(key, DECIDE_TIMEOUT_S * 1000))
+    if "error" in word:
+        raise UserError(word["error"])
+    return word["value"]
 
 
 def coordination():

@@ -1,16 +1,24 @@
-"""Checkpoints of a run: written aside by orbax in the background, committed by a rename, pruned after the commit.
+"""Checkpoints of a run: written aside in the background, sealed with the hash of every file, committed by a rename.
 
     checkpoints/<step>/state/       the TrainState, in orbax's format, sharded
-    checkpoints/<step>/meta.json    what the host knows: metrics, best so far, plateau, unfinished averages
+    checkpoints/<step>/meta.json    what the host knows (metrics, best so far, plateau, unfinished averages), size and
+                                    SHA-256 of every file, and the hash of all that
+    checkpoints/<step>.part         unfinished: a save under way, or one that was killed
+    checkpoints/<step>.damaged      found damaged, set aside
 
-orbax's own manager would delete old checkpoints before a new one can be checked; here a checkpoint counts once its
-meta.json stands, and only then may an older one go.
+Older checkpoints go after a new one was read back and found whole.
 """
 
+import contextlib
+import copy
 import dataclasses
-import json
+import errno
+import logging
 import pathlib
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,27 +26,56 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.launch import coordination
+from jaxtrain.train import seal
 from jaxtrain.train.state import TrainState
+
+PART, DAMAGED = ".part", ".damaged"
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
+OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
+
+
+class SaveError(UserError):
+    """A checkpoint that has to be written cannot be."""
+
+    exit_code = 1
 
 
 class Checkpoints:
     """The checkpoints folder of one run.
 
-    keep_last, keep_best: how many of the newest and of the best by `metric` stay.
+    keep_last, keep_best: how many of the newest and of the best by `metric` stay. warn: hears of saves that fail and
+    of damaged checkpoints.
     """
 
-    def __init__(self, folder: pathlib.Path, keep_last: int, keep_best: int, metric: str, mode: str):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep_last: int,
+        keep_best: int,
+        metric: str,
+        mode: str,
+        warn: Callable[[str], None] = print,
+    ):
         self.folder = folder.absolute()
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
+        self.warn = warn
+        logging.getLogger("absl").addFilter(_is_news)
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
-        self._pending: tuple[int, dict] | None = None
-        self.newest: int | None = None  # the last one this process saved or restored; the same on every process
+        self._saving: _Saving | None = None
+        self._saves = 0
+        self._failures = 0  # in a row
+        self._retry_at = float("inf")
+        self.newest: int | None = None  # the last one this process committed or restored; the same on every process
+
+    # --- what there is ------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Committed checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit() and (p / "meta.json").is_file())
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit() and p.is_dir())
 
     def latest(self) -> int | None:
         return max(self.steps(), default=None)
@@ -47,37 +84,244 @@ class Checkpoints:
         ranked = self._ranked()
         return ranked[0] if ranked else None
 
-    def save(self, state: TrainState, step: int, meta: dict) -> None:
-        """Start writing; returns when the arrays are copied off the device. Finishes the save before it, if any."""
+    def meta(self, step: int) -> dict:
+        """What the host knew at `step`. Raises UserError where the file is damaged."""
+        return seal.read(self.folder / str(step))
+
+    def problems(self, step: int) -> list[str]:
+        """What is not as it was written, file by file; empty where the checkpoint is whole."""
+        return seal.problems(self.folder / str(step))
+
+    def newest_good(self, set_aside: bool = True) -> int | None:
+        """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and
+        renamed where `set_aside`. Raises UserError where checkpoints exist and none of them is whole.
+        """
+        damaged: dict[int, str] = {}
+        good = None
+        for step in reversed(self.steps()):
+            found = self.problems(step)
+            if not found:
+                good = step
+                break
+            damaged[step] = found[0] + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        if good is None and (damaged or self._named(DAMAGED)):
+            what = "; ".join(f"{step}: {why}" for step, why in damaged.items()) or "set aside as damaged"
+            raise UserError(
+                f"{self.folder}: holds checkpoints, but none is whole ({what}). Nothing is started over them: restore "
+                "the folder from a copy, or choose another run.dir"
+            )
+        for step, why in damaged.items():
+            aside = f"; it is now {step}{DAMAGED}" if set_aside and self._set_aside(step) else ""
+            self.warn(f"CHECKPOINT {step} IS DAMAGED ({why}): going on from the one before it, step {good}{aside}")
+        if good is None and self._named(PART):
+            self.warn(f"{self.folder}: only a save that never finished; starting from step 0")
+        return good
+
+    def _named(self, suffix: str) -> list[pathlib.Path]:
+        return sorted(self.folder.glob(f"*{suffix}")) if self.folder.is_dir() else []
+
+    def _set_aside(self, step: int) -> bool:
+        target = self.folder / f"{step}{DAMAGED}"
+        try:
+            shutil.rmtree(target, ignore_errors=True)
+            (self.folder / str(step)).rename(target)
+        except OSError:
+            return False  # a folder that cannot be written: the next save says so
+        return True
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def save(self, state: TrainState, step: int, meta: dict, at_once: bool = False) -> None:
+        """Start writing; returns when the arrays are copied off the device. Finishes the save before it, if any.
+
+        A save that fails is reported; the next is left out until its time has come (`retry_due`), unless `at_once`.
+        Several processes save together, so there each is tried.
+        """
         self.wait()
         if step == self.newest:
+            self._renew(step, meta)
             return
-        self.newest = step
-        target = self.folder / str(step)
-        self._saver.save(epath.Path(target) / "state", args=ocp.args.PyTreeSave(_as_tree(state)), force=True)
-        self._pending = (step, meta)
+        if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
+            return
+        meta = copy.deepcopy(meta)  # the run goes on changing its own
+        self._saves += 1
+        saving = self._saving = _Saving(step, self._saves)
+        try:
+            self._clear_part(step)
+            tree = _as_tree(state)
+            if jax.process_count() == 1:
+                self._check_room(step, tree)
+            self._saver.save(epath.Path(self._part(step)) / "state", args=ocp.args.PyTreeSave(tree), force=True)
+        except Exception as error:
+            saving.error = _reason(error)
+        saving.thread = threading.Thread(target=self._commit, args=[saving, meta], name="jaxtrain-commit")
+        saving.thread.start()
 
-    def wait(self) -> None:
-        """Until the last save is committed: its arrays on disk, then its meta.json, then older ones pruned."""
-        if self._pending is None:
-            return
-        self._saver.wait_until_finished()
-        step, meta = self._pending
-        self._pending = None
-        if jax.process_index() == 0:
-            path = self.folder / str(step) / "meta.json"
-            aside = path.with_suffix(".part")
-            aside.write_text(json.dumps(meta))
-            aside.rename(path)
-            self._prune()
+    def _check_room(self, step: int, tree: dict[str, Any]) -> None:
+        """Raises OSError before a half of it is written."""
+        self._part(step).mkdir(parents=True)
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) + FORMAT_BYTES
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free, {needed:,} wanted)")
+
+    def wait(self) -> bool:
+        """Until the last save is committed, verified, and older ones are pruned; False where it failed."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return self._failures == 0
+        saving.thread.join()
+        if saving.error:
+            self._failures += 1
+            pause = min(FIRST_RETRY_S * 2 ** (self._failures - 1), LONGEST_RETRY_S)
+            self._retry_at = time.monotonic() + pause
+            self.warn(
+                f"CHECKPOINT {saving.step} COULD NOT BE WRITTEN to {self.folder}: {saving.error}. The last good one is "
+                f"{self._last_good()}; the next try is in {pause:.0f} s"
+            )
+            return False
+        self.newest, self._failures, self._retry_at = saving.step, 0, float("inf")
+        return True
 
     def poll(self) -> None:
-        """Commit the last save if its arrays are written; does not wait."""
-        if self._pending is not None and (self.folder / str(self._pending[0]) / "state").is_dir():
+        """Take note of the last save if it has ended; does not wait."""
+        if self._saving is not None and not self._saving.thread.is_alive():
             self.wait()
 
-    def meta(self, step: int) -> dict:
-        return json.loads((self.folder / str(step) / "meta.json").read_text())
+    @property
+    def retry_due(self) -> bool:
+        """Whether a failed save should be tried again, at whatever step. One process only: several save together."""
+        return jax.process_count() == 1 and self._saving is None and time.monotonic() >= self._retry_at
+
+    def save_for_sure(self, state: TrainState, step: int, meta: dict, patience_s: float) -> None:
+        """Save and wait, again and again for so long. Raises SaveError where it cannot be written."""
+        deadline = time.monotonic() + patience_s
+        self.wait()
+        self._failures = min(self._failures, 1)  # a short pause again, however long it had become
+        while True:
+            self.save(state, step, meta, at_once=True)
+            if self.wait():
+                return
+            left = deadline - time.monotonic()
+            if left <= 0 or jax.process_count() > 1:
+                raise SaveError(
+                    f"{self.folder}: the checkpoint of step {step} could not be written for {patience_s:g} s "
+                    f"(checkpoint.retry_s). The last good one is {self._last_good()}; make room there and start the "
+                    "same command again to go on from it"
+                )
+            time.sleep(min(left, max(0.0, self._retry_at - time.monotonic())))
+
+    def _commit(self, saving: "_Saving", meta: dict) -> None:
+        """In a thread: all processes' arrays on disk, then the seal, the rename, the check, and the pruning."""
+        try:
+            self._saver.wait_until_finished()
+        except Exception as error:
+            saving.error = saving.error or _reason(error)
+        try:
+            if jax.process_index() == 0:
+                self._hear_others(saving)
+                if not saving.error:
+                    self._finish(saving.step, meta)
+                else:
+                    self._clear_part(saving.step)
+        except Exception as error:
+            saving.error = _reason(error)
+            with contextlib.suppress(OSError):
+                self._clear_part(saving.step)
+        self._agree(saving)
+
+    def _finish(self, step: int, meta: dict) -> None:
+        part, final = self._part(step), self.folder / str(step)
+        seal.write(part, meta)
+        if final.exists():
+            shutil.rmtree(final)
+        part.rename(final)
+        found = self.problems(step)
+        if found:
+            self._set_aside(step)
+            raise OSError(f"read back, it is not what was written: {found[0]}")
+        self._prune()
+
+    def _hear_others(self, saving: "_Saving") -> None:
+        for process in range(1, jax.process_count()):
+            key = f"jaxtrain/save/{saving.number}/{process}"
+            error = coordination().blocking_key_value_get(key, OTHERS_S * 1000)
+            saving.error = saving.error or error.removeprefix("-")
+
+    def _agree(self, saving: "_Saving") -> None:
+        """Every process takes the save for good or for failed as process 0 does."""
+        if jax.process_count() == 1:
+            return
+        me, prefix = jax.process_index(), f"jaxtrain/save/{saving.number}/"
+        try:
+            coordination().key_value_set(f"{prefix}{me}", f"-{saving.error}")  # the store takes no empty text
+            saving.error = coordination().blocking_key_value_get(f"{prefix}0", OTHERS_S * 1000).removeprefix("-")
+        except Exception as error:
+            saving.error = saving.error or _reason(error)
+
+    def _renew(self, step: int, meta: dict) -> None:
+        """The arrays of `step` stand; what the host knows may be newer (an evaluation that was still to come)."""
+        if jax.process_index() == 0 and seal.renew(self.folder / str(step), meta):
+            self._prune()
+
+    def _part(self, step: int) -> pathlib.Path:
+        return self.folder / f"{step}{PART}"
+
+    def _clear_part(self, step: int) -> None:
+        if jax.process_index() == 0:
+            shutil.rmtree(self._part(step), ignore_errors=True)
+
+    def _last_good(self) -> str:
+        return "none" if self.newest is None else f"step {self.newest}"
+
+    def _ranked(self) -> list[int]:
+        sign = 1 if self.mode == "min" else -1
+        scored = []
+        for step in self.steps():
+            with contextlib.suppress(UserError):  # damaged: it is no candidate
+                scored.append((step, self.meta(step).get("metrics", {}).get(self.metric)))
+        scored = [(sign * value, step) for step, value in scored if value is not None and value == value]
+        return [step for _, step in sorted(scored)]
+
+    def prune(self, keep_last: int | None = None, keep_best: int | None = None) -> list[str]:
+        """Delete what is not to be kept, and what is unfinished or set aside; gives the names of the folders that went.
+
+        Damaged checkpoints do not count. Raises UserError where no checkpoint is whole: then nothing is deleted.
+        """
+        whole = [step for step in self.steps() if not self.problems(step)]
+        if not whole:
+            raise UserError(f"{self.folder}: no checkpoint is whole, so none is deleted")
+        last = whole[-(self.keep_last if keep_last is None else keep_last) :]
+        ranked = [step for step in self._ranked() if step in whole]
+        kept = {*last, *ranked[: self.keep_best if keep_best is None else keep_best]}
+        names = [str(step) for step in self.steps() if step not in kept]
+        names += [path.name for path in (*self._named(PART), *self._named(DAMAGED))]
+        for name in names:
+            self._remove(name)
+        return names
+
+    def _prune(self) -> None:
+        """After a save: its checkpoint is whole, those before it were."""
+        kept = {*self.steps()[-self.keep_last :], *self._ranked()[: self.keep_best]}
+        for step in self.steps():
+            if step not in kept:
+                self._remove(str(step))
+
+    def _remove(self, name: str) -> None:
+        aside = self.folder / f"{name.partition('.')[0]}{PART}"  # it no longer counts, whatever is left of it
+        if name != aside.name:
+            shutil.rmtree(aside, ignore_errors=True)
+            (self.folder / name).rename(aside)
+        shutil.rmtree(aside)
+
+    def clear_unfinished(self) -> list[pathlib.Path]:
+        """Delete what killed saves have left; no save may be under way."""
+        left = self._named(PART)
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        return left
+
+    # --- restoring ----------------------------------------------------------------------------------------------
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of `step`, each array laid out as in `like` (shapes, dtypes and shardings; any mesh).
@@ -125,22 +369,31 @@ class Checkpoints:
                 + "\nUse the config it was trained with (config.yaml beside it), or another run.dir to start afresh"
             )
 
-    def _ranked(self) -> list[int]:
-        sign = 1 if self.mode == "min" else -1
-        scored = [(step, self.meta(step).get("metrics", {}).get(self.metric)) for step in self.steps()]
-        scored = [(sign * value, step) for step, value in scored if value is not None and value == value]
-        return [step for _, step in sorted(scored)]
 
-    def _prune(self) -> None:
-        steps = self.steps()
-        keep = {*steps[-self.keep_last :], *self._ranked()[: self.keep_best]}
-        for step in steps:
-            if step not in keep:
-                (self.folder / str(step) / "meta.json").unlink()  # it no longer counts, whatever is left of it
-                shutil.rmtree(self.folder / str(step))
-        for left in self.folder.iterdir():  # what an earlier process was killed over
-            if left.name.isdigit() and int(left.name) not in steps:
-                shutil.rmtree(left)
+@dataclasses.dataclass
+class _Saving:
+    """A save under way. error: why it failed, in words."""
+
+    step: int
+    number: int  # of this run's saves, the same on every process
+    thread: threading.Thread | None = None
+    error: str = ""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """orbax logs the traceback of an error that its caller gets, and reports, too."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's word where there is one in tensorstore's or orbax's long message."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    for known in ("No space left on device", "Read-only file system", "Disk quota exceeded", "Permission denied"):
+        if known.lower() in text.lower():
+            return known
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:

@@ -41,13 +41,24 @@ class Compiled:
         self._programs: dict[tuple, Any] = {}
         self._first: tuple[Any, ...] = ()  # shapes and dtypes of the first call
 
+    def prepare(self, *arguments) -> None:
+        """Compile what a call with these arguments would compile; it may take long, and changes none of them."""
+        signature = self._signature(arguments)
+        if signature not in self._programs:
+            self._guarded(None, lambda: self._compile(signature, arguments), arguments)
+
     def __call__(self, *arguments):
-        signature = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments[self.batch]))
-        program = self._programs.get(signature)
+        self.prepare(*arguments)
+        program = self._programs[self._signature(arguments)]
+        return self._guarded(program, lambda: program(*arguments), arguments)
+
+    def _signature(self, arguments: tuple) -> tuple:
+        return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments[self.batch]))
+
+    def _guarded(self, program: Any, work: Callable[[], Any], arguments: tuple) -> Any:
+        """`work`, with its errors in words that help."""
         try:
-            if program is None:
-                program = self._compile(signature, arguments)
-            return program(*arguments)
+            return work()
         except jax.errors.JaxRuntimeError as error:
             if self.out_of_memory is None or not is_out_of_memory(error):
                 raise

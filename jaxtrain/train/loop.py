@@ -1,5 +1,6 @@
 """The loop: it owns cadence (when to log, evaluate, save, stop) and nothing else."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,8 +14,11 @@ import numpy as np
 from jaxtrain.data.sources import describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
+from jaxtrain.runtime.launch import wait_for_all
+from jaxtrain.runtime.preemption import Interrupted, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.early_stop import Best
 from jaxtrain.train.histograms import Histograms
 from jaxtrain.train.pictures import Pictures
@@ -60,63 +64,108 @@ class Loop:
         self.last_metrics: dict[str, float] = {}
         self.skipped = self.skipped_in_a_row = self.last_skipped = 0
         self.samples_per_s = 0.0
+        self.step = 0
+        self.evaluated_step: int | None = None
+        self.evaluation_due = False  # after `step`, and not done yet
+        self.preemption = trainer.preemption
+        self.programs: dict[int, tuple[Compiled, Packed]] = {}
+        self.after_evaluation: AfterEvaluation | None = None
 
     # --- the run ------------------------------------------------------------------------------------------------
 
     def run(self, after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
-        trainer, total = self.trainer, self.trainer.total_steps
-        start = int(trainer.state.step)
-        self._banner(start)
-        self.tracker.progress(start, total)
-        hyper = trainer.hyper(self.lr_scale())
-        columns = trainer.columns(trainer.train_loader)
-        programs: dict[int, Any] = {}
-        names: dict[int, Packed] = {}
-        self.clock = Throughput(start, trainer.work())
+        """To the end, or to a preemption: then the state is saved and Preempted is raised."""
+        self.after_evaluation = after_evaluation
         self.system = SystemMetrics()
-        self.pictures = Pictures(trainer)
-        histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
-        step, began = start, time.perf_counter()
-        for first, count, batch in trainer.train_loader.batches(self.calls(start, total)):
-            histograms.log(first, count, batch, columns, self.tracker)
-            if count in programs:
-                trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
-            else:
-                programs[count], names[count] = trainer.packed_train_step(count)
-                with self.clock.phase("compile"):
-                    trainer.state, metrics = programs[count](trainer.state, batch, hyper, columns)
-                    jax.block_until_ready(metrics)
-                self._say_compiled(programs[count], count)
-            step = first + count
-            stall_s = trainer.train_loader.stall_s
-            self.pending.append(Call(first, count, metrics, names[count].names, began, time.perf_counter(), stall_s))
-            self.watchdog.beat(step)
-            if (step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
-                self._drain(keep=1)  # a call late, so that the device never waits for the host
-            self.tracker.advance(count)
-            evaluated = self.due(step, self.evaluate_every, total) and self.has_validation
-            if evaluated:
-                self._evaluate(step)
-                hyper["lr_scale"] = trainer.hyper(self.lr_scale())["lr_scale"] if self.plateau else hyper["lr_scale"]
-            if self.due(step, self.save_every, total) or evaluated or step == total:
-                self.save(step, evaluated)
-            self.checkpoints.poll()
-            if evaluated and self.best.stop:
-                self.tracker.say(
-                    f"early stop at step {step}: {self.best.metric} has not improved for {self.best.bad} evaluations; "
-                    f"best {self.best.best:.6g}"
-                )
-                break
-            if evaluated and after_evaluation is not None and after_evaluation(step, self.last_metrics):
-                break
-            began = time.perf_counter()
-        self._drain()
-        if step > start and self.checkpoints.newest != step:
-            self.save(step, evaluated=False)
-        self.checkpoints.wait()
-        self.samples_per_s = self.clock.samples_per_s(step)
+        config = self.config.checkpoint
+        self.step = int(self.trainer.state.step)
+        with self.preemption.attached(config.grace_s, self._rescue, self._last_checkpoint):
+            try:
+                self._train()
+            except Interrupted:
+                self._leave()
         self.system.close()
         return self.history()
+
+    def _train(self) -> None:
+        trainer, total = self.trainer, self.trainer.total_steps
+        self._banner()
+        self.tracker.progress(self.step, total)
+        self.hyper = trainer.hyper(self.lr_scale())
+        self.columns = trainer.columns(trainer.train_loader)
+        self.clock = Throughput(self.step, trainer.work())
+        self.pictures = Pictures(trainer)
+        self.histograms = Histograms(trainer, self.config.tracking.histograms_every_steps)
+        over = self.best.stop
+        if self.evaluation_due:  # a preemption came before it
+            over = self._after(self.step)
+        if not over:
+            self._steps()
+        self._drain()
+        self.checkpoints.save_for_sure(trainer.state, self.step, self._meta(), self.config.checkpoint.retry_s)
+        self.samples_per_s = self.clock.samples_per_s(self.step)
+
+    def _steps(self) -> None:
+        trainer, total = self.trainer, self.trainer.total_steps
+        batches = trainer.train_loader.batches(self.calls(self.step, total))
+        while True:
+            began = time.perf_counter()
+            with self.preemption.resting():
+                item = next(batches, None)
+            self.preemption.proceed()
+            if item is None:
+                return
+            first, count, batch = item
+            self.histograms.log(first, count, batch, self.columns, self.tracker)
+            metrics, names = self._call(count, batch)
+            self.step = first + count
+            stall_s = trainer.train_loader.stall_s
+            self.pending.append(Call(first, count, metrics, names, began, time.perf_counter(), stall_s))
+            self.watchdog.beat(self.step)
+            if (self.step // self.config.train.log_every_steps) > (first // self.config.train.log_every_steps):
+                self._drain(keep=1)  # a call late, so that the device never waits for the host
+            self.tracker.advance(count)
+            self.evaluation_due = self.due(self.step, self.evaluate_every, total) and self.has_validation
+            if self._after(self.step):
+                return
+
+    def _call(self, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
+        """So many steps in one call: their metrics, and what those are called."""
+        trainer = self.trainer
+        is_new = count not in self.programs
+        if is_new:
+            self.programs[count] = trainer.packed_train_step(count)
+        program, packed = self.programs[count]
+        arguments = (trainer.state, batch, self.hyper, self.columns)
+        with self.clock.phase("compile") if is_new else contextlib.nullcontext():
+            with self.preemption.resting():
+                program.prepare(*arguments)
+            if is_new:
+                self.preemption.proceed()  # compiling takes long enough to be preempted over
+            trainer.state, metrics = program(*arguments)
+            if is_new:
+                jax.block_until_ready(metrics)
+                self._say_compiled(program, count)
+        return metrics, packed.names
+
+    def _after(self, step: int) -> bool:
+        """What is due after a step: an evaluation, a checkpoint. Whether the run is over because of it."""
+        evaluated = self.evaluation_due
+        if evaluated:
+            self._evaluate(step)
+            if self.plateau:
+                self.hyper["lr_scale"] = self.trainer.hyper(self.lr_scale())["lr_scale"]
+        self.checkpoints.poll()
+        total = self.trainer.total_steps
+        if self.due(step, self.save_every, total) or evaluated or step == total or self.checkpoints.retry_due:
+            self.save(step, evaluated)
+        if evaluated and self.best.stop:
+            self.tracker.say(
+                f"early stop at step {step}: {self.best.metric} has not improved for {self.best.bad} evaluations; best "
+                f"{self.best.best:.6g}"
+            )
+            return True
+        return evaluated and self.after_evaluation is not None and self.after_evaluation(step, self.last_metrics)
 
     def history(self) -> dict[str, Any]:
         values = [metrics["loss"] for metrics in self.val_history if not math.isnan(metrics["loss"])]
@@ -199,7 +248,7 @@ class Loop:
             path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
             raise NotFiniteError(
                 f"{what}. The update was not applied; the batch's sample indices are in {path}. The last checkpoint is "
-                f"step {self.checkpoints.latest()}. Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
+                f"step {self.checkpoints.newest}. Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
             )
 
     def _endures(self) -> bool:
@@ -210,8 +259,9 @@ class Loop:
 
     def _evaluate(self, step: int) -> None:
         self._drain()
-        with self.clock.phase("evaluation"):
+        with self.clock.phase("evaluation"), self.preemption.resting():
             metrics = self.trainer.evaluate()
+        self.evaluation_due = False
         self.conclude(step, metrics)
         with self.clock.phase("evaluation"):
             self.pictures.log(step, self.tracker)
@@ -244,9 +294,22 @@ class Loop:
 
     def save(self, step: int, evaluated: bool) -> None:
         self._drain()
-        meta = {
-            "step": step,
+        self.step = step
+        with self.clock.phase("checkpoint"):
+            self.checkpoints.save(self.trainer.state, step, self._meta(evaluated))
+            if self.config.checkpoint.write_back:
+                self.trainer.write_back()
+
+    def _meta(self, evaluated: bool | None = None) -> dict[str, Any]:
+        """What the host knows. evaluated: whether this very state was; if left out, as its checkpoint says."""
+        if evaluated is None:
+            evaluated = self.evaluated_step == self.step
+        if evaluated:
+            self.evaluated_step = self.step
+        return {
+            "step": self.step,
             "metrics": self.last_metrics if evaluated else {},
+            "evaluation_due": self.evaluation_due,
             "best": self.best.state(),
             "plateau": self.plateau.state() if self.plateau else None,
             "window": self.window,
@@ -260,13 +323,34 @@ class Loop:
             "total_steps": self.trainer.total_steps,
             "steps_per_epoch": self.trainer.steps_per_epoch,
         }
-        with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.trainer.state, step, meta)
-            if self.config.checkpoint.write_back:
-                self.trainer.write_back()
+
+    def _leave(self) -> None:
+        """Preempted: save, and end the process with exit code 75."""
+        self._drain()
+        grace_s = self.config.checkpoint.grace_s
+        self.checkpoints.save_for_sure(self.trainer.state, self.step, self._meta(), grace_s)
+        self.tracker.say(
+            f"preempted ({self.preemption.why}): {self._last_checkpoint()}. Start the same command again to go on"
+        )
+        wait_for_all("preempted", grace_s)
+        raise Preempted
+
+    def _rescue(self) -> None:
+        """The same from another thread, while this one compiles, evaluates or waits for data."""
+        self._drain()
+        self.checkpoints.save(self.trainer.state, self.step, self._meta())
+        if not self.checkpoints.wait():
+            raise RuntimeError("not saved")  # the main thread may come in time for another try
+        self.tracker.close()
+
+    def _last_checkpoint(self) -> str:
+        step = self.checkpoints.newest
+        return "no checkpoint was saved yet" if step is None else f"the checkpoint of step {step} is saved"
 
     def restore(self, meta: dict) -> None:
         """Go on from what a checkpoint's meta.json holds."""
+        self.evaluation_due = meta["evaluation_due"] and self.has_validation
+        self.evaluated_step = meta["step"] if meta["metrics"] else None
         self.best.restore(meta["best"])
         if self.plateau is not None and meta["plateau"]:
             self.plateau.restore(meta["plateau"])
@@ -283,7 +367,7 @@ class Loop:
 
     # --- words --------------------------------------------------------------------------------------------------
 
-    def _banner(self, start: int) -> None:
+    def _banner(self) -> None:
         trainer = self.trainer
         trained = sum(p.size for p in trainer.state.params.values())
         fixed = sum(p.size for p in trainer.state.frozen.values())
@@ -291,7 +375,7 @@ class Loop:
         self.tracker.say(
             f"{self.config.task or 'model'}: {trained:,} parameters"
             + (f" and {fixed:,} frozen" if fixed else "")
-            + f", {describe_size(trainer.source('train'))} samples, {trainer.total_steps - start:,} steps of "
+            + f", {describe_size(trainer.source('train'))} samples, {trainer.total_steps - self.step:,} steps of "
             f"{self.config.data.batch_size} on {device} ({trainer.layout.strategy}, {self.config.precision.policy})"
         )
 

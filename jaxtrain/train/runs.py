@@ -30,7 +30,19 @@ def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
 
 
 def pick(checkpoints: Checkpoints, which: str) -> int:
-    """The step that "best", "last" or a number means."""
+    """The step that "best", "last" or a number means. Raises UserError where that checkpoint is damaged."""
+    step = _meant(checkpoints, which)
+    found = checkpoints.problems(step)
+    if found:
+        whole = [str(other) for other in checkpoints.steps() if other != step and not checkpoints.problems(other)]
+        raise UserError(
+            f"{checkpoints.folder / str(step)}: the checkpoint is damaged ({found[0]}); take --checkpoint "
+            f"{' or '.join(whole) or 'from a copy: no other is whole'}"
+        )
+    return step
+
+
+def _meant(checkpoints: Checkpoints, which: str) -> int:
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{checkpoints.folder}: holds no checkpoint yet")

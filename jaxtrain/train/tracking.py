@@ -1,7 +1,9 @@
 """What a run tells: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
 
+import contextlib
 import json
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -29,7 +31,7 @@ class Tracker:
         self.quiet = config.run.quiet
         self.active, self.lines = active, lines
         self._bar: tqdm | None = None
-        self._metrics = None
+        self._metrics: _Lines | None = None
         self._backends: dict[str, Backend] = {}
         self._constructors: dict[str, Callable[[], Backend]] = {}
         if not active:
@@ -40,7 +42,7 @@ class Tracker:
             folder.mkdir(parents=True, exist_ok=True)
             if lines:
                 self._log_to(folder / "train.log")
-            self._metrics = (folder / "metrics.jsonl").open("a")
+            self._metrics = _Lines(folder / "metrics.jsonl", self.warn)
         except OSError as error:
             raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}; choose another run.dir") from None
 
@@ -50,24 +52,31 @@ class Tracker:
         for handler in list(LOG.handlers):
             LOG.removeHandler(handler)
             handler.close()
-        to_file = logging.FileHandler(path)
+        to_file = _FileHandler(path)
         to_file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         to_console = _ConsoleHandler()
         to_console.setLevel(logging.WARNING if self.quiet else logging.INFO)
         LOG.addHandler(to_file)
         LOG.addHandler(to_console)
 
-    def rewind(self, step: int) -> None:
-        """Forget what was logged after `step`, as the run goes on from there, and start the trackers."""
+    def rewind(self, step: int, evaluation_due: bool = False) -> None:
+        """Forget what was logged after `step`, as the run goes on from there, and start the trackers.
+
+        evaluation_due: the evaluation after `step` is still to come, whatever was logged of it.
+        """
         if not self.active:
             return
-        self._metrics.close()
-        path = self.folder / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines() if _step_of(line) is not None and _step_of(line) <= step]
-        aside = path.with_suffix(".part")
-        aside.write_text("".join(line + "\n" for line in kept))
-        aside.rename(path)
-        self._metrics = path.open("a")
+
+        def stays(line: dict[str, Any]) -> bool:
+            again = evaluation_due and line.get("step") == step and line.get("split") == "validation"
+            return line.get("step", step + 1) <= step and not again
+
+        try:
+            self._metrics.keep(stays)
+        except OSError as error:
+            raise UserError(
+                f"run.dir: cannot write to {self.folder}: {error.strerror}; make room, or choose another run.dir"
+            ) from None
         self._start_backends(step)
 
     def _start_backends(self, step: int) -> None:
@@ -87,8 +96,7 @@ class Tracker:
         if not self.active:
             return
         line = {"step": step, "epoch": round(epoch, 6), "split": split, "values": dict(values)}
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self._metrics.add(json.dumps(line))
         shared = lambda name: name.partition("/")[0] in ("lr", "system", "throughput", "time")
         self._send("scalars", step, {n if shared(n) and "/" in n else f"{split}/{n}": v for n, v in values.items()})
 
@@ -135,19 +143,81 @@ class Tracker:
             self._bar = None
         if self._metrics is not None:
             self._metrics.close()
+            self._metrics = None
         self._send("close", failed)
 
 
+class _Lines:
+    """A file of JSON lines, each of them whole. Those that the disk refuses are kept until it takes them."""
+
+    def __init__(self, path: pathlib.Path, warn: Callable[[str], None]):
+        self.path, self.warn = path, warn
+        self._file = self._open()
+        self._size = os.fstat(self._file).st_size
+        self._waiting: list[bytes] = []
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the lines for which `stays` is false, and what a killed process did not finish."""
+        lines = self.path.read_bytes().splitlines()
+        kept = [line for line in lines if (value := _parsed(line)) is not None and stays(value)]
+        aside = self.path.with_suffix(".part")
+        aside.write_bytes(b"".join(line + b"\n" for line in kept))
+        aside.rename(self.path)
+        os.close(self._file)
+        self._file = self._open()
+        self._size = os.fstat(self._file).st_size
+
+    def add(self, line: str) -> None:
+        self._waiting.append(line.encode() + b"\n")
+        self._write()
+
+    def _write(self) -> None:
+        content = b"".join(self._waiting)
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(self._file, content[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            if len(self._waiting) == 1:
+                self.warn(f"{self.path} CANNOT BE WRITTEN: {error.strerror}. Its lines are kept until it can")
+            return
+        if len(self._waiting) > 1:
+            self.warn(f"{self.path}: all of {len(self._waiting)} lines that waited are written")
+        self._size += len(content)
+        self._waiting = []
+
+    def close(self) -> None:
+        if self._waiting:
+            self._write()
+        if self._waiting:
+            self.warn(f"{self.path}: {len(self._waiting)} LINES ARE LOST, because it cannot be written")
+        os.close(self._file)
+
+
+class _FileHandler(logging.FileHandler):
+    """train.log; a full disk costs its lines, nothing else."""
+
+    def handleError(self, record):
+        pass
+
+
 class _ConsoleHandler(logging.Handler):
-    """Lines that do not tear the progress bar."""
+    """Lines that do not tear the progress bar; a terminal that is gone costs them, nothing else."""
 
     def emit(self, record):
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
 
 
-def _step_of(line: str) -> int | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
+        value = json.loads(line)
+    except ValueError:
         return None  # the line that a killed process did not finish
+    return value if isinstance(value, dict) else None

@@ -1,19 +1,19 @@
 """Assembly of a run: mesh, data, model, optimizer, sharded state, restore. The loop itself is in `loop.py`."""
 
+import contextlib
 import copy
 import functools
 import json
 import pathlib
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
@@ -24,9 +24,12 @@ from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache, varied
+from jaxtrain.runtime.folder_lock import FolderLock
+from jaxtrain.runtime.launch import told_by_first
 from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
 from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Loss, Task, find_task, is_torch_module, task_of_torch_module
 from jaxtrain.train import evaluation, init_from, out_of_memory
@@ -76,6 +79,7 @@ class Trainer:
         self.task = _resolve_task(task, loss, config)
         self.config = _with_defaults(self.task, config)
         self.folder = folder_of(self.config)
+        self.preemption = PREEMPTION
         compile_cache.enable()
         self.compile_count = compile_cache.watch()
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
@@ -164,6 +168,7 @@ class Trainer:
             self._crew(split),
             self.config.data.timeout_s,
             self.config.seed,
+            lambda: self.preemption.due,
         )
 
     def _on_device(self, source: Any) -> bool:
@@ -277,16 +282,25 @@ class Trainer:
         originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or another run's folder.
         after_evaluation: (step, validation metrics) -> True ends the run there.
         """
+        with self._locked():
+            history = self._train_locked(resume, after_evaluation)
+        self.write_back()
+        return history
+
+    def _train_locked(self, resume: str, after_evaluation: AfterEvaluation | None) -> dict[str, Any]:
         started = time.time()
         tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
         watchdog = Watchdog(self.folder, self.config.train.hang_timeout_s)
         watchdog.start()
-        finished = False
+        failed = True
         try:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run(after_evaluation)
             self.write_summary(loop, time.time() - started)
-            finished = True
+            failed = False
+        except Preempted:
+            failed = False
+            raise
         except Exception as error:
             lost = watchdog.name_the_lost() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
             if lost:
@@ -296,25 +310,26 @@ class Trainer:
             raise
         finally:
             watchdog.stop()
-            tracker.close(failed=not finished)
+            tracker.close(failed)
             for crew in self._crews.values():
                 crew.close()
-        self.write_back()
         return history
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The run folder is this run's alone; process 0 holds the lock for all."""
+        lock = FolderLock(self.folder)
+        told_by_first("lock", lock.acquire)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config = self.config
-        checkpoints = self.checkpoints()
+        checkpoints = self.checkpoints(tracker.warn)
         loop = Loop(self, tracker, checkpoints, watchdog)
-        origin = checkpoints
-        if resume not in ("auto", "never"):
-            origin = _foreign(checkpoints, pathlib.Path(resume))
-        step = agreed(origin.latest())
-        if resume == "never" and step is not None:
-            raise UserError(
-                f"{self.folder}: holds checkpoints up to step {step} and --resume never would start over them; choose "
-                "another run.dir, or move the folder away"
-            )
+        origin, step = self._origin(checkpoints, resume, tracker)
         if step is not None:
             self.state = origin.restore(step, self.state)
             loop.restore(origin.meta(step))
@@ -323,17 +338,36 @@ class Trainer:
                 tracker.say(f"changed since then: {change}")
         elif config.init_from is not None:
             loop.start_from(init_from.apply(self, config.init_from))
-        tracker.rewind(int(self.state.step))
+        if origin is not checkpoints:
+            checkpoints.newest = None  # the folder itself holds nothing yet
+        tracker.rewind(int(self.state.step), loop.evaluation_due)
         if jax.process_index() == 0:
-            config_io.save(config, self.folder / "config.yaml")
-            (self.folder / "environment.json").write_text(json.dumps(environment(), indent=1))
+            checkpoints.clear_unfinished()
+            self._write("config.yaml", config_io.dump(config))
+            self._write("environment.json", json.dumps(environment(), indent=1))
         return loop
 
-    def checkpoints(self) -> Checkpoints:
-        """Those of the run folder."""
+    def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
+        """Those of the run folder, or of another run's. warn: hears of trouble with them."""
         keep, evaluate = self.config.checkpoint, self.config.evaluation
-        folder = self.folder / "checkpoints"
-        return Checkpoints(folder, keep.keep_last, keep.keep_best, evaluate.metric, evaluate.mode)
+        place = (folder or self.folder) / "checkpoints"
+        return Checkpoints(place, keep.keep_last, keep.keep_best, evaluate.metric, evaluate.mode, warn)
+
+    def _origin(self, checkpoints: Checkpoints, resume: str, tracker: Tracker) -> tuple[Checkpoints, int | None]:
+        """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""
+        if resume not in ("auto", "never"):
+            other = self.checkpoints(tracker.warn, pathlib.Path(resume))
+            step = told_by_first("resume", lambda: other.newest_good(set_aside=False))
+            if step is None:
+                raise UserError(f"--resume {resume}: no checkpoint under {other.folder}")
+            return other, step
+        found = told_by_first("latest", checkpoints.latest)
+        if resume == "never" and found is not None:
+            raise UserError(
+                f"{self.folder}: holds checkpoints up to step {found} and --resume never would start over them; choose "
+                "another run.dir, or move the folder away"
+            )
+        return checkpoints, told_by_first("resume", checkpoints.newest_good)
 
     def _changes(self) -> list[str]:
         """Settings that differ from those the folder's run was started with."""
@@ -473,11 +507,14 @@ class Trainer:
         def run() -> dict[str, float]:
             params = self.evaluated_params()
             calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
-            results = (
-                compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
-                for _, _, batch in loader.batches(calls)
-            )
-            return evaluation.finish(self.task, self.config, *evaluation.collect(results))
+
+            def results():
+                for _, _, batch in loader.batches(calls):
+                    self.preemption.proceed()
+                    yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
+                self.preemption.proceed()  # batches may have ended because it would not
+
+            return evaluation.finish(self.task, self.config, *evaluation.collect(results()))
 
         return run
 
@@ -560,7 +597,18 @@ class Trainer:
             "compile": str(self.compile_count),
             **environment(),
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        self._write("summary.json", json.dumps(summary, indent=1))
+
+    def _write(self, name: str, text: str) -> None:
+        """A file of the run folder, whole or not at all."""
+        path = self.folder / name
+        try:
+            path.with_suffix(".part").write_text(text)
+            path.with_suffix(".part").rename(path)
+        except OSError as error:
+            raise UserError(
+                f"run.dir: cannot write {path}: {error.strerror}; make room, or choose another run.dir"
+            ) from None
 
 
 class ProcessLostError(RuntimeError):
@@ -574,14 +622,6 @@ def folder_of(config: TrainingConfig) -> pathlib.Path:
 
 def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-
-def agreed(step: int | None) -> int | None:
-    """Process 0's answer, on every process: a shared filesystem may show each of them something else."""
-    if jax.process_count() == 1:
-        return step
-    told = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if step is None else step)))
-    return None if told < 0 else told
 
 
 def state_shardings(state: TrainState, layout) -> TrainState:
@@ -665,12 +705,3 @@ def _with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
     if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
         return config
     return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))
-
-
-def _foreign(checkpoints: Checkpoints, folder: pathlib.Path) -> Checkpoints:
-    other = Checkpoints(
-        folder / "checkpoints", checkpoints.keep_last, checkpoints.keep_best, checkpoints.metric, checkpoints.mode
-    )
-    if other.latest() is None:
-        raise UserError(f"--resume {folder}: no checkpoint under {other.folder}")
-    return other

@@ -12,6 +12,12 @@ from jaxtrain.train.trainer import Trainer
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TASKS = [name for name in task_names() if find_task(name).tiny_config is not None]
+PLAIN = (  # Adam would blow rounding up to the learning rate, and warm-up would leave the first step without one
+    "optim.name=sgd",
+    "optim.lr=0.01",
+    "optim.schedule.name=constant",
+    *(f"optim.schedule.warmup_{unit}=null" for unit in ("steps", "epochs", "ratio")),
+)
 
 
 def tiny_file(name: str) -> pathlib.Path:

@@ -13,6 +13,7 @@ import pytest
 
 from jaxtrain.task import find_task
 from tests.contract.tasks import (
+    PLAIN,
     TASKS,
     assert_equal,
     command,
@@ -24,12 +25,6 @@ from tests.contract.tasks import (
 
 STEPS = ("train.steps=6", "evaluation.every_epochs=null", "evaluation.every_steps=3")
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
-PLAIN = (  # Adam would blow rounding up to the learning rate, and warm-up would leave the first step without one
-    "optim.name=sgd",
-    "optim.lr=0.01",
-    "optim.schedule.name=constant",
-    *(f"optim.schedule.warmup_{unit}=null" for unit in ("steps", "epochs", "ratio")),
-)
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 

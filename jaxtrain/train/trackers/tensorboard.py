@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.writer import FileWriter
 
 
 class TensorBoard:
@@ -13,16 +16,17 @@ class TensorBoard:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
-        self._writer: SummaryWriter | None = None
+        self._writer: _Writer | None = None
 
     def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
         # Points that a killed process wrote after its last checkpoint are replaced.
-        self._writer = SummaryWriter(str(self.folder), purge_step=step + 1 if step else None)
+        self._writer = _Writer(str(self.folder), purge_step=step + 1 if step else None)
         self._writer.add_text("config", "```yaml\n" + text + "\n```", step)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         centres = (edges[1:] + edges[:-1]) / 2
@@ -44,3 +48,45 @@ class TensorBoard:
     def close(self, failed: bool) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+class _Writer(SummaryWriter):
+    """Writes where it is called. tensorboardX's own writes in a thread; once a full disk has ended that, the queue to
+    it fills up and the run waits without end."""
+
+    def _get_file_writer(self):
+        if self.file_writer is None:
+            self.file_writer = _Files(self.logdir)
+            self.all_writers = {self.logdir: self.file_writer}
+            if self.purge_step is not None:
+                started = SessionLog(status=SessionLog.START)
+                self.file_writer.add_event(Event(step=self.purge_step, file_version="brain.Event:2"))
+                self.file_writer.add_event(Event(step=self.purge_step, session_log=started))
+        return self.file_writer
+
+
+class _Files(FileWriter):
+    def __init__(self, logdir: str):
+        self.event_writer = _Events(logdir)
+        self._default_metadata = {}
+
+
+class _Events:
+    """What FileWriter asks of its event_writer."""
+
+    def __init__(self, logdir: str):
+        self._logdir = logdir
+        pathlib.Path(logdir).mkdir(parents=True, exist_ok=True)
+        self._file = EventsWriter(str(pathlib.Path(logdir) / "events"))
+
+    def get_logdir(self) -> str:
+        return self._logdir
+
+    def add_event(self, event: Event) -> None:
+        self._file.write_event(event)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

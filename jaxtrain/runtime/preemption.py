@@ -1,0 +1,222 @@
+"""Preemption: SIGTERM or SIGUSR1 ends a run with exit code 75, its state saved, whatever it is doing.
+
+A thread hears of the signal at once, also while the main thread compiles. The main thread asks `proceed` before every
+piece of work and leaves by `Interrupted`, at the same piece on every process: processes vote. Where it does not come to
+ask within half the grace period, and its state is at rest (compiling, evaluating, waiting for data), the thread saves.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+EXIT_CODE = 75  # sysexits' EX_TEMPFAIL: start me again
+GRACE_S = 30.0
+POLL_S = 0.5  # how often a process looks whether another one was told
+
+
+class Interrupted(Exception):
+    """The run is to be saved now; raised where its state is whole."""
+
+
+class Preempted(SystemExit):
+    """The run was saved; the process ends with exit code 75."""
+
+    def __init__(self):
+        super().__init__(EXIT_CODE)
+
+
+class Preemption:
+    """Who hears the signals of this process. One run at a time attaches itself; without one there is nothing to save.
+
+    Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody.
+    """
+
+    def __init__(self):
+        self.why = ""  # "SIGTERM", once told
+        self.told = threading.Event()
+        self._ended = threading.Event()  # nobody is left to be saved: the deadline no longer ends the process
+        self._deadline = float("inf")
+        self._grace_s = GRACE_S
+        self._rescue: Callable[[], None] | None = None  # saves the run from another thread
+        self._last: Callable[[], str] = str
+        self._turn = threading.RLock()  # held by whoever decides about the state
+        self._pieces = 0  # of work that the main thread has gone on to
+        self._stop_at: int | None = None  # it may not go on to this one
+        self._resting = self._stopped = False
+        self._reader, self._writer = -1, -1
+        self._before: dict[int, object] = {}
+
+    # --- signals ------------------------------------------------------------------------------------------------
+
+    def listen(self) -> bool:
+        """Take the signals from now on; False where that is not possible or done already."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before = {number: signal.signal(number, _wake) for number in SIGNALS}
+        # A Python handler waits until the main thread is back from C++; the pipe is written at once.
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=[self._reader], name="jaxtrain-preemption", daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        """Give the signals back."""
+        self._ended.set()
+        if not self._before:
+            return
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+        os.close(self._writer)
+
+    def _hear(self, reader: int) -> None:
+        while numbers := os.read(reader, 64):
+            for number in numbers:
+                if number in SIGNALS and not self.told.is_set():  # a second one changes nothing
+                    self._tell(signal.Signals(number).name)
+        os.close(reader)
+
+    def _tell(self, why: str) -> None:
+        with self._turn:
+            if self.told.is_set():
+                return
+            self.why, self._deadline = why, time.monotonic() + self._grace_s
+            self.told.set()
+        threading.Thread(target=self._see_it_through, name="jaxtrain-preempted", daemon=True).start()
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def attached(self, grace_s: float, rescue: Callable[[], None], last: Callable[[], str]) -> Iterator[None]:
+        """A run that can be saved. rescue: saves it from another thread. last: names its last checkpoint, in words."""
+        mine = self.listen()
+        with self._turn:
+            self._grace_s, self._rescue, self._last = grace_s, rescue, last
+            self._pieces, self._stop_at, self._stopped, self._resting = 0, None, False, False
+        ended = threading.Event()
+        if _processes() > 1:
+            threading.Thread(target=self._hear_others, args=[ended], name="jaxtrain-vote", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            with self._turn:
+                self._rescue = None
+            if mine:
+                self.close()
+
+    def proceed(self) -> None:
+        """Before every piece of work that all processes do in the same order. Raises Interrupted where it must not."""
+        with self._turn:
+            if self.due:
+                self._stopped = True
+                raise Interrupted
+            self._pieces += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether `proceed` would raise."""
+        return self._stop_at is not None and self._pieces >= self._stop_at
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """While the state is whole and the main thread does not touch it."""
+        with self._turn:
+            self._resting = True
+        try:
+            yield
+        finally:
+            with self._turn:  # whoever saves meanwhile ends the process and never gives it back
+                self._resting = False
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _see_it_through(self) -> None:
+        if self._rescue is None:
+            self._leave(f"preempted ({self.why}): nothing to save at this point")
+        with contextlib.suppress(Exception):  # a vote without an answer ends at the deadline
+            with self._turn:
+                self._stop_at = max(self._votes("pieces", self._pieces))
+            if not self._ended.wait(self._left() - self._grace_s / 2):
+                self._save_for_main()
+        if not self._ended.wait(self._left()):
+            self._leave(
+                f"preempted ({self.why}): the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; "
+                f"{self._last()}"
+            )
+
+    def _save_for_main(self) -> None:
+        """The main thread has not come to ask. Several processes do this together or not at all."""
+        with self._turn:
+            whole = self._resting or self._stopped
+            places = self._votes("places", self._pieces if whole else -1)
+            if self._rescue is None or self._stopped or places != places[:1] * len(places) or not whole:
+                return
+            self._rescue()
+            self._votes("saved", 1)
+            self._leave(f"preempted ({self.why}): {self._last()}. Start the same command again to go on")
+
+    def _hear_others(self, ended: threading.Event) -> None:
+        """Tell all processes of a signal that one of them got, and get to know of theirs."""
+        key = f"jaxtrain/told/{_process()}"
+        with contextlib.suppress(Exception):  # the coordinator is gone: the watchdog's matter
+            while not ended.wait(POLL_S):
+                if self.told.is_set():
+                    _store().key_value_set(key, f"{self.why} on process {_process()}", allow_overwrite=True)
+                    return
+                for _, why in _store().key_value_dir_get("jaxtrain/told/"):
+                    self._tell(why)
+                    return
+
+    def _votes(self, topic: str, mine: int) -> list[int]:
+        """What every process says."""
+        if _processes() == 1:
+            return [mine]
+        store, prefix = _store(), f"jaxtrain/preemption/{topic}/"
+        store.key_value_set(f"{prefix}{_process()}", json.dumps(mine), allow_overwrite=True)
+        wait_ms = lambda: max(1, int(self._left() * 1000))
+        return [int(store.blocking_key_value_get(f"{prefix}{p}", wait_ms())) for p in range(_processes())]
+
+    def _left(self) -> float:
+        """Seconds of the grace period."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _leave(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+        if _processes() > 1 and _process() == 0:
+            time.sleep(0.5)  # the others hear the last answers of the store that lives in this process
+        os._exit(EXIT_CODE)
+
+
+def _wake(number: int, frame: object) -> None:
+    """The pipe has told the thread already."""
+
+
+def _processes() -> int:
+    """1 until this process has connected to the others. Asking jax.process_count() would start its backend."""
+    return _distributed().num_processes or 1 if "jax" in sys.modules else 1
+
+
+def _process() -> int:
+    return _distributed().process_id or 0
+
+
+def _store():
+    return _distributed().client
+
+
+def _distributed():
+    from jax._src.distributed import global_state
+
+    return global_state
+
+
+PREEMPTION = Preemption()  # signals belong to the process

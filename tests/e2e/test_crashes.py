@@ -1,0 +1,36 @@
+"""Killed, preempted and damaged runs end as if nothing had happened. In numbers: tests/chaos/."""
+
+import pathlib
+
+import pytest
+
+from tests.chaos import config_fuzz, full_disk, kills, terms
+
+
+def test_ten_sigkills_leave_the_bits_of_an_uninterrupted_run(capsys):
+    assert kills.main(["--kills", "10"]) == 0
+    assert "10 of 10 kills survived" in capsys.readouterr().out
+
+
+def test_signals_in_a_compilation_an_evaluation_and_a_stalled_wait_save_and_resume_exactly(capsys):
+    assert terms.main(["--terms", "3", "--phases", "rescue", "evaluation", "stall"]) == 0
+    assert "3 of 3 signals" in capsys.readouterr().out
+
+
+def test_a_signal_to_one_of_two_processes_saves_the_same_step_on_both(capsys):
+    assert terms.main(["--terms", "1", "--phases", "two processes"]) == 0
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/mounts").exists(), reason="a tmpfs is Linux's")
+def test_a_full_disk_costs_no_checkpoint(capsys):
+    try:
+        assert full_disk.main(["--cases", "stays_full"]) == 0
+    except PermissionError:
+        pytest.skip("mounting a tmpfs needs root")
+
+
+def test_generated_configs_are_taken_or_refused_by_name():
+    outcomes, failures, longest = config_fuzz.fuzz(40, 1)
+    assert failures == []
+    assert min(outcomes["taken"], outcomes["refused"]) > 0
+    assert longest < 60

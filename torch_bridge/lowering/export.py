@@ -166,7 +166,8 @@ def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
         draft = torch.export.draft_export(module, inputs, strict=False)
         report = draft._report
         found = [
-            Obstacle(_failure(failure), _failure_line(failure, report.str_to_filename)) for failure in report.failures
+            Obstacle(_failure(failure), _failure_line(failure, report.str_to_filename) or first.where)
+            for failure in report.failures
         ]
         _cut_gradients(draft.graph_module)
         found += _obstacles(draft.run_decompositions(decompositions()))
@@ -192,7 +193,7 @@ def _failure_line(failure, files: dict[int, str]) -> str:
     """A report keeps file names as numbers."""
     frames = [
         f'File "{files[frame["filename"]]}", line {frame["line"]}, in {frame["name"]}\n    {frame.get("loc") or ""}'
-        for frame in failure.data.get("stack") or ()
+        for frame in failure.data.get("user_stack") or failure.data.get("stack") or ()
         if frame["filename"] in files
     ]
     return source_line("\n".join(frames))

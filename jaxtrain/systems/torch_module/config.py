@@ -19,8 +19,6 @@ class Data(DataConfig):
 
 
 class LossSection(Section):
-    target: str | None = (
-        None  # import path of a loss module's class, or a function (output, batch); null: the model's own
-    )
+    target: str | None = None  # import path of a loss module's class or function (output, batch); null: the model's own
     kwargs: dict[str, Any] = {}  # arguments of a loss module's class
     target_key: str | None = None  # batch entry that a loss module compares with; found where left out

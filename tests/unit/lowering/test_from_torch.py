@@ -63,17 +63,17 @@ def test_a_branch_on_data_names_its_line_and_the_ways_out():
 
 
 def test_a_users_lowering_is_used():
-    name = "aten.special_bessel_j0.default"
+    name = "aten.special_modified_bessel_i0.default"
     assert name not in TABLE
-    register(name, lambda call, x: jax.scipy.special.bessel_jn(x, v=0)[0])
+    register(name, lambda call, x: jax.scipy.special.i0(x))
 
     class Bessel(nn.Module):
         def forward(self, x):
-            return torch.special.bessel_j0(x)
+            return torch.special.modified_bessel_i0(x)
 
     try:
         x = torch.linspace(0.1, 5, 7)
-        close(from_torch(Bessel(), x, ["evaluation"])(to_numpy(x)), torch.special.bessel_j0(x), 1e-4)
+        close(from_torch(Bessel(), x, ["evaluation"])(to_numpy(x)), torch.special.modified_bessel_i0(x))
     finally:
         del TABLE[name]
 
@@ -82,7 +82,7 @@ def test_other_batch_and_sequence_sizes_need_no_new_record():
     torch.manual_seed(0)
     module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     model = from_torch(module, torch.randn(2, 5, 8), ["evaluation"])
-    for shape in ((2, 5, 8), (7, 3, 8), (1, 11, 8)):
+    for shape in ((2, 5, 8), (7, 3, 8), (3, 11, 8)):
         x = torch.randn(shape)
         close(jax.jit(lambda x: model(x))(to_numpy(x)), module(x))
     assert len(model._record.graphs()) == 1
@@ -153,7 +153,7 @@ def test_a_converted_model_shares_no_memory_with_the_module_and_goes_back_into_i
 @functools.cache
 def encoder():
     torch.manual_seed(0)
-    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True), 3)
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True), 2)
     return from_torch(module, torch.randn(2, 5, 8), ["training"])
 
 
@@ -168,14 +168,12 @@ def gradients(policy: str):
         return value
 
     program = str(jax.make_jaxpr(jax.grad(loss))(params))
-    return jax.jit(jax.grad(loss))(params), loss.blocks, program.count("checkpoint[")
+    return jax.jit(jax.grad(loss))(params), loss.blocks, program.count("remat2[")
 
 
-@pytest.mark.parametrize("policy", ["full", "dots"])
-def test_the_blocks_of_a_converted_model_are_recomputed_with_the_same_dropout(policy):
+def test_the_blocks_of_a_converted_model_are_recomputed_with_the_same_dropout():
     plain, none, kept = gradients("none")
-    again, count, recomputed = gradients(policy)
+    again, count, recomputed = gradients("full")
     assert (none, kept) == (0, 0)
-    assert count == 3
-    assert recomputed >= 3
+    assert count == recomputed == 2
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), plain, again)

@@ -1,0 +1,87 @@
+"""Write docs/operators.md, what of torch runs in JAX: `python docs/generate_operators.py`.
+
+Operators come from the table of lowerings, figures from benchmarks/results/architectures.json
+(`python -m benchmarks.architectures`).
+"""
+
+import json
+import pathlib
+import sys
+
+from torch_bridge.lowering import TABLE
+
+PAGE = pathlib.Path(__file__).with_name("operators.md")
+FIGURES = pathlib.Path(__file__).parents[1] / "benchmarks/results/architectures.json"
+
+
+def page() -> str:
+    figures = json.loads(FIGURES.read_text())
+    return "\n".join([*_models(figures), *_operators(figures)])
+
+
+def _models(figures: dict) -> list[str]:
+    sources = sorted({model["source"] for model in figures.values()})
+    worst = {what: max(model[what] for model in figures.values()) for what in ("outputs", "gradients")}
+    lines = [
+        "# What runs in JAX",
+        "",
+        "`python docs/generate_operators.py` writes this page.",
+        "",
+        "## Models",
+        "",
+        f"{len(figures)} small models with random weights, float32, on a CPU: relative L2 distance from torch "
+        "(`python -m benchmarks.architectures`; `tests/e2e/test_from_torch_*.py` hold all of them to 1e-5 and 1e-4).",
+        f'The worst output is {worst["outputs"]:.1e}, the worst gradient {worst["gradients"]:.1e}. "training" compares '
+        "the training graph, with batch statistics.",
+    ]
+    for source in sources:
+        lines += [
+            "",
+            f"### {source}",
+            "",
+            "| model | mode | outputs | gradients | operators |",
+            "|---|---|---|---|---|",
+        ]
+        for name, model in figures.items():
+            if model["source"] == source:
+                mode = "training" if model["training"] else "evaluation"
+                distances = f"{model['outputs']:.1e} | {model['gradients']:.1e}"
+                lines.append(f"| {name} | {mode} | {distances} | {len(model['operators'])} |")
+    return lines
+
+
+def _operators(figures: dict) -> list[str]:
+    used: dict[str, int] = {}
+    for model in figures.values():
+        for name in {_base(operator) for operator in model["operators"]}:
+            used[name] = used.get(name, 0) + 1
+    rooms: dict[str, dict[str, list[str]]] = {}
+    for operator, lower in TABLE.items():
+        room = rooms.setdefault(lower.__module__.rpartition(".")[2], {})
+        room.setdefault(_base(operator), []).append(operator.rpartition(".")[2])
+    bases = sum(map(len, rooms.values()))
+    lines = [
+        "",
+        "## Operators",
+        "",
+        f"{len(TABLE)} overloads of {bases} operators have a lowering, each compared with torch over random shapes, "
+        "dtypes and negative dimensions (`tests/unit/lowering/`). Others are taken apart by torch into these where it "
+        "can. `torch_bridge.lowering.register` adds one. The number says how many of the models above use it.",
+    ]
+    for room in sorted(rooms):
+        lines += ["", f"### {room}", "", "| operator | overloads | models |", "|---|---|---|"]
+        for base, overloads in sorted(rooms[room].items()):
+            shown = base.removeprefix("aten.")
+            lines.append(f"| `{shown}` | {', '.join(sorted(overloads))} | {used.get(base, '')} |")
+    return [*lines, ""]
+
+
+def _base(operator: str) -> str:
+    return operator.rpartition(".")[0]
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(PAGE.read_text() != text)
+    PAGE.write_text(text)

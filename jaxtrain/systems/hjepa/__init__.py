@@ -115,11 +115,17 @@ TORCH_NAMES = (
     "LinearScheduler",
     "MetricsLogger",
     "create_ema_scheduler",
+    "create_hjepa_model",
     "create_loss_from_config",
+    "create_loss_function",
     "create_lr_scheduler",
+    "create_masking_function",
     "create_model",
     "create_optimizer",
+    "create_train_loader",
+    "create_val_loader",
     "load_checkpoint",
+    "load_config",
 )
 
 

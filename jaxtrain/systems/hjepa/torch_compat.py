@@ -12,6 +12,7 @@ import torch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import original_config
 from jaxtrain.systems.hjepa.config import LossConfig
+from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.metrics_logger import MetricsLogger
 from jaxtrain.systems.hjepa.schedules import (
     CosineScheduler,
@@ -34,11 +35,17 @@ __all__ = [
     "LinearScheduler",
     "MetricsLogger",
     "create_ema_scheduler",
+    "create_hjepa_model",
     "create_loss_from_config",
+    "create_loss_function",
     "create_lr_scheduler",
+    "create_masking_function",
     "create_model",
     "create_optimizer",
+    "create_train_loader",
+    "create_val_loader",
     "load_checkpoint",
+    "load_config",
 ]
 
 
@@ -86,6 +93,48 @@ def create_loss_from_config(config: Mapping[str, Any]) -> LossSettings:
     return LossSettings(_checked(config).loss)
 
 
+create_hjepa_model, create_loss_function = create_model, create_loss_from_config  # the README's example's names
+
+
+def load_config(path: str | pathlib.Path) -> dict[str, Any]:
+    """The original's YAML as nested dicts, as it is; HJEPATrainer checks it."""
+    from jaxtrain import config_io
+
+    return config_io.read(pathlib.Path(path))
+
+
+def create_train_loader(config: Mapping[str, Any]) -> torch.utils.data.DataLoader:
+    """The training split of the config's `data` section."""
+    return _loader(config, "train", shuffle=True, drop_last=True)
+
+
+def create_val_loader(config: Mapping[str, Any]) -> torch.utils.data.DataLoader:
+    return _loader(config, "validation")
+
+
+def _loader(config: Mapping[str, Any], split: str, **options) -> torch.utils.data.DataLoader:
+    from jaxtrain.systems.hjepa.data import build_data
+
+    size = (config.get("data") or {}).get("batch_size", 128)
+    return torch.utils.data.DataLoader(build_data(_checked(config), split), batch_size=size, **options)
+
+
+def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenerator:
+    """The masks of the `masking` section; HJEPATrainer takes their numbers and draws them in the compiled step."""
+    from jaxtrain.systems.hjepa.task import overrides
+    from jaxtrain.systems.hjepa.vit import vit_size
+
+    checked = _checked(config)
+    return HierarchicalMaskGenerator(
+        input_size=checked.data.image_size,
+        patch_size=vit_size(checked.model.encoder_type, **overrides(checked.model.vit)).patch_size,
+        num_hierarchies=checked.model.num_hierarchies,
+        num_target_masks=checked.masking.num_masks,
+        base_scale=checked.masking.mask_scale,
+        aspect_ratio_range=checked.masking.aspect_ratio,
+    )
+
+
 def load_checkpoint(path, model=None, optimizer=None, device: str = "cpu") -> dict[str, Any]:
     """A `.pth` of the original (or of CheckpointManager) into torch objects; gives what else it holds."""
     return CheckpointManager(pathlib.Path(path).parent).load_checkpoint(path, model, optimizer, device=device)
@@ -99,7 +148,12 @@ class HJEPATrainer:
     create_optimizer; its learning rate, decay and betas win over the config's. loss_fn: of create_loss_from_config, or
     None for the config's. masking_fn: a HierarchicalMaskGenerator whose numbers are taken, or None. device: not used,
     JAX decides. resume_checkpoint: a `.pth` whose weights to start from; a run also resumes from its own folder.
+
+    A subclass may not override the parts of the loop: the step is one compiled function. What replaces them is a task
+    of your own (docs/adding_a_system.md): `loss`, `scalars` for more to log, `after_update`.
     """
+
+    PARTS = ("_train_epoch", "_train_step", "_validate_epoch", "_update_target_encoder", "_compute_collapse_metrics")
 
     def __init__(
         self,
@@ -113,6 +167,13 @@ class HJEPATrainer:
         device: str | None = None,
         resume_checkpoint=None,
     ):
+        overridden = [name for name in self.PARTS if hasattr(type(self), name)]
+        if overridden:
+            raise UserError(
+                f"{type(self).__name__} overrides {', '.join(overridden)}, which nothing calls: the step is one "
+                "compiled function. Write it as `loss`, `scalars` or `after_update` of a task of your own "
+                "(docs/adding_a_system.md)"
+            )
         if config is None:
             raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
         if loss_fn is not None and not isinstance(loss_fn, LossSettings):

@@ -59,6 +59,8 @@ TASKS = {
 
 _COMPAT = (
     "ActivationBuffer",
+    "DataLoader",
+    "DistributedDataParallel",
     "EarlyStopping",
     "SetDataset",
     "SparseAutoencoder",

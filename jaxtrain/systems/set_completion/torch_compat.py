@@ -16,6 +16,8 @@ _PROGRAMS = weakref.WeakKeyDictionary()  # the compiled step of each trainer tha
 
 __all__ = [
     "ActivationBuffer",
+    "DataLoader",
+    "DistributedDataParallel",
     "EarlyStopping",
     "SetCompletionModel",
     "SetDataset",
@@ -78,6 +80,16 @@ def create_collate_fn(pad_token_id: int):
         return inputs, torch.stack(weapons).reshape(-1, 1), pad(targets), torch.arange(inputs.shape[1]) < lengths
 
     return collate
+
+
+def DistributedDataParallel(module, *arguments, **options):
+    """The module as it is: the trainer replicates it and averages its gradients (`shard.strategy: ddp`)."""
+    return module
+
+
+def DataLoader(dataset, *arguments, non_blocking: bool = True, **options) -> torch.utils.data.DataLoader:
+    """torch's own, which Trainer takes as it is. non_blocking: transfers never block; torch's own refuses the name."""
+    return torch.utils.data.DataLoader(dataset, *arguments, **options)
 
 
 def train_epoch(trainer) -> dict[str, float]:

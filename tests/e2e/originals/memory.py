@@ -1,0 +1,95 @@
+"""A tiny Qwen2 folder and a dataset folder under the names of the README's, runs of four steps."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+
+BASE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 264,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+CONFIG = """
+model: {base_model_name: base, freeze_base_model: true}
+memory: {num_memory_tokens: 8, memory_layer_placement: all, memory_gradient_checkpointing: false}
+training:
+  dataset_name: HuggingFaceH4/ultrachat_200k
+  dataset_split: train_sft
+  eval_split: test_sft
+  text_field: messages
+  training_mode: instruction_finetuning
+  max_length: 32
+  batch_size: 2
+  gradient_accumulation_steps: 1
+  max_steps: 4
+  warmup_steps: 1
+  save_steps: 2
+  eval_steps: 4
+  mixed_precision: "no"
+  gradient_checkpointing: false
+"""
+
+
+def plant(namespace):
+    import tokenizers
+    import transformers
+
+    characters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: i for i, character in enumerate([*characters, "<|endoftext|>"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    tokenizer.save_pretrained("base")
+    transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**BASE)).save_pretrained("base")
+
+    row = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "three"}]}
+    folder = pathlib.Path("HuggingFaceH4/ultrachat_200k/data")
+    folder.mkdir(parents=True)
+    for split in ("train_sft", "test_sft"):
+        (folder / f"{split}-00000-of-00001.jsonl").write_text("\n".join([json.dumps(row)] * 8))
+    pathlib.Path("configs").mkdir()
+    pathlib.Path("configs/adapter_qwen2.5_1.5b.yaml").write_text(CONFIG)
+
+    from jaxtrain.systems.memory_lm import load_config
+
+    namespace.update(config=load_config("configs/adapter_qwen2.5_1.5b.yaml"), tokenizer=tokenizer)
+
+
+def trained(namespace):
+    assert int(namespace["trainer"].engine.state.step) == 4
+
+
+def interrupted(namespace):
+    """The run of block 2 as it was after two steps, under the name that the snippet gives."""
+    pathlib.Path("outputs").rename("earlier")
+    shutil.rmtree("earlier/checkpoints/4")
+    pathlib.Path("outputs").mkdir()
+    pathlib.Path("earlier").rename("outputs/checkpoint-1000")
+
+
+def went_on(namespace):
+    trained(namespace)
+    assert "checkpoint-1000/checkpoints/2 at step 2 of 4" in pathlib.Path("outputs/train.log").read_text()
+
+
+def rows(namespace):
+    item = namespace["dataloader"].dataset[0]
+    assert item["input_ids"].shape == (4096,)
+    assert (item["labels"] != -100).sum() > 0
+
+
+def finite(namespace):
+    assert 0 < float(np.asarray(namespace["total_loss"])) < 1
+
+
+BEFORE = {1: plant, 3: interrupted}
+AFTER = {2: trained, 3: went_on, 4: rows, 5: finite, 6: trained, 7: trained}

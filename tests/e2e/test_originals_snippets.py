@@ -4,6 +4,7 @@ docs/originals/<name>.md holds the snippets after the change of their imports; w
 the repository, the pages are compared with them.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -19,15 +20,16 @@ READMES = ROOT.parent / "shared" / "originals"
 NAMES = sorted(path.stem for path in page.PAGES.glob("*.md"))
 YAML = [(name, block) for name in NAMES for block in page.blocks(name) if block.kind == "yaml"]
 COUNTS = {"hjepa": 7, "memory": 7, "psy": 2, "sherlock": 8, "splatnlp": 14}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0", "WANDB_MODE": "disabled"}
+ENVIRONMENT["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # nothing here runs long enough to repay optimising
 beside = pytest.mark.skipif(not READMES.is_dir(), reason="the originals' READMEs are not beside the repository")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_snippet_runs_after_changing_its_imports(name, tmp_path):
     command = [sys.executable, "-m", "tests.e2e.originals.page", name]
-    environment = {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0", "WANDB_MODE": "disabled"}
     result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=_environ(environment)
+        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
     print(result.stdout)
@@ -80,13 +82,6 @@ def test_a_pages_table_holds_every_command(name):
     mapped = {re.sub(r"\s+", " ", re.match(r"\| `(.+?)` \|", line).group(1)) for line in table}
     assert commands - mapped == set()
     print(f"{name}.md: {len(commands)} of {len(commands)} commands mapped")
-
-
-def _environ(more: dict[str, str]) -> dict[str, str]:
-    import os
-
-    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    return kept | more
 
 
 def _lines(code: str) -> list[str]:

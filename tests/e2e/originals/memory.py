@@ -5,8 +5,14 @@ import pathlib
 import shutil
 
 import numpy as np
+from safetensors.numpy import save_file
 
 BASE = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 1,
@@ -37,6 +43,23 @@ training:
 """
 
 
+def weights() -> dict[str, np.ndarray]:
+    """One layer of Qwen2 with random weights."""
+    wide, inner, half = BASE["hidden_size"], BASE["intermediate_size"], BASE["hidden_size"] // 2
+    shapes = {"mlp.gate_proj": (inner, wide), "mlp.up_proj": (inner, wide), "mlp.down_proj": (wide, inner)}
+    shapes |= {f"self_attn.{name}_proj": (size, wide) for name, size in (("q", wide), ("k", half), ("v", half))}
+    shapes |= {"self_attn.o_proj": (wide, wide)}
+    rng = np.random.default_rng(0)
+    found = {f"model.layers.0.{name}.weight": rng.normal(size=shape) * 0.1 for name, shape in shapes.items()}
+    found |= {
+        f"model.layers.0.self_attn.{name}_proj.bias": np.zeros(shapes[f"self_attn.{name}_proj"][0]) for name in "qkv"
+    }
+    norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
+    found |= {f"model.{name}.weight": np.ones(wide) for name in norms}
+    found["model.embed_tokens.weight"] = rng.normal(size=(BASE["vocab_size"], wide)) * 0.1
+    return {key: value.astype(np.float32) for key, value in found.items()}
+
+
 def plant(namespace):
     import tokenizers
     import transformers
@@ -49,7 +72,8 @@ def plant(namespace):
     special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
     tokenizer.save_pretrained("base")
-    transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**BASE)).save_pretrained("base")
+    pathlib.Path("base/config.json").write_text(json.dumps(BASE))
+    save_file(weights(), "base/model.safetensors")
 
     row = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "three"}]}
     folder = pathlib.Path("HuggingFaceH4/ultrachat_200k/data")

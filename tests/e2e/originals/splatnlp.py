@@ -6,12 +6,13 @@ import pathlib
 import torch
 
 from jaxtrain.systems import set_completion
+from jaxtrain.systems.set_completion import torch_twin
 from jaxtrain.systems.set_completion.torch_processes import distributed
 
 
 def network(namespace):
     torch.manual_seed(0)
-    namespace["model"] = set_completion.SetCompletionModel(
+    namespace["model"] = torch_twin.SetCompletionModel(
         vocab_size=12, weapon_vocab_size=3, embedding_dim=8, hidden_dim=8, output_dim=10, num_layers=1, num_heads=2
     )
 

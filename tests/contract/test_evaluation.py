@@ -14,6 +14,7 @@ from tests.contract.tasks import TASKS, assert_equal, tiny
 from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, state_dict
 
+RANKED = ("auroc",)  # of an untrained model: scores that rounding alone tells apart may change places
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
@@ -23,7 +24,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(name, tmp_path):
     trainers = [trainer for trainer in trainers if trainer.source("validation") is not None]
     results = [trainer.evaluate() for trainer in trainers]
     for metric in results[0]:
-        assert results[0][metric] == pytest.approx(results[1][metric], rel=1e-5, abs=1e-6), metric
+        rounding = 1e-2 if metric in RANKED else 1e-6
+        assert results[0][metric] == pytest.approx(results[1][metric], rel=1e-5, abs=rounding), metric
 
 
 @pytest.mark.parametrize("name", EXACT)

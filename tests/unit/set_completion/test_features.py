@@ -1,4 +1,6 @@
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import jax
@@ -16,6 +18,8 @@ from tests.parity import set_completion as parity
 from tests.unit.set_completion.golden import FOLDER, config, table
 
 SETTINGS = config("splat_sae_tiny")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +132,23 @@ def test_the_dashboard_is_one_well_formed_page_that_may_load_nothing(model, tmp_
     assert "<script" not in page
     assert re.findall(r'(?:src|href|action|srcset)="([^"]*)"|url\(|@import', page) == ["data:,"]
     assert len(root.findall(".//details")) >= 32
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on this machine to open the page in")
+def test_the_dashboard_opens_in_a_browser_without_errors_or_requests(model, tmp_path):
+    source = build_data(SETTINGS, "validation")
+    page = next(p for p in reports.feature_report(model, source, SETTINGS, tmp_path) if p.suffix == ".html")
+    log = tmp_path / "net.json"
+    options = "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
+    command = [BROWSER, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
+    command += [f"--log-net-log={log}", "--window-size=1200,900", f"--screenshot={tmp_path / 'page.png'}"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert shown.stdout.count("<details") >= 32
+    assert ":CONSOLE" not in shown.stderr  # neither errors nor violations of the page's own policy
+    asked = {url for url in re.findall(r'"url":"([^"]*)"', log.read_text()) if not url.startswith(("data:", "chrome"))}
+    assert asked <= {page.as_uri()}
 
 
 def test_an_autoencoder_that_ignores_its_input_is_reported_dead(tmp_path):

@@ -1,0 +1,72 @@
+"""The original's coefficients, stopping rules and file conversion, replayed from what its code gave."""
+
+import math
+
+import pytest
+
+from jaxtrain.optim.plateau import Plateau
+from jaxtrain.systems.set_completion import EarlyStopping, convert_ddp_state, sae_schedules
+from tests.unit.set_completion.golden import table
+
+TABLE = table("schedules")
+
+
+def name_of(case):
+    return "-".join(str(case[key]) for key in ("seq", "patience", "factor", "delta") if key in case)
+
+
+@pytest.mark.parametrize("case", TABLE["early_stopping"], ids=name_of)
+def test_early_stopping_counts_as_the_originals_code_does(case):
+    rule = EarlyStopping(case["patience"], case["delta"], tie_is_improvement=True)
+    for loss, want in zip(case["losses"], case["trace"], strict=True):
+        assert rule(loss) == want["stop"]
+        assert (rule.counter, rule.best_score) == (want["counter"], pytest.approx(want["best_score"]))
+
+
+def test_a_nan_loss_is_a_new_best_for_the_original_and_a_bad_one_by_the_readmes_rule():
+    case = TABLE["early_stopping_nan"]
+    losses, stops = [float(loss) for loss in case["losses"]], case["stops"]
+    patience = next(n for n in range(1, 9) if [*map(EarlyStopping(n, tie_is_improvement=True), losses)] == stops)
+    assert patience == 2
+    ours = EarlyStopping(3)
+    assert [ours.check(loss) for loss in losses] == [False, False, False, True, True]
+    assert ours.best_loss == 1.0
+
+
+def test_with_the_command_lines_defaults_the_rate_drops_as_training_stops():
+    case = TABLE["cli_defaults_interplay"]
+    plateau, stopping = Plateau(case["scheduler(0.1,2)"][0]["lr"], 0.1, 2), EarlyStopping(3, tie_is_improvement=True)
+    for loss, rate, stop in zip(case["losses"], case["scheduler(0.1,2)"], case["early_stopping(3)"], strict=True):
+        assert plateau.update(loss) == pytest.approx(rate["lr"], rel=1e-12)
+        assert stopping(loss) == stop["stop"]
+
+
+@pytest.mark.parametrize("case", TABLE["cosine"], ids=lambda case: str(case["T_max"]))
+def test_the_cosine_of_the_autoencoder_rises_again(case):
+    for step, want in enumerate(case["lr_at_step_0..n"]):
+        assert float(sae_schedules.cosine_rate(step, case["lr"], case["T_max"])) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", TABLE["usage_coeff_schedule"])
+def test_the_usage_coefficient_equals_the_originals(case):
+    given = [case[key] for key in ("base", "warmup", "period", "floor")]
+    got = [float(sae_schedules.usage_coefficient(step, *given)) for step in case["steps"]]
+    assert got == pytest.approx(case["values"], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", TABLE["l1_coeff_schedule"])
+def test_the_l1_coefficient_equals_the_originals(case):
+    given = [case[key] for key in ("base", "warmup", "start")]
+    got = [float(sae_schedules.l1_coefficient(step, *given)) for step in case["steps"]]
+    assert got == pytest.approx(case["values"], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", TABLE["miracle_distance(default SAEConfig targets)"])
+def test_the_miracle_distance_equals_the_originals(case):
+    got = sae_schedules.miracle_distance(case["mse"], case["l0"], case["dead_percent"])
+    assert math.isclose(got, case["distance"], rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_a_state_dict_of_a_ddp_model_loses_its_prefix_once():
+    case = TABLE["convert_ddp_state"]
+    assert [*map(list, convert_ddp_state(dict(case["in"])).items())] == case["out"]

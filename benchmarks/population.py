@@ -9,6 +9,7 @@ all threads, which other load on the machine hardly changes, and wall seconds.
 
 import argparse
 import json
+import os
 import pathlib
 import resource
 import subprocess
@@ -30,6 +31,7 @@ def main() -> None:
     p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     with tempfile.TemporaryDirectory() as name:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{name}/cache"
         result = compare(arguments.config, arguments.members, pathlib.Path(name))
     print(json.dumps(result, indent=1))
     if arguments.json:

@@ -102,7 +102,7 @@ class Loop:
         if not over:
             self._steps()
         self._drain()
-        self.checkpoints.save_for_sure(trainer.state, self.step, self._meta(), self.config.checkpoint.retry_s)
+        self.checkpoints.save_for_sure(trainer.state, self.step, self.meta(), self.config.checkpoint.retry_s)
         self.samples_per_s = self.clock.samples_per_s(self.step)
 
     def _steps(self) -> None:
@@ -296,11 +296,11 @@ class Loop:
         self._drain()
         self.step = step
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.trainer.state, step, self._meta(evaluated))
+            self.checkpoints.save(self.trainer.state, step, self.meta(evaluated))
             if self.config.checkpoint.write_back:
                 self.trainer.write_back()
 
-    def _meta(self, evaluated: bool | None = None) -> dict[str, Any]:
+    def meta(self, evaluated: bool | None = None) -> dict[str, Any]:
         """What the host knows. evaluated: whether this very state was; if left out, as its checkpoint says."""
         if evaluated is None:
             evaluated = self.evaluated_step == self.step
@@ -328,7 +328,7 @@ class Loop:
         """Preempted: save, and end the process with exit code 75."""
         self._drain()
         grace_s = self.config.checkpoint.grace_s
-        self.checkpoints.save_for_sure(self.trainer.state, self.step, self._meta(), grace_s)
+        self.checkpoints.save_for_sure(self.trainer.state, self.step, self.meta(), grace_s)
         self.tracker.say(
             f"preempted ({self.preemption.why}): {self._last_checkpoint()}. Start the same command again to go on"
         )
@@ -338,7 +338,7 @@ class Loop:
     def _rescue(self) -> None:
         """The same from another thread, while this one compiles, evaluates or waits for data."""
         self._drain()
-        self.checkpoints.save(self.trainer.state, self.step, self._meta())
+        self.checkpoints.save(self.trainer.state, self.step, self.meta())
         if not self.checkpoints.wait():
             raise RuntimeError("not saved")  # the main thread may come in time for another try
         self.tracker.close()

@@ -1,6 +1,7 @@
 """Many runs of one code trained as one: their states are stacked and the compiled step is mapped over them."""
 
 import dataclasses
+import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ class Population:
         ]
         self.errors: list[Exception | None] = [None] * len(members)
         self.ended = [False] * len(members)
+        self.best: list[tuple[Any, int, str] | None] = [None] * len(members)  # state, step and meta of the best so far
 
     def train(self) -> list[Outcome]:
         """All members to the end of their configs."""
@@ -131,8 +133,9 @@ class Population:
             if self.ended[k]:
                 continue
             if loop.conclude(step, metrics):
-                self._held(k, state)
-                loop.save(step, evaluated=True)
+                loop.step = step
+                meta = json.dumps(loop.meta(evaluated=True))  # as of now: the loop goes on writing into it
+                self.best[k] = (self._part(k, state), step, meta)
             if last or loop.best.stop:
                 done.append(k)
         self._end(done, step, state, evaluated=True)
@@ -140,7 +143,9 @@ class Population:
     def _metrics(self, state: Any) -> list[dict[str, float]]:
         """Of every member on the whole validation split."""
         if not self.same_order:  # a task may draw its validation data from the seed
-            return [self._held(k, state).evaluate() for k in range(len(self.members))]
+            for k, member in enumerate(self.members):
+                member.state = self._part(k, state)
+            return [member.evaluate() for member in self.members]
         first, size = self.first, len(self.members)
         _, stream, loader = first.evaluation_loader("validation")
         step = jax.vmap(first.evaluation_step(), in_axes=(0, 0, 0, None, None, 0))
@@ -170,18 +175,22 @@ class Population:
         for k in which:
             if self.ended[k]:
                 continue
-            member, loop = self._held(k, state), self.loops[k]
+            member, loop = self.members[k], self.loops[k]
+            member.state = self._part(k, state)
+            if self.best[k] is not None and self.best[k][1] != step:
+                best, at, meta = self.best[k]
+                loop.checkpoints.save(best, at, json.loads(meta))
             loop.save(step, evaluated)
             loop.checkpoints.wait()
             loop.samples_per_s = loop.clock.samples_per_s(step)
             member.write_summary(loop, time.perf_counter() - loop.clock.began)
             loop.tracker.close()
-            self.ended[k] = True
+            self.ended[k], self.best[k] = True, None
 
-    def _held(self, k: int, state: Any) -> Trainer:
-        """The k-th member with its own part of the state."""
-        self.members[k].state = jax.tree.map(lambda leaf: leaf[k], state)
-        return self.members[k]
+    def _part(self, k: int, state: Any) -> Any:
+        """The k-th member's state, in one call for all of its arrays."""
+        take = self.first.kept(("part",), lambda: jax.jit(lambda state, k: jax.tree.map(lambda leaf: leaf[k], state)))
+        return take(state, k)
 
 
 def _stack(trees: Sequence[Any]) -> Any:

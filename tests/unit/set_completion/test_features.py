@@ -138,17 +138,12 @@ def test_the_dashboard_is_one_well_formed_page_that_may_load_nothing(model, tmp_
 def test_the_dashboard_opens_in_a_browser_without_errors_or_requests(model, tmp_path):
     source = build_data(SETTINGS, "validation")
     page = next(p for p in reports.feature_report(model, source, SETTINGS, tmp_path) if p.suffix == ".html")
-    log = tmp_path / "net.json"
-    options = "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
-    command = [BROWSER, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
-    command += [f"--log-net-log={log}", "--window-size=1200,900", f"--screenshot={tmp_path / 'page.png'}"]
-    shown = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
+    options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom"
+    command = [BROWSER, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert shown.stdout.count("<details") >= 32
-    assert ":CONSOLE" not in shown.stderr  # neither errors nor violations of the page's own policy
-    asked = {url for url in re.findall(r'"url":"([^"]*)"', log.read_text()) if not url.startswith(("data:", "chrome"))}
-    assert asked <= {page.as_uri()}
+    assert "default-src 'none'" in page.read_text()  # every request would be refused, and said so on the console
+    assert ":CONSOLE" not in shown.stderr
 
 
 def test_an_autoencoder_that_ignores_its_input_is_reported_dead(tmp_path):

@@ -91,10 +91,12 @@ class Study:
             if trial.state != TrialState.RUNNING or not self._lost(trial):
                 continue
             attempt, first = trial.user_attrs.get("attempt", 1), trial.user_attrs.get("first", trial.number)
-            again = attempt < MOST_ATTEMPTS
+            preempted = trial.user_attrs.get("preempted", False)
+            again = preempted or attempt < MOST_ATTEMPTS
             if again:
-                self.optuna.enqueue_trial(trial.params, user_attrs={"first": first, "attempt": attempt + 1})
+                self.optuna.enqueue_trial(trial.params, {"first": first, "attempt": attempt + (not preempted)})
             error = f"its process died, attempt {attempt} of {MOST_ATTEMPTS} (killed, or out of host memory)"
+            error = "preempted; it was saved" if preempted else error
             self.optuna.set_user_attr("died", {**self._died(), trial.number: {"error": error, "continued": again}})
             self.optuna.tell(trial.number, state=TrialState.FAIL)
 

@@ -11,6 +11,7 @@ from optuna.trial import Trial, TrialState
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.preemption import Preempted
 from jaxtrain.task import Task
 from jaxtrain.train.code import code_of, differences
 from jaxtrain.train.out_of_memory import is_out_of_memory
@@ -53,6 +54,9 @@ class Trials:
         try:
             task, config = self.config(trial, self.choose(trial))
             state, value = self._train(trial, self._trainer(task, config))
+        except Preempted:
+            trial.set_user_attr("preempted", True)
+            raise
         except Exception as error:
             state, value = TrialState.FAIL, None
             trial.set_user_attr("error", describe(error))

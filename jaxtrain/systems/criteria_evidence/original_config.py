@@ -229,7 +229,7 @@ ORIGINAL = Original(
         "optuna.*": "jaxtrain.tune takes them on its command line and in its search space",
         "best_config": "jaxtrain.tune writes a whole config; start it with --config",
         "checkpoint": "jaxtrain.evaluate takes the run folder",
-        "*amp.dtype": "amp is off",
-        "*scheduler.*": "a constant learning rate has no warm-up",
+        "*scheduler.warmup_*": "a constant learning rate has no warm-up, and warmup_steps wins over warmup_ratio",
+        "*scheduler.num_cycles": "only cosine_with_restarts has cycles",
     },
 )

@@ -131,6 +131,7 @@ ORIGINAL = Original(
         "pin_memory": "batches are always put on the devices ahead of their use",
         "log_dir": "logs and curves lie in the run folder, run.dir",
         "distributed*": "the launcher says who takes part (torchrun, srun, mpirun)",
+        **dict.fromkeys(("model.*_features", "model.decoder_*", "model.encodec_*"), "the original does not read it"),
         "data.*_split": "the original does not read it; data.train_ratio is the share of volumes that train",
     },
 )

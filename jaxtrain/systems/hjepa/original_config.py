@@ -103,6 +103,8 @@ def _data(data: Mapping, accumulate: int) -> dict:
         dataset=data.get("dataset"),
         path=data.get("data_path"),
         image_size=data.get("image_size"),
+        datasets=[dict(one) for one in data.get("datasets") or []] if data.get("use_multi_dataset") else None,
+        sampling_strategy=data.get("sampling_strategy"),
         batch_size=data["batch_size"] * accumulate if "batch_size" in data else None,
         num_workers=data.get("num_workers"),
     ) | {"drop_last": True, "augmentation": _given(color_jitter=augmentation.get("color_jitter"))}
@@ -160,7 +162,11 @@ ORIGINAL = Original(
             "fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
             "rope.use_rope rope.theta",
         )
-        | _dotted("data", "dataset data_path image_size batch_size num_workers pin_memory augmentation.color_jitter")
+        | _dotted(
+            "data",
+            "dataset data_path image_size batch_size num_workers pin_memory augmentation.color_jitter "
+            "use_multi_dataset datasets sampling_strategy",
+        )
         | _dotted(
             "training",
             "epochs warmup_epochs lr learning_rate min_lr weight_decay optimizer betas momentum lr_schedule clip_grad "
@@ -185,6 +191,8 @@ ORIGINAL = Original(
         "logging.log_dir": "logs and curves lie in the run folder, run.dir",
         "logging.wandb.entity": "W&B reads WANDB_ENTITY",
         "logging.wandb.tags": "W&B reads WANDB_TAGS",
+        "training.early_stopping.mode": "evaluation.mode decides what is best",
+        "data.datasets": "use_multi_dataset is off",
         "checkpoint.metric_name": "evaluation.metric decides what is best",
         "checkpoint.mode": "evaluation.mode decides what is best",
         "checkpoint.resume": "the same command goes on in its run folder",

@@ -147,7 +147,8 @@ class HJEPATrainer:
     DataLoaders, of which the dataset and the batch size are taken; items are images or (image, ...). optimizer: of
     create_optimizer; its learning rate, decay and betas win over the config's. loss_fn: of create_loss_from_config, or
     None for the config's. masking_fn: a HierarchicalMaskGenerator whose numbers are taken, or None. device: not used,
-    JAX decides. resume_checkpoint: a `.pth` whose weights to start from; a run also resumes from its own folder.
+    JAX decides. resume_checkpoint: a `.pth` whose weights to start from, and whose optimizer and step to go on with
+    where it holds them; a run folder's own state wins, so that the same script goes on after an interruption.
 
     A subclass may not override the parts of the loop: the step is one compiled function. What replaces them is a task
     of your own (docs/adding_a_system.md): `loss`, `scalars` for more to log, `after_update`.
@@ -184,7 +185,7 @@ class HJEPATrainer:
             )
         self.model, self.config = model, dict(config)
         self.datasets = (train_loader.dataset, None if val_loader is None else val_loader.dataset)
-        self.settings = self._settings(train_loader, optimizer, loss_fn, masking_fn)
+        self.settings = self._settings(train_loader, optimizer, loss_fn, masking_fn, resume_checkpoint)
         checkpoint = self.config.get("checkpoint") or {}
         self.checkpoint_manager = CheckpointManager(
             self.settings.run.dir or "results/checkpoints",
@@ -197,7 +198,7 @@ class HJEPATrainer:
             state = read_checkpoint(resume_checkpoint)["model_state_dict"]
             model.load_state_dict({key: to_torch(value) for key, value in state.items()})
 
-    def _settings(self, train_loader, optimizer, loss_fn, masking_fn):
+    def _settings(self, train_loader, optimizer, loss_fn, masking_fn, resume_checkpoint):
         import jax
 
         config = self.config
@@ -215,6 +216,8 @@ class HJEPATrainer:
                 "num_masks": masking_fn.num_target_masks,
                 "mask_scale": list(masking_fn.level_configs[0]["target_scale"]),
             }
+        if resume_checkpoint is not None:
+            values["init_from"] = str(resume_checkpoint)
         from jaxtrain import config_io
 
         return config_io.check(values, "the original's config")[1]
@@ -225,7 +228,8 @@ class HJEPATrainer:
         from jaxtrain import Trainer
         from jaxtrain.systems.hjepa import TASKS
 
-        trainer = Trainer(None, *self.datasets, self.settings, task=TASKS["pretrain"])
+        task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # the loaders' data only
+        trainer = Trainer(None, *self.datasets, self.settings, task=task)
         trainer.load_state_dict({key: value.cpu().numpy() for key, value in self.model.state_dict().items()})
         history = trainer.train()
         state = {key: to_torch(np.asarray(value)) for key, value in trainer.state_dict().items()}

@@ -66,6 +66,23 @@ def test_the_readmes_script_trains_a_torch_module_in_place(tmp_path):
     )
 
 
+def test_a_checkpoint_of_the_original_goes_on_with_its_optimizer_at_its_step(tmp_path):
+    config = README | {"checkpoint": {"checkpoint_dir": str(tmp_path / "new")}}
+    model = hjepa.create_model(config)
+    optimizer = hjepa.create_optimizer(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    manager = hjepa.CheckpointManager(tmp_path / "old")
+    path = manager.save_checkpoint(0, model, optimizer, extra_state={"global_step": 1})
+    images = torch.utils.data.TensorDataset(torch.randn(16, 3, 16, 16), torch.zeros(16, dtype=torch.long))
+    loader = torch.utils.data.DataLoader(images, batch_size=8)
+    history = hjepa.HJEPATrainer(model, loader, config=config, resume_checkpoint=path).train()
+    assert history["val_history"] == []
+    log = (tmp_path / "new" / "train.log").read_text()
+    assert f"went on from {path} at step 1 of 2: weights, optimizer and schedule" in log
+
+
 def test_keys_that_the_original_ignores_take_effect():
     original = {
         "model": {"use_fpn": True, "fpn_feature_dim": 32, "use_rope": True, "ema": {"momentum": 0.98}},

@@ -6,6 +6,7 @@ Every mistake of a config is reported at once, as one UserError.
 import difflib
 import functools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,7 +147,10 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
             OmegaConf.create(nest_flat_names(values)),
             OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()})),
         )
+        _refuse_secrets(OmegaConf.to_container(merged), path)
         resolved = OmegaConf.to_container(merged, resolve=True)
+    except UserError:
+        raise
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
         raise UserError(
             f"{path}: cannot apply {' '.join(overrides) or 'its interpolations'}: {_one_line(error)}"
@@ -155,6 +159,22 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
     if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
         resolved["run"]["name"] = path.stem
     return resolved
+
+
+def _refuse_secrets(values: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Settings are printed, saved in config.yaml and sent to trackers, so none of them may be a password or a token."""
+    for key, value in flatten(values).items():
+        if re.search(r"://[^/@\s]*:[^/@\s]*@", str(value)):
+            raise UserError(
+                f"{path}: {key}: holds a password, which config.yaml and the trackers would show; leave it out of the "
+                "address and set it in the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+            )
+        secret = re.search(r"oc\.env:\s*(\w*(?:TOKEN|KEY|SECRET|PASSW|CREDENTIAL)\w*)", str(value), re.IGNORECASE)
+        if secret:
+            raise UserError(
+                f"{path}: {key}: {secret.group(1)} looks like a secret, which config.yaml and the trackers would show; "
+                "libraries read it from the environment themselves"
+            )
 
 
 def _explain(kind: type[pydantic.BaseModel], error: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import dataclasses
 import errno
+import itertools
 import logging
 import pathlib
 import shutil
@@ -34,6 +35,9 @@ PART, DAMAGED = ".part", ".damaged"
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
 OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
+
+
+_saves = itertools.count()
 
 
 class SaveError(UserError):
@@ -64,7 +68,6 @@ class Checkpoints:
         logging.getLogger("absl").addFilter(_is_news)
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
         self._saving: _Saving | None = None
-        self._saves = 0
         self._failures = 0  # in a row
         self._retry_at = float("inf")
         self.newest: int | None = None  # the last one this process committed or restored; the same on every process
@@ -144,8 +147,7 @@ class Checkpoints:
         if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
             return
         meta = copy.deepcopy(meta)  # the run goes on changing its own
-        self._saves += 1
-        saving = self._saving = _Saving(step, self._saves)
+        saving = self._saving = _Saving(step, next(_saves))
         try:
             self._clear_part(step)
             tree = _as_tree(state)
@@ -375,7 +377,7 @@ class _Saving:
     """A save under way. error: why it failed, in words."""
 
     step: int
-    number: int  # of this run's saves, the same on every process
+    number: int  # of this process's saves; all processes save in the same order
     thread: threading.Thread | None = None
     error: str = ""
 

@@ -72,6 +72,8 @@ def problems(folder: pathlib.Path) -> list[str]:
 
 def _problem(folder: pathlib.Path, name: str, wanted: dict[str, Any]) -> str:
     path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return f"{name}: lies outside the checkpoint"
     try:
         size = path.stat().st_size
         if size != wanted["bytes"]:

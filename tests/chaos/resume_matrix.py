@@ -15,7 +15,7 @@ from tests.chaos.runs import CONFIG
 from tests.processes import curve, difference
 
 LIMIT = 1e-5
-SHAPES = list(itertools.product(("ddp", "fsdp"), (1, 2, 4)))
+STRATEGIES, COUNTS = ("ddp", "fsdp"), (1, 2, 4)
 QUICK = ("data.source=numpy", "train.log_every_steps=1", "evaluation.every_epochs=null", "optim.schedule.name=constant")
 HALF, WHOLE = ("train.steps=15",), ("train.steps=30",)
 
@@ -25,20 +25,26 @@ def main(argv: list[str] | None = None) -> int:
     good, worst = 0, 0.0
     with tempfile.TemporaryDirectory() as temporary:
         place = pathlib.Path(temporary)
-        together.run(1, CONFIG, place / "whole", *QUICK, *WHOLE)
+        job = lambda folder, strategy, *steps: (
+            CONFIG,
+            (f"run.dir={folder}", f"shard.strategy={strategy}", *QUICK, *steps),
+        )
+        for count in COUNTS:
+            jobs = [job(place / f"{strategy}{count}", strategy, *HALF) for strategy in STRATEGIES]
+            together.train(count, [*jobs, job(place / "whole", "ddp", *WHOLE)] if count == 1 else jobs, place)
         whole = curve(place / "whole")
-        for strategy, count in SHAPES:
-            together.run(count, CONFIG, place / f"{strategy}{count}", *QUICK, *HALF, f"shard.strategy={strategy}")
-        for (first, few), (then, many) in itertools.product(SHAPES, SHAPES):
-            folder = place / "cell"
-            shutil.copytree(place / f"{first}{few}", folder)
-            together.run(many, CONFIG, folder, *QUICK, *WHOLE, f"shard.strategy={then}")
-            found = difference(whole, curve(folder))
-            worst, good = max(worst, found), good + (found <= LIMIT)
-            print(f"{first} on {few} -> {then} on {many}: {found:.1e}", flush=True)
-            shutil.rmtree(folder)
-    print(f"{good} of {len(SHAPES) ** 2} cells continue the curve to {LIMIT:g}; the largest difference is {worst:.1e}")
-    return 0 if good == len(SHAPES) ** 2 else 1
+        for many in COUNTS:
+            cells = list(itertools.product(STRATEGIES, COUNTS, STRATEGIES))
+            for first, few, then in cells:
+                shutil.copytree(place / f"{first}{few}", place / f"{first}{few}-{then}{many}")
+            together.train(many, [job(place / f"{a}{n}-{b}{many}", b, *WHOLE) for a, n, b in cells], place)
+            for first, few, then in cells:
+                found = difference(whole, curve(place / f"{first}{few}-{then}{many}"))
+                worst, good = max(worst, found), good + (found <= LIMIT)
+                print(f"{first} on {few} -> {then} on {many}: {found:.1e}", flush=True)
+    total = (len(STRATEGIES) * len(COUNTS)) ** 2
+    print(f"{good} of {total} cells continue the curve to {LIMIT:g}; the largest difference is {worst:.1e}")
+    return 0 if good == total else 1
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ rate. Where a task couples the samples of a batch, its batch is the same on any 
 """
 
 import argparse
+import itertools
 import json
 import pathlib
-import shutil
 import sys
 import tempfile
 
 from tests.chaos import together
 from tests.contract.tasks import PLAIN, TASKS, tiny_file
 
-RUNS = [(2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]
+STRATEGIES = ("ddp", "fsdp")
 LIMIT = 1e-5
 
 
@@ -47,28 +47,33 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
     p.add_argument("--steps", type=int, default=50)
-    p.add_argument("--runs", nargs="+", default=[f"{count}x{strategy}" for count, strategy in RUNS], metavar="2xddp")
+    p.add_argument("--processes", nargs="+", type=int, default=[2, 4])
     arguments = p.parse_args(argv)
     good = total = 0
-    for task in arguments.tasks:
-        with tempfile.TemporaryDirectory() as temporary:
-            whole = pathlib.Path(temporary) / "1"
-            together.run(1, tiny_file(task), whole, *settings(arguments.steps))
-            for run in arguments.runs:
-                count, strategy = run.split("x")
-                folder = pathlib.Path(temporary) / run
-                try:
-                    overrides = (*settings(arguments.steps), f"shard.strategy={strategy}")
-                    together.run(int(count), tiny_file(task), folder, *overrides)
-                    ours, theirs = values(whole), values(folder)
-                    curve, metrics = (largest_difference(ours, theirs, split) for split in ("train", "validation"))
-                    holds = max(curve, metrics) <= LIMIT
-                    said = f"loss curve {curve:.1e}, evaluation {metrics:.1e}{'' if holds else '  DIFFERS'}"
-                except (together.RunFailedError, AssertionError) as error:
-                    holds, said = False, f"FAILED: {error}"
+    with tempfile.TemporaryDirectory() as temporary:
+        place = pathlib.Path(temporary)
+
+        def jobs(count: int, *strategies: str) -> list[together.Job]:
+            own = lambda task, strategy: (
+                f"run.dir={place / f'{task}-{count}-{strategy}'}",
+                f"shard.strategy={strategy}",
+            )
+            return [
+                (tiny_file(task), (*settings(arguments.steps), *own(task, strategy)))
+                for task in arguments.tasks
+                for strategy in strategies
+            ]
+
+        together.train(1, jobs(1, "ddp"), place)
+        for count in arguments.processes:
+            together.train(count, jobs(count, *STRATEGIES), place)
+            for task, strategy in itertools.product(arguments.tasks, STRATEGIES):
+                ours, theirs = values(place / f"{task}-1-ddp"), values(place / f"{task}-{count}-{strategy}")
+                curve, metrics = (largest_difference(ours, theirs, split) for split in ("train", "validation"))
+                holds = max(curve, metrics) <= LIMIT
                 good, total = good + holds, total + 1
-                print(f"{task} {run}: {said}", flush=True)
-                shutil.rmtree(folder, ignore_errors=True)
+                said = "" if holds else "  DIFFERS"
+                print(f"{task} {count} x {strategy}: loss {curve:.1e}, evaluation {metrics:.1e}{said}", flush=True)
     print(f"{good} of {total} runs equal one process to {LIMIT:g} over {arguments.steps} steps")
     return 0 if good == total else 1
 

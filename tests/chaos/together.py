@@ -1,28 +1,34 @@
-"""Several processes of one run, forked from one that has imported everything, as torchrun would start them."""
+"""Several processes that train one run after another together, forked from one that has imported everything."""
 
 import pathlib
 import subprocess
+from collections.abc import Sequence
 
 from tests import processes
 from tests.chaos.forked import Forked
-from tests.chaos.runs import log_of
 
-LIMIT_S = 900
+LIMIT_S = 1800
+Job = tuple[pathlib.Path, tuple[str, ...]]  # a config file, and settings with run.dir among them
 
 
 class RunFailedError(RuntimeError):
     """A process ended with another exit code than 0."""
 
 
-def run(count: int, config: pathlib.Path, folder: pathlib.Path, *overrides: str) -> None:
-    """Train `config` in `folder` with so many processes; raises RunFailedError with what the first bad one printed."""
+def train(count: int, jobs: Sequence[Job], place: pathlib.Path) -> None:
+    """So many processes, connected as torchrun's are, train every job; logs go to `place`.
+
+    A job restores what its folder holds into a trainer of its own, so nothing passes from one to the next but compiled
+    programs. Raises RunFailedError with what the first bad process printed.
+    """
     port = processes.free_port()
-    running = []
+    running, logs = [], []
     for process in range(count):
         own = processes.environment("torchrun", process, count, port) if count > 1 else {}
         environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | {key: str(value) for key, value in own.items()}
-        arguments = ["--config", str(config), f"run.dir={folder}", "tracking.tensorboard=false", *overrides]
-        running.append(Forked(arguments, environment, _log(folder, process)))
+        logs.append(place / f"together-{count}-{process}.log")
+        running.append(Forked(jobs, environment, logs[-1], work=_train))
+    codes: list[int | None] = []
     try:
         codes = [one.wait(LIMIT_S) for one in running]
     except subprocess.TimeoutExpired:
@@ -33,8 +39,17 @@ def run(count: int, config: pathlib.Path, folder: pathlib.Path, *overrides: str)
                 one.send_signal(9)
     bad = [process for process, code in enumerate(codes) if code != 0]
     if bad:
-        raise RunFailedError(f"exit codes {codes}: {_log(folder, bad[0]).read_text()[-2000:]}")
+        raise RunFailedError(f"exit codes {codes}: {logs[bad[0]].read_text()[-3000:]}")
 
 
-def _log(folder: pathlib.Path, process: int) -> pathlib.Path:
-    return log_of(folder.with_name(f"{folder.name}-{process}"))
+def _train(jobs: Sequence[Job]) -> int:
+    from jaxtrain import config_io
+    from jaxtrain.runtime import launch
+    from jaxtrain.train.trainer import Trainer
+
+    launch.setup_distributed()
+    for config, settings in jobs:
+        task, loaded = config_io.load(config, ("tracking.tensorboard=false", *settings))
+        Trainer(config=loaded, task=task).train()
+    launch.wait_for_all("end of the jobs")
+    return 0

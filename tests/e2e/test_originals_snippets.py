@@ -12,8 +12,9 @@ import sys
 
 import pytest
 
-from jaxtrain import config_io
-from tests.e2e.originals import page
+from jaxtrain import config_io, run
+from tests import processes
+from tests.e2e.originals import hjepa, page
 
 ROOT = pathlib.Path(__file__).parents[2]
 READMES = ROOT.parent / "shared" / "originals"
@@ -45,6 +46,21 @@ def test_every_yaml_block_is_a_config(name, block, tmp_path):
     assert translation.original.startswith(name)
     assert translation.unknown == []
     config_io.load(path, overrides)
+
+
+def test_a_file_of_an_original_starts_a_run(tmp_path, capsys):
+    path = tmp_path / "default.yaml"
+    path.write_text(hjepa.DEFAULT)
+    assert run.main(["--config", str(path), "--dry-run", f"run.dir={tmp_path / 'run'}", "shard.devices=1"]) == 0
+    printed = capsys.readouterr().out
+    assert "# a config of hjepa; here it is" in printed
+    assert "task hjepa.pretrain: 6,832 trained parameters, 3,696 frozen" in printed
+    assert "steps: 5 of 256 samples" in printed
+
+
+def test_a_metric_is_added_over_jaxs_processes():
+    for output in processes.run(2, module="tests.e2e.originals.adding", PYTHONPATH=str(ROOT)):
+        assert "mean over 2: [1.5, 10.0]" in output
 
 
 @beside

@@ -20,6 +20,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 READMES = ROOT.parent / "shared" / "originals"
 NAMES = sorted(path.stem for path in page.PAGES.glob("*.md"))
 YAML = [(name, block) for name in NAMES for block in page.blocks(name) if block.kind == "yaml"]
+TABLES = "".join((page.PAGES / f"{name}.md").read_text() for name in NAMES)
+OURS = sorted(
+    command
+    for command in set(re.findall(r"\| `([^`|]*-m jaxtrain\.run --config [^`]+)`", TABLES))
+    if (ROOT / re.search(r"--config (\S+)", command).group(1)).is_file()
+)
 COUNTS = {"hjepa": 7, "memory": 7, "psy": 2, "sherlock": 8, "splatnlp": 14}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0", "WANDB_MODE": "disabled"}
 ENVIRONMENT["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # nothing here runs long enough to repay optimising
@@ -61,6 +67,13 @@ def test_a_file_of_an_original_starts_a_run(tmp_path, capsys):
 def test_a_metric_is_added_over_jaxs_processes():
     for output in processes.run(2, module="tests.e2e.originals.adding", PYTHONPATH=str(ROOT)):
         assert "mean over 2: [1.5, 10.0]" in output
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_a_command_of_the_tables_names_settings_that_exist(command):
+    path, overrides = re.match(r".*-m jaxtrain\.run --config (\S+)(.*)", command).groups()
+    task, _ = config_io.load(ROOT / path, overrides.split())
+    assert task.loss is not None
 
 
 @beside

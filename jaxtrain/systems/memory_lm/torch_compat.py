@@ -274,6 +274,12 @@ class Trainer:
         training = config.training
         if training.resume_from_checkpoint and training.init_from_checkpoint:
             raise UserError("training: resume_from_checkpoint and init_from_checkpoint exclude each other; give one")
+        resume = pathlib.Path(training.resume_from_checkpoint or "")
+        if training.resume_from_checkpoint and (resume / "trainer_state.json").is_file():
+            raise UserError(
+                f"resume_from_checkpoint: {resume} is a checkpoint of the original, wanted a run folder of jaxtrain. "
+                f"Start from its weights with init_from_checkpoint={resume / 'model.pt'}; its optimizer.bin is not read"
+            )
         self.config, self.model = config, model
         settings = _settings(config, **changes)
         self.engine = Engine(config=settings, task=find_task(settings.task))

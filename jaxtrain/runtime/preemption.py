@@ -58,6 +58,8 @@ class Preemption:
         """Take the signals from now on; False where that is not possible or done already."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return False
+        self.told.clear()  # of an earlier run in this process, which has ended
+        self._ended.clear()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = {number: signal.signal(number, _wake) for number in SIGNALS}

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from jaxtrain.train import seal
 from jaxtrain.train.checkpoint import Checkpoints, SaveError
 from jaxtrain.train.early_stop import Best
 from tests.chaos.damages import DAMAGES
-from tests.unit.engine.runs import arrays, assert_same_bits, points, trainer
+from tests.unit.engine.runs import arrays, assert_same_bits, data, points, trainer
 
 SAVING = {"checkpoint__every_steps": 2, "train__steps": 8, "evaluation__every_epochs": None}
 
@@ -189,6 +190,40 @@ def test_an_early_stop_stays_one_after_a_restart(tmp_path, monkeypatch):
     (tmp_path / "summary.json").unlink()
     assert run() == 4
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 4
+
+
+class Signalling:
+    """The runs' data, item by item; reading the `at`-th sends SIGUSR1."""
+
+    def __init__(self, at=None):
+        self.columns, self.at, self.read = data(), at, 0
+
+    def __len__(self):
+        return len(self.columns["y"])
+
+    def __getitem__(self, index):
+        self.read += 1
+        if self.read == self.at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def test_a_signal_ends_train_with_75_and_the_next_call_goes_on(tmp_path):
+    settings = {"train__steps": 24, "train__log_every_steps": 1}
+    whole = trainer(tmp_path / "whole", samples=Signalling(), **settings)
+    whole.train()
+    handler = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(SystemExit) as caught:
+        trainer(tmp_path / "told", samples=Signalling(at=90), **settings).train()
+    assert caught.value.code == 75
+    assert signal.getsignal(signal.SIGUSR1) == handler
+    saved = Checkpoints(tmp_path / "told/checkpoints", 2, 1, "loss", "min").newest_good()
+    assert saved is not None
+    assert saved < 24
+    resumed = trainer(tmp_path / "told", samples=Signalling(), **settings)
+    resumed.train()
+    assert_same_bits(arrays(whole), arrays(resumed))
+    assert untimed(tmp_path / "told") == untimed(tmp_path / "whole")
 
 
 def test_no_tracker_stops_a_run_and_metrics_stay_complete(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ TASKS = {
         twin=TorchTwin(
             build=lambda config: _definition(config).copy(),
             call=lambda module, batch: module.definition.call(module, batch),
+            loss=lambda module, batch, config: module.definition.torch_loss(module, batch),
         ),
         tiny_config="torch_module_tiny",
     )

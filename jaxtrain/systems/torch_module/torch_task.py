@@ -44,7 +44,7 @@ class Definition:
                 f"{', '.join(example)}. Set loss.target_key"
             )
         self.entries = tuple(example)
-        self.has_criterion = loss is not None
+        self.criterion = loss
         self.forward_record = Record(Forward(module))
         self.loss_record = Record(LossEntry(module, loss, self.plan))
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
@@ -82,6 +82,12 @@ class Definition:
         """As `outputs`, by the torch module."""
         with torch.no_grad():
             return _per_sample(self.plan.call(module, dict(batch), with_target=False), len(batch["valid"]))
+
+    def torch_loss(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        """As `loss`, by the torch module."""
+        wide = {key: value.long() if value.dtype == torch.int32 else value for key, value in batch.items()}
+        entries = {key: wide[key] for key in self.entries}
+        return LossEntry(module, self.criterion, self.plan)(entries, batch["valid"])[0]
 
     def statistics(self, outputs: Any, batch: Mapping[str, Any]) -> Statistics:
         """Accuracy, where the output is [batch, class] and the target int [batch]."""
@@ -141,7 +147,11 @@ def task_from_module(
         statistics=lambda outputs, batch, config: definition.statistics(outputs, batch),
         finish=lambda sums, rows, config: definition.finish(sums),
         trainable=lambda key, config: definition.trainable(key),
-        twin=TorchTwin(build=lambda config: definition.copy(), call=definition.call),
+        twin=TorchTwin(
+            build=lambda config: definition.copy(),
+            call=definition.call,
+            loss=lambda module, batch, config: definition.torch_loss(module, batch),
+        ),
         couples_samples=any(isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) for inner in module.modules()),
     )
 

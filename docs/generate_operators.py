@@ -8,7 +8,7 @@ import json
 import pathlib
 import sys
 
-from torch_bridge.lowering import TABLE
+from torch_bridge.lowering.operators import TABLE
 
 PAGE = pathlib.Path(__file__).with_name("operators.md")
 FIGURES = pathlib.Path(__file__).parents[1] / "benchmarks/results/architectures.json"

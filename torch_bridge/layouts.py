@@ -17,7 +17,11 @@ class Buffer(nnx.Variable):
 
 
 class Carry(nnx.Variable):
-    """State that a run must carry on but torch never sees (ring buffers, counters): saved, not exported."""
+    """State that a run must carry on but torch never sees (ring buffers, counters): saved, not exported.
+
+    `Carry(value, stays_finite=True)` promises that a step leaves no NaN in it, whatever the loss. Then a skipped step
+    does not take back what it wrote, which would copy all of it at every step.
+    """
 
 
 def key_of(path: tuple) -> str:

@@ -50,6 +50,7 @@ class Skeleton:
     keys: tuple[str, ...]
     kinds: tuple[str, ...]  # "params", "frozen" or "buffers", by key
     order: tuple  # of attributes, as torch registers them
+    stay_finite: frozenset[str]  # keys of the buffers that need no protection from a step whose loss is NaN
 
     @classmethod
     def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "Skeleton":
@@ -58,12 +59,15 @@ class Skeleton:
             if isinstance(variable, nnx.Variable):
                 variable.set_metadata(key=key_of(path))
         graphdef, state = nnx.split(model)
-        keys, kinds = [], []
+        keys, kinds, stay_finite = [], [], set()
         for path, variable in nnx.to_flat_state(state):
             keys.append(key_of(path))
+            if variable.get_metadata("stays_finite", False):
+                stay_finite.add(keys[-1])
             is_param = isinstance(variable, nnx.Param)
             kinds.append(("params" if trainable(keys[-1]) else "frozen") if is_param else "buffers")
-        return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds), attribute_order(model))
+        order = attribute_order(model)
+        return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds), order, frozenset(stay_finite))
 
     def split(self, model: nnx.Module) -> tuple[Arrays, Arrays, Arrays]:
         """The model's params, frozen parameters and buffers."""

@@ -60,7 +60,8 @@ def make_train_step(
             new = new.replace(ema=ema)
 
         verdict = guard.judge(state, loss, norm)
-        old = state.replace(buffers=_where(verdict.finite, buffers, state.buffers))
+        kept = {key: buffers[key] for key in skeleton.stay_finite}
+        old = state.replace(buffers=_where(verdict.finite, buffers, state.buffers | kept))
         counted = loss.weight > 0  # a batch of weight 0 moves no parameter, but what the loss carries on is kept
         done = _where(counted & ~verdict.skipped, new, old)
         done = done.replace(step=state.step + 1, scale=verdict.scale, guard=verdict.guard)

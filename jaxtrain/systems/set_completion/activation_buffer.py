@@ -15,7 +15,7 @@ class RingBuffer(nnx.Module):
     """
 
     def __init__(self, size: int, dim: int, exact_fill_bug: bool = False):
-        self.rows = nn.Carry(jnp.zeros((size, dim)))
+        self.rows = nn.Carry(jnp.zeros((size, dim)), stays_finite=True)  # add() is given finite rows only
         self.position = nn.Carry(jnp.zeros((), jnp.int32))
         self.full = nn.Carry(jnp.zeros((), bool))
         self.exact_fill_bug = exact_fill_bug

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
-from jaxtrain.systems.set_completion import features, reports, steering
+from jaxtrain.systems.set_completion import TASKS, features, reports, steering
 from jaxtrain.systems.set_completion.data import build_data
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder
 from tests.parity import set_completion as parity
@@ -45,6 +45,18 @@ def test_padded_rows_never_reach_the_buffer(batches):
     model = features.build_model(SETTINGS, nnx.Rngs(0))
     features.loss(model, {**batches[0], "valid": np.arange(32) < 10}, SETTINGS, Rngs(jax.random.key(0)))
     assert int(model.buffer.count()) == 10
+
+
+def test_a_step_that_may_be_skipped_does_not_copy_the_ring_buffer(tmp_path):
+    """Keeping the old rows in case of NaN would read and write all of them at every step."""
+    from jaxtrain.train.trainer import Trainer
+
+    settings = config("splat_sae_tiny", "shard.devices=1", f"run.dir={tmp_path}", "sae.buffer_size=777")
+    trainer = Trainer(config=settings, task=TASKS["sae"], abstract=True)
+    text = str(jax.make_jaxpr(trainer.step())(*trainer.abstract_arguments()))
+    assert "f32[777,16]" in text
+    assert not re.search(r":f32\[777,16\] = select_n", text)
+    assert re.search(r":f32\[64,16\] = select_n", text)  # as it is done for what a NaN would spoil
 
 
 def test_dead_features_are_revived_at_the_listed_updates_only():

@@ -1,11 +1,9 @@
-"""The original's coefficients, stopping rules and file conversion, replayed from what its code gave."""
-
-import math
+"""The original's stopping rule and file conversion, replayed from what its code gave."""
 
 import pytest
 
 from jaxtrain.optim.plateau import Plateau
-from jaxtrain.systems.set_completion import EarlyStopping, convert_ddp_state, sae_schedules
+from jaxtrain.systems.set_completion import EarlyStopping, convert_ddp_state
 from tests.unit.set_completion.golden import table
 
 TABLE = table("schedules")
@@ -39,32 +37,6 @@ def test_with_the_command_lines_defaults_the_rate_drops_as_training_stops():
     for loss, rate, stop in zip(case["losses"], case["scheduler(0.1,2)"], case["early_stopping(3)"], strict=True):
         assert plateau.update(loss) == pytest.approx(rate["lr"], rel=1e-12)
         assert stopping(loss) == stop["stop"]
-
-
-@pytest.mark.parametrize("case", TABLE["cosine"], ids=lambda case: str(case["T_max"]))
-def test_the_cosine_of_the_autoencoder_rises_again(case):
-    for step, want in enumerate(case["lr_at_step_0..n"]):
-        assert float(sae_schedules.cosine_rate(step, case["lr"], case["T_max"])) == pytest.approx(want, rel=1e-5)
-
-
-@pytest.mark.parametrize("case", TABLE["usage_coeff_schedule"])
-def test_the_usage_coefficient_equals_the_originals(case):
-    given = [case[key] for key in ("base", "warmup", "period", "floor")]
-    got = [float(sae_schedules.usage_coefficient(step, *given)) for step in case["steps"]]
-    assert got == pytest.approx(case["values"], rel=1e-5)
-
-
-@pytest.mark.parametrize("case", TABLE["l1_coeff_schedule"])
-def test_the_l1_coefficient_equals_the_originals(case):
-    given = [case[key] for key in ("base", "warmup", "start")]
-    got = [float(sae_schedules.l1_coefficient(step, *given)) for step in case["steps"]]
-    assert got == pytest.approx(case["values"], rel=1e-5)
-
-
-@pytest.mark.parametrize("case", TABLE["miracle_distance(default SAEConfig targets)"])
-def test_the_miracle_distance_equals_the_originals(case):
-    got = sae_schedules.miracle_distance(case["mse"], case["l0"], case["dead_percent"])
-    assert math.isclose(got, case["distance"], rel_tol=1e-9, abs_tol=1e-12)
 
 
 def test_a_state_dict_of_a_ddp_model_loses_its_prefix_once():

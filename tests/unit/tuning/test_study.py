@@ -163,3 +163,18 @@ def _wait_for(found, seconds=90.0):
             return value
         time.sleep(0.05)
     raise TimeoutError
+
+
+def test_trials_are_mlflow_runs_nested_in_the_studys(files):
+    mlflow = pytest.importorskip("mlflow.tracking")
+    given = [*files(), "--no-plots", "--trials", "2", "train.epochs=1", "tracking.mlflow=true"]
+    assert tune.main(given) == 0
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{pathlib.Path('study/mlflow.db').absolute()}")
+    experiment = client.get_experiment_by_name("tests.unit.tuning.small.train").experiment_id
+    found = client.search_runs([experiment])
+    parent = next(run.info.run_id for run in found if run.info.run_name == "study")
+    nested = [run for run in found if run.data.tags.get("mlflow.parentRunId") == parent]
+    assert sorted(run.info.run_name for run in nested) == ["study 0000", "study 0001"]
+    value = client.get_run(parent).data.metrics["best_value"]
+    assert value == pytest.approx(min(trial["value"] for trial in history()))
+    assert {run.info.status for run in found} == {"FINISHED"}

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
-from jaxtrain.original_configs import Translation, translate
+from jaxtrain.original_configs import Translation, leaves, translate
 from jaxtrain.task import Task, find_task
 
 
@@ -128,13 +128,7 @@ def differences(old: Section, new: Section) -> list[str]:
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings -> one mapping with dotted keys."""
-    flat = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+    return dict(leaves(values, prefix))
 
 
 def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Translation:
     def lines(self) -> list[str]:
         """The translation as YAML comments."""
         found = [f"a config of {self.original}; here it is"]
-        found += [f"  {key}: {json.dumps(value)}" for key, value in _leaves(self.settings)]
+        found += [f"  {key}: {json.dumps(value)}" for key, value in leaves(self.settings)]
         found += [f"{key}: needs no counterpart: {why}" for key, why in self.replaced.items()]
         found += [f"{key}: not translated, nothing here reads it" for key in self.unknown]
         return [f"# {line}" for line in found]
@@ -42,20 +42,21 @@ def translate(values: Mapping[str, Any], task: str | None = None) -> Translation
     """
     if set(values) & OWN_SECTIONS:
         return None
-    keys = {key for key, _ in _leaves(values)}
-    scores = {name: len(keys & found[0].keys) for name, found in originals().items()}
-    if task is not None:
-        own = find_task(task).original
-        best = [] if own is None else [own.name]
+    keys = {key for key, _ in leaves(values)}
+    if task is None:
+        candidates = originals()
     else:
-        top = max(scores.values(), default=0)
-        best = [name for name, score in scores.items() if score == top]
-    if not best or 2 * scores[best[0]] < len(keys) or not scores[best[0]]:
+        own = find_task(task).original
+        candidates = {} if own is None else {own.name: (own, task)}
+    scores = {name: len(keys & original.keys) for name, (original, _) in candidates.items()}
+    top = max(scores.values(), default=0)
+    best = [name for name, score in scores.items() if score == top]
+    if not top or 2 * top < len(keys):
         return None
     if len(best) > 1:
-        could = "; ".join(f"{name}: task={originals()[name][1]}" for name in best)
+        could = "; ".join(f"{name}: task={candidates[name][1]}" for name in best)
         raise UserError(f"the keys {', '.join(sorted(keys))} could be of {could}. Say which on the command line")
-    return _translated(originals()[best[0]][0], values)
+    return _translated(candidates[best[0]][0], values)
 
 
 def originals() -> dict[str, tuple[Original, str]]:
@@ -71,7 +72,7 @@ def originals() -> dict[str, tuple[Original, str]]:
 def _translated(original: Original, values: Mapping[str, Any]) -> Translation:
     read = ReadMapping(values)
     settings = plain(original.convert(read))
-    left = [key for key, _ in _leaves(values) if key not in read.seen]
+    left = [key for key, _ in leaves(values) if key not in read.seen]
     reasons = {key: _reason(original, key) for key in left}
     replaced = {key: why for key, why in reasons.items() if why is not None}
     return Translation(original.name, settings, replaced, [key for key in left if key not in replaced])
@@ -110,9 +111,10 @@ def plain(value: Any) -> Any:
     return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested mappings; an empty mapping is a value."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -36,7 +36,7 @@ beside = pytest.mark.skipif(not READMES.is_dir(), reason="the originals' READMEs
 def test_every_snippet_runs_after_changing_its_imports(name, tmp_path):
     command = [sys.executable, "-m", "tests.e2e.originals.page", name]
     result = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
     print(result.stdout)

@@ -79,3 +79,15 @@ def test_a_config_that_only_forgot_its_task_is_no_original(values, write):
 def test_a_wrong_value_of_an_original_is_one_clear_error(write):
     with pytest.raises(UserError, match="scheduler_type is 'cosin', wanted one of cosine, step, none"):
         config_io.load(write({"learning_rate": 1e-3, "scheduler_type": "cosin"}))
+
+
+def test_a_system_from_outside_takes_the_yaml_of_its_own_original(write, tmp_path, monkeypatch):
+    (tmp_path / "my_project.py").write_text(
+        "import dataclasses\n"
+        "from jaxtrain.task import Original, find_task\n"
+        "convert = lambda values: {'task': 'my_project.train', 'optim': {'lr': values['rate']}}\n"
+        "original = Original(name='mine', keys=frozenset({'rate'}), convert=convert)\n"
+        "TASKS = {'train': dataclasses.replace(find_task('digits.classify'), original=original)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert config_io.load(write({"rate": 0.25}), ["task=my_project.train"])[1].optim.lr == 0.25

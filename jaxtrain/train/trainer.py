@@ -23,7 +23,7 @@ from jaxtrain.data.workers import Crew, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
-from jaxtrain.runtime import compile_cache, varied
+from jaxtrain.runtime import compile_cache, overlap, varied
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import told_by_first
 from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
@@ -414,10 +414,13 @@ class Trainer:
         return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
 
     def jit(self, function: Callable, **options: Any) -> Any:
-        """jax.jit; on a GPU with the operations that `deterministic` asks for."""
-        on_gpu = self.layout.mesh.devices.flat[0].platform == "gpu"
-        wanted = {"xla_gpu_deterministic_ops": True} if on_gpu and self.config.deterministic else None
-        return jax.jit(function, compiler_options=wanted, **options)
+        """jax.jit; on GPUs with the operations that `deterministic` asks for, and with what hides communication."""
+        devices = self.layout.mesh.devices
+        if devices.flat[0].platform != "gpu":
+            return jax.jit(function, **options)
+        deterministic = {"xla_gpu_deterministic_ops": True} if self.config.deterministic else {}
+        wanted = deterministic | overlap.options(devices.size)
+        return jax.jit(function, compiler_options=wanted or None, **options)
 
     def work(self) -> Work:
         """What one step is worth, but for its FLOPs, which the compiled step knows."""

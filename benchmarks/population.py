@@ -3,7 +3,8 @@
     python -m benchmarks.population [--config configs/splat_tiny.yaml] [--members 16] [--json F]
 
 A run of its own is a process, as `jaxtrain.run` starts it; one of them is timed with a filled compilation cache and
-taken times the members. Trials one by one share a process, the data and the compiled step. Seconds are CPU seconds of
+taken times the members. Trials one by one share a process, the data and the compiled step, which the run of its own
+has left in the cache. Seconds are CPU seconds of
 all threads, which other load on the machine hardly changes, and wall seconds.
 """
 
@@ -56,13 +57,13 @@ def compare(config: str, members: int, folder: pathlib.Path) -> dict:
             "one run": alone,
             "population, cold cache": together,
             "population, filled cache": again,
-            "trials one by one, cold cache": in_turn,
+            "trials one by one, filled cache": in_turn,
         },
         "trials per CPU hour": {
             "runs": per_hour(alone[0], 1),
             "population, cold cache": per_hour(together[0], members),
             "population, filled cache": per_hour(again[0], members),
-            "trials one by one, cold cache": per_hour(in_turn[0], members),
+            "trials one by one, filled cache": per_hour(in_turn[0], members),
         },
         "ratio to runs": round(members * alone[0] / together[0], 2),
         "ratio to runs, filled cache": round(members * alone[0] / again[0], 2),

@@ -1,6 +1,6 @@
 """Killed, preempted and damaged runs end as if nothing had happened. In numbers: tests/chaos/."""
 
-import pathlib
+import subprocess
 
 import pytest
 
@@ -12,21 +12,22 @@ def test_ten_sigkills_leave_the_bits_of_an_uninterrupted_run(capsys):
     assert "10 of 10 kills survived" in capsys.readouterr().out
 
 
-def test_signals_in_a_compilation_an_evaluation_and_a_stalled_wait_save_and_resume_exactly(capsys):
-    assert terms.main(["--terms", "3", "--phases", "rescue", "evaluation", "stall"]) == 0
-    assert "3 of 3 signals" in capsys.readouterr().out
+def test_signals_in_a_compilation_and_in_an_evaluation_save_and_resume_exactly(capsys):
+    assert terms.main(["--terms", "2", "--phases", "rescue", "evaluation"]) == 0
+    assert "2 of 2 signals" in capsys.readouterr().out
 
 
 def test_a_signal_to_one_of_two_processes_saves_the_same_step_on_both(capsys):
     assert terms.main(["--terms", "1", "--phases", "two processes"]) == 0
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/mounts").exists(), reason="a tmpfs is Linux's")
-def test_a_full_disk_costs_no_checkpoint(capsys):
+def test_a_full_disk_costs_no_checkpoint():
     try:
-        assert full_disk.main(["--cases", "stays_full"]) == 0
-    except PermissionError:
-        pytest.skip("mounting a tmpfs needs root")
+        with full_disk.small_disk():
+            pass
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a tmpfs")
+    assert full_disk.main(["--cases", "stays_full"]) == 0
 
 
 def test_generated_configs_are_taken_or_refused_by_name():

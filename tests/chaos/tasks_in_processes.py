@@ -13,13 +13,14 @@ import sys
 import tempfile
 
 from tests.chaos import together
-from tests.contract.tasks import PLAIN, TASKS, tiny_file
 
 STRATEGIES = ("ddp", "fsdp")
 LIMIT = 1e-5
 
 
 def settings(steps: int) -> tuple[str, ...]:
+    from tests.contract.tasks import PLAIN
+
     every = ("train.log_every_steps=1", "evaluation.every_epochs=null", f"evaluation.every_steps={steps // 2}")
     return (f"train.steps={steps}", "data.batch_size=8", "data.eval_batch_size=8", *every, *PLAIN)
 
@@ -44,6 +45,8 @@ def largest_difference(first: list, second: list, split: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from tests.contract.tasks import TASKS, tiny_file  # processes import this module, and must find JAX untouched
+
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
     p.add_argument("--steps", type=int, default=50)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
@@ -121,6 +122,7 @@ def test_codes_come_from_an_encodec_folder(raw, tmp_path):
     from transformers import EncodecConfig, EncodecModel
 
     small = {"num_filters": 2, "hidden_size": 4, "codebook_dim": 4, "num_lstm_layers": 1, "num_residual_layers": 1}
+    torch.manual_seed(0)
     codec = EncodecModel(EncodecConfig(**small))
     for layer in codec.quantizer.layers:
         layer.codebook.embed.normal_(std=0.1)  # a codebook that was not trained is 0

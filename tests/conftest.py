@@ -18,7 +18,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8"
-    + " --xla_backend_optimization_level=1"  # compiling is most of the time; 0 would lose bit equality
 )
 
 import pytest  # noqa: E402

@@ -85,7 +85,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
             local_device_ids=[launch.local] if launch.locals > 1 and _has_gpus() else None,
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout_s),
-            heartbeat_timeout_seconds=30,
+            heartbeat_timeout_seconds=50,
             shutdown_timeout_seconds=60,
         )
     except RuntimeError as error:

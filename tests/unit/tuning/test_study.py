@@ -13,6 +13,8 @@ import pytest
 from jaxtrain import evaluate, run, tune
 from tests.unit.tuning import small
 
+pytest.importorskip("optuna", reason="a study needs the extra `tune`")
+
 SPACE = """
 study: {trials: 6, sampler: {startup_trials: 3}, pruner: {name: none}}
 optim.lr: {type: loguniform, low: 1.0e-3, high: 1.0e-1}

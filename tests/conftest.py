@@ -27,15 +27,6 @@ def _compile_cache():
     compile_cache.enable()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forget_programs():
-    """Compiled programs of a file go with it: hundreds of them would fill the memory."""
-    yield
-    import jax
-
-    jax.clear_caches()
-
-
 def pytest_ignore_collect(collection_path, config):
     """Without torch (the run with the newest jax) only the files that import nothing beyond the core are collected."""
     if not _TORCH_FREE or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):

@@ -39,12 +39,20 @@ def together(command):
                 raise
             if isinstance(error, UserError):
                 print(f"error: {error}", file=sys.stderr, flush=True)
-                os._exit(error.exit_code)
+                leave(error.exit_code)
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(commands.FAILED)  # JAX would wait for the lost process at exit
+            leave(commands.FAILED)
 
     return guarded
+
+
+def leave(code: int):
+    """End this process now: JAX would wait at exit for a lost one. Process 0, whose end ends the others, goes last."""
+    from jaxtrain.runtime import launch
+
+    launch.say_goodbye()
+    os._exit(code)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ Recognised by their environment, in this order: explicit JAXTRAIN_* variables, t
 Kubernetes indexed jobs. Nothing recognised means one process.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -23,6 +24,7 @@ from jaxtrain.errors import UserError
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
 DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, as a large checkpoint
+GOODBYE_TIMEOUT_S = 5  # for the other processes to end before process 0 does
 CHECK_TIMEOUT_S = 60  # until every process has told its versions, and until the first all-reduce returns
 
 
@@ -142,6 +144,22 @@ def wait_for_all(name: str, timeout_s: float = 3600) -> None:
     """Until every process is here; does nothing for a single one."""
     if jax.process_count() > 1:
         coordination().wait_at_barrier(f"jaxtrain/{name}", int(timeout_s * 1000))
+
+
+def say_goodbye(timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
+    """Before a process ends with an error: the others often end with the same one, and process 0, which keeps the
+    coordination service, lets them; without the service they would be aborted before they could say why."""
+    from jax._src.distributed import global_state
+
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(Exception):  # a lost process never says it: the time is up, whatever the client raises
+        if global_state.process_id != 0:
+            coordination().key_value_set(f"jaxtrain/left/{global_state.process_id}", "", allow_overwrite=True)
+            return
+        for process in range(1, global_state.num_processes):
+            left = max(0.01, deadline - time.monotonic())
+            coordination().blocking_key_value_get(f"jaxtrain/left/{process}", int(left * 1000))
+        time.sleep(0.2)  # from the word to the end
 
 
 def told_by_first(topic: str, decide: Callable[[], Any]) -> Any:

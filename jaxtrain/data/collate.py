@@ -55,8 +55,8 @@ def stack(values: Sequence[Any], name: str) -> Any:
     if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
         return tuple(stack([value[i] for value in values], f"{name}.{i}") for i in range(len(first)))
     arrays = [np.asarray(value) for value in values]
-    shapes = list(dict.fromkeys(array.shape for array in arrays))
-    if len(shapes) > 1:
+    if len({array.shape for array in arrays}) > 1:
+        shapes = list(dict.fromkeys(array.shape for array in arrays))
         raise UserError(
             f"the dataset is ragged: `{name}` has shape {list(shapes[0])} in one item and {list(shapes[1])} in "
             "another; pad them in the Dataset, or give the task a collate function"
@@ -64,7 +64,11 @@ def stack(values: Sequence[Any], name: str) -> Any:
     odd = {array.dtype for array in arrays if not _is_number(array.dtype)}
     if odd:
         raise _no_number(next(v for v, array in zip(values, arrays, strict=True) if array.dtype in odd), name)
-    return narrow(np.stack(arrays))
+    shape = arrays[0].shape
+    together = (
+        np.concatenate(arrays).reshape(len(arrays), *shape) if shape else np.array(arrays)
+    )  # quicker than np.stack
+    return narrow(together)
 
 
 def _no_number(value: Any, name: str) -> UserError:

@@ -62,7 +62,7 @@ class SampleIndex(int):
     @classmethod
     def of(cls, index: int, epoch: int) -> "SampleIndex":
         self = cls(index)
-        self.epoch = int(epoch)
+        self.epoch = epoch
         return self
 
 

@@ -4,6 +4,7 @@ Every item is read with Python's, numpy's (and torch's) global random generators
 that augmentation is the same for any number of workers and processes, and after a resume.
 """
 
+import ctypes
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,18 @@ class PythonRandom:
 
 
 class NumpyRandom:
-    get = staticmethod(np.random.get_state)
+    """numpy's global generator. Copying its state out is slow (24 us), so that is done only when its bytes changed."""
+
+    def __init__(self):
+        self._bytes: bytes | None = None
+        self._state: Any = None
+
+    def get(self) -> Any:
+        now = self._now()
+        if now is None or now != self._bytes:
+            self._bytes, self._state = now, np.random.get_state()
+        return self._state
+
     set = staticmethod(np.random.set_state)
 
     @staticmethod
@@ -58,7 +70,13 @@ class NumpyRandom:
 
     @staticmethod
     def same(first, second) -> bool:
-        return first[2] == second[2] and np.array_equal(first[1], second[1])
+        return first is second or (first[2] == second[2] and np.array_equal(first[1], second[1]))
+
+    @staticmethod
+    def _now() -> bytes | None:
+        generator = np.random.get_bit_generator()
+        is_default = isinstance(generator, np.random.MT19937)  # 624 words and a position
+        return ctypes.string_at(generator.ctypes.state_address, 2500) if is_default else None
 
 
 class Reader:
@@ -72,22 +90,30 @@ class Reader:
         self.collate = collate or default_collate
         self.seed = seed
         self.reading: Callable[[int], None] = _nobody_asks
-        self._drawn: set[int] = set()  # which of the global generators an item was ever seen to draw from
+        self._drawn: set[int] = set()  # which of the global generators items were seen to draw from
         self._epoch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"reading": _nobody_asks}
 
     def __call__(self, request: Request) -> dict[str, Any]:
+        """Seeding before every item costs more than reading a small one, so a generator is left alone until an item,
+        or the collate function, draws from it; that batch is then read again."""
         self._enter(request.epoch)
         states = random_states(self.source)
         before = [state.get() for state in states]
+        moved = set(range(len(states)))
         try:
-            items = self._items(request, states)
-            return self._collate(items, request)
+            while moved:
+                items = self._items(request, [states[i] for i in sorted(self._drawn)])
+                batch = self._collate(items, request)
+                quiet = [i for i in range(len(states)) if i not in self._drawn]
+                moved = {i for i in quiet if not states[i].same(before[i], states[i].get())}
+                self._drawn |= moved
+            return batch
         finally:
-            for state, value in zip(states, before, strict=True):
-                state.set(value)
+            for i in self._drawn:
+                states[i].set(before[i])
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -96,41 +122,30 @@ class Reader:
             if set_epoch is not None:
                 set_epoch(epoch)
 
-    def _items(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
-        """Seeding before every item costs more than reading a small one, so a generator is left alone until an item
-        draws from it; that batch is then read again."""
-        while True:
-            quiet = {i: state.get() for i, state in enumerate(states) if i not in self._drawn}
-            seeded = [states[i] for i in sorted(self._drawn)]
-            items = self._read_seeded(request, seeded) if seeded else self._read_all(request)
-            moved = {i for i, value in quiet.items() if not states[i].same(value, states[i].get())}
-            if not moved:
-                return items
-            self._drawn |= moved
-
-    def _read_seeded(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
-        items = []
-        for index in request.indices.tolist():
-            _seed(states, self._seed_of(request.epoch, index))
-            items.append(self._read(index, request.epoch))
-        return items
-
-    def _read_all(self, request: Request) -> list[Any]:
+    def _items(self, request: Request, seeded: Sequence[RandomState]) -> list[Any]:
         many = getattr(self.source, "__getitems__", None)  # torch's protocol: several items in one go
-        if many is None:
-            return [self._read(int(index), request.epoch) for index in request.indices]
+        if many is None or seeded:
+            return self._read_each(request, seeded)
         self.reading(int(request.indices[0]))
         try:
-            return list(many([SampleIndex.of(int(index), request.epoch) for index in request.indices]))
+            return list(many([SampleIndex.of(index, request.epoch) for index in request.indices.tolist()]))
         except Exception as error:
             raise _raised(error, f"samples {shorten(request.indices)}") from error
 
-    def _read(self, index: int, epoch: int) -> Any:
-        self.reading(index)
-        try:
-            return self.source[SampleIndex.of(index, epoch)]
-        except Exception as error:
-            raise _raised(error, f"sample {index}") from error
+    def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
+        """One after another; `states` are seeded anew before each."""
+        source, epoch, reading, items = self.source, request.epoch, self.reading, []
+        indices = request.indices.tolist()
+        seeds = mix(self.seed, epoch, request.indices).tolist() if states else indices
+        for index, seed in zip(indices, seeds, strict=True):
+            reading(index)
+            try:
+                for state in states:
+                    state.seed(seed)
+                items.append(source[SampleIndex.of(index, epoch)])
+            except Exception as error:
+                raise _raised(error, f"sample {index}") from error
+        return items
 
     def _collate(self, items: list[Any], request: Request) -> dict[str, Any]:
         bucketed = isinstance(self.source, BucketedSource)
@@ -139,9 +154,6 @@ class Reader:
             return collate(items)
         except UserError as error:
             raise UserError(f"{error} (samples {shorten(request.indices)})") from None
-
-    def _seed_of(self, epoch: int, index: int) -> int:
-        return mix(self.seed, epoch, index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +182,8 @@ class SequenceReader:
         if request.epoch != self._epoch:
             self._epoch, self._given = request.epoch, 0
             share = (request.worker, request.workers)
-            _seed(random_states(self.source), mix(self.seed, request.epoch, request.worker))
+            for state in random_states(self.source):
+                state.seed(int(mix(self.seed, request.epoch, request.worker)))
             self._batches = self.source.batches(request.epoch, *share, self.batch_size, self.collate)
         self.reading(self._given * self.batch_size)
         try:
@@ -186,27 +199,26 @@ class SequenceReader:
 def random_states(source: Any) -> list[RandomState]:
     """The global generators that a source's items may draw from."""
     own = source.random_states() if isinstance(source, HookedSource) else []
-    return [PythonRandom(), NumpyRandom(), *own]
+    return [_PYTHON, _NUMPY, *own]
+
+
+_PYTHON, _NUMPY = PythonRandom(), NumpyRandom()
 
 
 def _nobody_asks(index: int) -> None:
     """Nobody wants to know which sample is being read."""
 
 
-def mix(*numbers: int) -> int:
-    """A 63-bit number that depends on each of `numbers`. Source: Steele et al. 2014, SplitMix64's finaliser."""
-    value = 0
-    for number in numbers:
-        value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        value ^= value >> 31
-    return value >> 1
-
-
-def _seed(states: Sequence[RandomState], seed: int) -> None:
-    for state in states:
-        state.seed(seed)
+def mix(*numbers: int | np.ndarray) -> np.ndarray:
+    """63-bit numbers that depend on each of `numbers`, which broadcast. Source: Steele et al. 2014, SplitMix64."""
+    value = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64
+        for number in numbers:
+            value = value + np.asarray(number).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+            value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            value = value ^ (value >> np.uint64(31))
+    return value >> np.uint64(1)
 
 
 def _raised(error: Exception, where: str) -> DataError:

@@ -39,7 +39,7 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
         reader = frozen.thaw() if isinstance(frozen, Ticket) else frozen
         reader.reading = lambda index: progress.__setitem__(worker, index)
         if isinstance(reader.source, HookedSource):
-            reader.source.enter_worker(worker, workers, mix(reader.seed, worker))
+            reader.source.enter_worker(worker, workers, int(mix(reader.seed, worker)))
     except BaseException as error:
         _send(connection, (FAILED, explain(error, "cannot start")))
         return

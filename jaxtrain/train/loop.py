@@ -102,7 +102,8 @@ class Loop:
         if not over:
             self._steps()
         self._drain()
-        self.checkpoints.save_for_sure(trainer.state, self.step, self.meta(), self.config.checkpoint.retry_s)
+        with self.clock.phase("checkpoint"):
+            self.checkpoints.save_for_sure(trainer.state, self.step, self.meta(), self.config.checkpoint.retry_s)
         self.samples_per_s = self.clock.samples_per_s(self.step)
 
     def _steps(self) -> None:

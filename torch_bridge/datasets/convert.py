@@ -19,12 +19,12 @@ def to_numpy(value: Any) -> Any:
             bits, own = _VIEWS[value.dtype]
             return value.detach().cpu().view(bits).numpy().view(own)
         return value.numpy(force=True)
-    if isinstance(value, Mapping):
-        return {key: to_numpy(inner) for key, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(to_numpy, value))
     if isinstance(value, (tuple, list)):
         return type(value)(map(to_numpy, value))
+    if isinstance(value, Mapping):
+        return {key: to_numpy(inner) for key, inner in value.items()}
     return value
 
 

@@ -88,7 +88,7 @@ class LoaderSource(TorchHooks, OrderedSource):
         before = [state.get() for state in states]
         try:
             for state in states:
-                state.seed(mix(seed, epoch))
+                state.seed(int(mix(seed, epoch)))
             for part in (self.sampler, getattr(self.sampler, "sampler", None)):
                 set_epoch(part, epoch)
             return [self._positions(batch) for batch in self.sampler]
@@ -163,7 +163,7 @@ class LoaderSequence(TorchHooks, SequentialSource):
             return iter(self.dataset)
         set_epoch(self.sampler, epoch)
         state = torch.get_rng_state()
-        torch.manual_seed(mix(epoch) & 0x7FFFFFFF)  # every worker draws the same order and takes its share
+        torch.manual_seed(int(mix(epoch)) & 0x7FFFFFFF)  # every worker draws the same order and takes its share
         order = list(self.sampler)
         torch.set_rng_state(state)
         return (self.dataset[index] for index in order[worker::workers])

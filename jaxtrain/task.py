@@ -108,8 +108,10 @@ class Task:
     schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
         procedures of `compat: original`.
     scalars: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update, traced.
-    pictures: (outputs, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
-        from the first validation batch after every evaluation, for the trackers.
+    pictures: (model, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
+        from the first validation batch after every evaluation, where there is a tracker.
+    histograms: (model, batch, config) -> values by name, float arrays of which those that are finite count, in
+        jax.numpy; of the same batch, at the same time.
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
@@ -137,6 +139,7 @@ class Task:
     schedule: Callable[[Any, Callable[[int], float], int], Callable[[int], float]] | None = None
     scalars: Callable[[Any, Any], Mapping[str, Any]] | None = None
     pictures: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
+    histograms: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
     report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
     describe: Callable[[Any], str] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)

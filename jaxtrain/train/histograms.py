@@ -37,7 +37,7 @@ class Histograms:
         for name, (counts, low, high) in jax.device_get(
             self._programs[several](self.trainer.state, batch, columns, self.trainer.numbers())
         ).items():
-            tracker.histogram(first, name, np.asarray(counts), np.linspace(low, high, BINS + 1))
+            tracker.histogram(first, name, np.asarray(counts), edges(low, high))
 
     def _program(self, several: bool):
         trainer = self.trainer
@@ -63,3 +63,8 @@ def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     high = jnp.where(high > low, high, low + 1e-6 + 1e-6 * jnp.abs(low))
     bins = jnp.clip(((values - low) / (high - low) * BINS).astype(jnp.int32), 0, BINS - 1)
     return jnp.zeros(BINS, jnp.int32).at[jnp.where(finite, bins, BINS)].add(1, mode="drop"), low, high
+
+
+def edges(low: float, high: float) -> np.ndarray:
+    """[BINS + 1], of what `histogram` gives."""
+    return np.linspace(low, high, BINS + 1)

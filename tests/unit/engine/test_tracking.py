@@ -86,13 +86,16 @@ def test_tensorboard_reads_back_an_image(tmp_path):
     assert (step, value.image.width, value.image.height) == (3, 2, 2)
 
 
-def test_a_task_draws_its_pictures_after_every_evaluation(tmp_path):
-    def pictures(outputs, batch, config):
+def test_a_task_draws_its_pictures_and_histograms_after_every_evaluation(tmp_path):
+    def pictures(model, batch, config):
         return {"targets": jnp.broadcast_to(batch["y"][:, None, None] > 0, (8, 5, 3)).astype(jnp.float32)}
+
+    def histograms(model, batch, config):
+        return {"positive": jnp.where(batch["y"] > 0, batch["y"], jnp.nan)}
 
     made = runs.trainer(
         tmp_path,
-        runs.task(pictures=pictures),
+        runs.task(pictures=pictures, histograms=histograms),
         tracking__tensorboard=True,
         evaluation__every_steps=4,
     )
@@ -100,6 +103,10 @@ def test_a_task_draws_its_pictures_after_every_evaluation(tmp_path):
     made.train()
     found = events(tmp_path, "validation/targets")
     assert [(step, value.image.height, value.image.width) for step, value in found] == [(4, 8, 5), (8, 8, 5)]
+    drawn = made.source("train").columns["y"][:8]
+    assert [(step, sum(value.histo.bucket)) for step, value in events(tmp_path, "validation/positive")] == [
+        (step, (drawn > 0).sum()) for step in (4, 8)
+    ]
 
 
 def test_a_task_logs_scalars_of_its_own_with_every_step(tmp_path):

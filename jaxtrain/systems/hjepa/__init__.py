@@ -58,6 +58,24 @@ def _build_data(config, split):
     return build_data(config, split)
 
 
+def _pictures(model, batch, config):
+    from jaxtrain.systems.hjepa.pictures import sheets
+
+    return sheets(model, batch, config)
+
+
+def _histograms(model, batch, config):
+    from jaxtrain.systems.hjepa.pictures import embeddings
+
+    return embeddings(model, batch, config)
+
+
+def _report(model, source, config, folder):
+    from jaxtrain.systems.hjepa.report import report
+
+    return report(model, source, config, folder)
+
+
 def _build_sequences(config, split):
     from jaxtrain.systems.hjepa.sequences import build_data
 
@@ -85,6 +103,10 @@ TASKS = {
         after_update=task.after_update,
         schedule=task.schedule,
         initial_weights=task.initial_weights,
+        scalars=task.scalars,
+        pictures=_pictures,
+        histograms=_histograms,
+        report=_report,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss, after_update=_move_twin),
         numbers=("seed",),
         original=ORIGINAL,

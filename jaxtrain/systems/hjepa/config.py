@@ -70,6 +70,7 @@ class ModelConfig(Section):
 
 class MaskingConfig(Section):
     kind: Literal["fixed", "ragged"] = "fixed"  # fixed: every mask has the same count; ragged: as the blocks fall
+    generator: Literal["hierarchical", "multi_block"] = "hierarchical"  # the original's level 0, or I-JEPA's blocks
     num_masks: int = Field(4, ge=1)  # target blocks per image
     mask_scale: tuple[float, float] = (0.05, 0.15)  # area of a block / area of the image, from and to
     aspect_ratio: tuple[float, float] = (0.75, 1.5)  # width / height of a block, from and to
@@ -111,6 +112,10 @@ class AugmentationConfig(Section):
     color_jitter: float = Field(0.4, ge=0)  # strength; 0: none
     crop_scale: tuple[float, float] = (0.8, 1.0)  # area of the random crop / area of the image, from and to
     horizontal_flip: float = Field(0.5, ge=0, le=1)  # probability
+    global_crops: int = Field(1, ge=1)  # crops of image_size per image, each masked and predicted on its own
+    local_crops: int = Field(0, ge=0)  # smaller crops per image beside them (multi-crop)
+    local_size: int | None = Field(None, ge=1)  # pixels per side of a local crop; half of image_size if left out
+    local_scale: tuple[float, float] = (0.05, 0.4)  # area of a local crop / area of the image, from and to
     where: Literal["device", "loader"] = "device"  # device: inside the step, on images resized once
 
 
@@ -133,8 +138,9 @@ class HJepaData(DataConfig):
 
 
 class ProbeConfig(Section):
-    """What evaluation judges features by, besides the loss. The model is never trained on labels."""
+    """What evaluation judges features by, besides the loss. Labels train nothing but the judges' own copies."""
 
+    samples: int = Field(50_000, ge=2)  # of a split that `jaxtrain.evaluate` judges, spread evenly over it
     knn_k: int = Field(20, ge=1)
     knn_temperature: float = Field(0.07, gt=0)
     epochs: int = Field(100, ge=1)  # passes of the linear probe in `jaxtrain.evaluate`
@@ -142,6 +148,11 @@ class ProbeConfig(Section):
     batch_size: int = Field(256, ge=1)  # of the linear probe
     few_shot_shots: list[int] = [1, 5, 10]
     few_shot_episodes: int = Field(100, ge=1)
+    folds: int = Field(0, ge=0)  # of the linear probe over training and evaluated samples together; 0: none
+    fine_tune_epochs: int = Field(0, ge=0)  # passes that train a copy of the encoder with a classifier; 0: none
+    fine_tune_lr: float = Field(1e-3, gt=0)  # of the classifier; the encoder takes fine_tune_encoder_lr_ratio of it
+    fine_tune_encoder_lr_ratio: float = Field(0.1, ge=0)  # 0: the encoder stays frozen
+    fine_tune_weight_decay: float = Field(0.05, ge=0)
     collapse_rank_ratio: float = Field(0.05, ge=0, le=1)  # warn below this effective rank / width
     collapse_std: float = Field(0.01, ge=0)  # warn below this standard deviation of features over images
 

@@ -1,6 +1,5 @@
 """The data of the pre-training task: from `data` settings to a source per split."""
 
-import dataclasses
 import functools
 import pathlib
 
@@ -8,13 +7,11 @@ import numpy as np
 
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa import device_masks
 from jaxtrain.systems.hjepa import image_sources as images
 from jaxtrain.systems.hjepa.config import DATASETS
-from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator, training_mask
-from jaxtrain.systems.hjepa.task import overrides
+from jaxtrain.systems.hjepa.loader_masks import WithMasks
 from jaxtrain.systems.hjepa.transforms import train_transform
-from jaxtrain.systems.hjepa.vit import vit_size
+from jaxtrain.systems.hjepa.views import local_size, several_crops
 
 FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 
@@ -30,7 +27,9 @@ def build_data(config, split: str):
         source = images.Mixture(parts, weights, data.sampling_strategy, data.temperature, config.seed)
     else:
         source = _one(config, data.dataset, data.path, split, in_memory=config.masking.where == "device")
-    return source if config.masking.where == "device" else WithMasks.of(source, config)
+    if config.masking.where == "device":
+        return source
+    return WithMasks(source, config, crops=split == "train" and several_crops(config))
 
 
 def _folder(data) -> pathlib.Path:
@@ -46,8 +45,12 @@ def _one(config, name: str, path: str, split: str, in_memory: bool):
         return images.ImageFolder(folder, read, _class_list(config, folder) if name == "imagenet100" else None)
     if name not in ("digits", "cifar10", "cifar100", "stl10"):
         raise UserError(f"data.datasets: {name!r} is unknown; known: {', '.join(DATASETS)}")
+    if name == "digits" and split == "train" and config.data.augmentation.where == "loader":
+        raise UserError(
+            "data.augmentation.where: loader has no transform for digits; set data.augmentation.where=device"
+        )
     pixels, labels = _arrays(name, path, split, config.data.validation_ratio)
-    if in_memory and not isinstance(read, images.ReadAugmented):
+    if in_memory and not isinstance(read, (images.ReadAugmented, images.ReadCrops)):
         if split != "train" and pixels.shape[-1] != size:
             pixels = np.stack([read(image.transpose(1, 2, 0), 0) for image in pixels])
         return ArraySource({"image": pixels, "label": labels}, batched=True)
@@ -73,8 +76,12 @@ def _reader(config, split: str):
         return images.ReadEvaluation(size)
     if augmentation.where == "device":
         return images.ReadSquare(size + 32)
-    transform = train_transform(size, augmentation.color_jitter, augmentation.crop_scale, augmentation.horizontal_flip)
-    return images.ReadAugmented(transform, config.seed)
+    color, flip = augmentation.color_jitter, augmentation.horizontal_flip
+    if not several_crops(config):
+        return images.ReadAugmented(train_transform(size, color, augmentation.crop_scale, flip), config.seed)
+    large = train_transform(size, color, augmentation.crop_scale, flip, presize=False)
+    small = train_transform(local_size(config), color, augmentation.local_scale, flip, presize=False)
+    return images.ReadCrops(large, small, augmentation.global_crops, augmentation.local_crops, config.seed)
 
 
 def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
@@ -93,45 +100,3 @@ def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
     except OSError as error:
         raise UserError(f"data.class_list: {path} cannot be read: {error.strerror}") from None
     return tuple(names)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithMasks:
-    """A source whose items gain "mask", bool [patch], drawn with numpy in the original's order of draws.
-
-    count: trimmed or filled to so many patches; None: as the blocks fall. Seeded by (seed, epoch, sample).
-    """
-
-    source: object
-    options: dict
-    count: int | None
-    seed: int
-
-    @classmethod
-    def of(cls, source, config) -> "WithMasks":
-        masking, patch = config.masking, vit_size(config.model.encoder_type, **overrides(config.model.vit)).patch_size
-        grid = config.data.image_size // patch
-        options = {
-            "input_size": grid * patch,
-            "patch_size": patch,
-            "num_hierarchies": 1,
-            "num_target_masks": masking.num_masks,
-            "base_scale": masking.mask_scale,
-            "aspect_ratio_range": masking.aspect_ratio,
-        }
-        count = device_masks.fixed_count(grid, masking.num_masks, masking.mask_scale, masking.ratio)
-        return cls(source, options, count if masking.kind == "fixed" else None, config.seed)
-
-    def __len__(self) -> int:
-        return len(self.source)  # pyright: ignore[reportArgumentType]
-
-    def __getitem__(self, index: int) -> dict:
-        rng = np.random.RandomState(
-            np.random.SeedSequence([self.seed, getattr(index, "epoch", 0), int(index)]).generate_state(4)
-        )
-        mask = training_mask(HierarchicalMaskGenerator(**self.options, rng=rng)(1))[0]
-        if self.count is not None:
-            order = 2 * mask + rng.uniform(size=mask.size)
-            mask = np.zeros(mask.size, bool)
-            mask[np.argsort(-order)[: self.count]] = True
-        return self.source[index] | {"mask": mask}  # pyright: ignore[reportIndexIssue]

@@ -8,11 +8,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtrain.systems.hjepa.pixels import MEAN, STD
 
 CENTER = 1 / 1.14  # the evaluation transform resizes to 1.14 S and crops S
-GREY = jnp.array([0.299, 0.587, 0.114])  # ITU-R 601, as Pillow and torchvision
+GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow and torchvision
 
 
 def normalise(images):

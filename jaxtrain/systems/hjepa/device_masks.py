@@ -1,9 +1,10 @@
-"""Masks drawn inside the step, batched: the distribution of `masks.HierarchicalMaskGenerator`'s level 0.
+"""Masks drawn inside the step, batched: the distributions of the generators in `masks`.
 
 Every sample draws from a key of its own, so a batch's masks do not depend on how it is cut or sharded.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,36 +12,48 @@ import jax.numpy as jnp
 ATTEMPTS = 10  # candidates per block, of which the first that overlaps no earlier block is taken
 
 
-def block_union(key, rows: int, columns: int, num_masks: int, scale, aspect) -> jax.Array:
-    """The union of num_masks rectangles on the grid, bool [rows, columns].
+class Blocks(NamedTuple):
+    """What to draw per image. count: rectangles. scale: range of a rectangle's share of the grid. aspect: range of its
+    width / height. divisor: the fallback of a rectangle that fits nowhere is grid // divisor wide and high."""
 
-    scale: range of a block's share of the grid. aspect: range of width / height, clipped to [0.85, 1.15] from below
-    and above as at the original's level 0.
-    """
-    aspect = (max(aspect[0], 0.85), min(aspect[1], 1.15))
-    candidates = _candidates(key, num_masks, rows, columns, scale, aspect)
+    count: int
+    scale: tuple[float, float]
+    aspect: tuple[float, float]
+    divisor: int = 2
+
+
+def blocks_of(masking) -> Blocks:
+    """Of a MaskingConfig: the original's level 0, whose aspect is kept within [0.85, 1.15], or I-JEPA's blocks."""
+    low, high = masking.aspect_ratio
+    if masking.generator == "multi_block":
+        return Blocks(masking.num_masks, masking.mask_scale, (low, high), 4)
+    return Blocks(masking.num_masks, masking.mask_scale, (max(low, 0.85), min(high, 1.15)))
+
+
+def block_union(key, rows: int, columns: int, blocks: Blocks) -> jax.Array:
+    """The union of the blocks on the grid, bool [rows, columns]."""
 
     def place(occupied, candidates):
         free = ~(candidates & occupied).any((1, 2))
         free = free.at[-1].set(True)  # the fallback may overlap
         return occupied | candidates[jnp.argmax(free)], None
 
-    return jax.lax.scan(place, jnp.zeros((rows, columns), bool), candidates)[0]
+    return jax.lax.scan(place, jnp.zeros((rows, columns), bool), _candidates(key, rows, columns, blocks))[0]
 
 
-def _candidates(key, num_masks: int, rows: int, columns: int, scale, aspect):
-    """For each block ATTEMPTS rectangles and a small fallback, bool [num_masks, ATTEMPTS + 1, rows, columns]."""
-    shape = (4, num_masks, ATTEMPTS + 1)
-    sizes, shapes, tops, lefts = jax.random.uniform(key, (math.prod(shape),)).reshape(
-        shape
-    )  # flat: XLA compiles it fast
-    area = (scale[0] + sizes * (scale[1] - scale[0])) * rows * columns
-    ratio = aspect[0] + shapes * (aspect[1] - aspect[0])
+def _candidates(key, rows: int, columns: int, blocks: Blocks):
+    """For each block ATTEMPTS rectangles and a small fallback, bool [block, ATTEMPTS + 1, rows, columns]."""
+    (scale_low, scale_high), (aspect_low, aspect_high) = blocks.scale, blocks.aspect
+    shape = (4, blocks.count, ATTEMPTS + 1)
+    flat = jax.random.uniform(key, (math.prod(shape),))  # flat: XLA compiles it fast
+    sizes, shapes, tops, lefts = flat.reshape(shape)
+    area = (scale_low + sizes * (scale_high - scale_low)) * rows * columns
+    ratio = aspect_low + shapes * (aspect_high - aspect_low)
     height = jnp.round(jnp.sqrt(area / ratio))
     width = jnp.round(height * ratio)
     height, width = jnp.clip(height, 1, rows), jnp.clip(width, 1, columns)
-    height = height.at[:, -1].set(max(1, rows // 2))
-    width = width.at[:, -1].set(max(1, columns // 2))
+    height = height.at[:, -1].set(max(1, rows // blocks.divisor))
+    width = width.at[:, -1].set(max(1, columns // blocks.divisor))
     top, left = jnp.floor(tops * (rows - height + 1)), jnp.floor(lefts * (columns - width + 1))
     row, column = jnp.arange(rows), jnp.arange(columns)
     inside_rows = (row >= top[..., None]) & (row < (top + height)[..., None])
@@ -57,28 +70,27 @@ def to_count(key, union, count: int) -> jax.Array:
     return jnp.zeros(union.size, bool).at[chosen].set(True).reshape(union.shape)
 
 
-def draw(keys, grid: int, num_masks: int, scale, aspect, count: int | None) -> jax.Array:
+def draw(keys, grid: int, blocks: Blocks, count: int | None) -> jax.Array:
     """Masks bool [batch, grid * grid], True = predict, one per key; each of `count` patches or as blocks fall."""
 
     def one(key):
         first, second = jax.random.split(key)
-        union = block_union(first, grid, grid, num_masks, scale, aspect)
+        union = block_union(first, grid, grid, blocks)
         return (union if count is None else to_count(second, union, count)).reshape(-1)
 
     return jax.vmap(one)(keys)
 
 
-def largest_count(grid: int, num_masks: int, scale, aspect) -> int:
+def largest_count(grid: int, blocks: Blocks) -> int:
     """An upper bound of the patches that a ragged mask covers; at least one patch stays visible in the fixed ones."""
-    aspect = (max(aspect[0], 0.85), min(aspect[1], 1.15))
-    most = (grid // 2) ** 2
-    for ratio in aspect:
-        height = math.sqrt(scale[1] * grid * grid / ratio) + 0.5
+    most = max(1, grid // blocks.divisor) ** 2
+    for ratio in blocks.aspect:
+        height = math.sqrt(blocks.scale[1] * grid * grid / ratio) + 0.5
         most = max(most, math.ceil(height) * math.ceil(height * ratio + 0.5))
-    return min(grid * grid, num_masks * most)
+    return min(grid * grid, blocks.count * most)
 
 
-def fixed_count(grid: int, num_masks: int, scale, ratio: float | None) -> int:
+def fixed_count(grid: int, blocks: Blocks, ratio: float | None) -> int:
     """Patches of a fixed-count mask: `ratio` of the grid, or what the blocks cover on average."""
-    share = num_masks * sum(scale) / 2 if ratio is None else ratio
+    share = blocks.count * sum(blocks.scale) / 2 if ratio is None else ratio
     return min(max(1, round(share * grid * grid)), grid * grid - 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
+from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.transforms import as_image, center_crop, eval_transform, resize_shorter, train_transform
 
@@ -51,7 +52,7 @@ class ImageFolder:
     def __getitem__(self, index: int) -> dict:
         path, label = self.samples[index]  # pyright: ignore[reportAttributeAccessIssue]
         with Image.open(path) as image:
-            return {"image": self.read(image, index), "label": label}
+            return item(self.read(image, index), label)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,30 @@ class ReadAugmented:
         return self.transform(image, rng)
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadCrops:
+    """Several crops of one image, {"image": float32 [crop, 3, S, S], "image_local": float32 [crop, 3, s, s]}, cut from
+    its full resolution and seeded by (seed, epoch, sample). Source: Caron et al. 2020 (multi-crop)."""
+
+    large: train_transform
+    small: train_transform
+    global_crops: int
+    local_crops: int
+    seed: int
+
+    def __call__(self, image, index: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
+        found = {"image": np.stack([self.large(image, rng) for _ in range(self.global_crops)])}
+        if self.local_crops:
+            found["image_local"] = np.stack([self.small(image, rng) for _ in range(self.local_crops)])
+        return found
+
+
+def item(pixels, label: int) -> dict:
+    """pixels: what a `read` gives, one array or several by name."""
+    return (pixels if isinstance(pixels, dict) else {"image": pixels}) | {"label": label}
+
+
 def channels_first(image) -> np.ndarray:
     array = np.asarray(image)
     return np.ascontiguousarray(array.transpose(2, 0, 1) if array.ndim == 3 else array[None])
@@ -105,7 +130,7 @@ class ArrayImages:
     def __getitem__(self, index: int) -> dict:
         image = self.images[index].transpose(1, 2, 0)
         image = image[..., 0] if image.shape[-1] == 1 else image
-        return {"image": self.read(image, index), "label": int(self.labels[index])}
+        return item(self.read(image, index), int(self.labels[index]))
 
 
 def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -195,12 +220,13 @@ class Mixture:
         return max(self.sizes) if self.strategy == "weighted" else len(self.pairs)  # pyright: ignore
 
     def __getitem__(self, index: int) -> dict:
+        epoch = getattr(index, "epoch", 0)
         if self.strategy != "weighted":
             number, place = self.pairs[index]  # pyright: ignore[reportAttributeAccessIssue]
         else:
-            rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
+            rng = np.random.default_rng([self.seed, epoch, int(index)])
             share = np.asarray(self.weights, float) / sum(self.weights)
             share = share ** (1 / self.temperature)
             number = int(rng.choice(len(self.sources), p=share / share.sum()))
             place = int(rng.integers(self.sizes[number]))  # pyright: ignore[reportAttributeAccessIssue]
-        return self.sources[number][place] | {"dataset": number}
+        return self.sources[number][SampleIndex.of(place, epoch)] | {"dataset": number}

@@ -40,7 +40,7 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
     """The loss of a config; masked_mean as in `losses.hjepa`."""
     jepa = jepa_options(config, masked_mean)
     losses.level_weights(config.hierarchy_weights, levels)
-    if config.type in PURE and "vicreg_weight" in config.model_fields_set:
+    if config.type in PURE and config.vicreg_weight != LossConfig().vicreg_weight:
         warnings.warn(f"loss.type: {config.type} has no VICReg term; loss.vicreg_* has no effect", stacklevel=2)
     kind = config.type
     if kind in PURE and config.use_contrastive:

@@ -94,7 +94,6 @@ class HJEPA(nnx.Module):
         concat = use_fpn and fpn_fusion_method == "concat"
         self.fpn_fusion_convs = _normed_linears(levels - 1 if concat else 0, 2 * fpn_width, fpn_width, rngs)
         self.num_hierarchies = levels
-        self.num_patches = (img_size // size.patch_size) ** 2
         self.patch_size = size.patch_size
         self.use_fpn = use_fpn
         self.drop_masked = drop_masked
@@ -109,7 +108,7 @@ class HJEPA(nnx.Module):
         valid: bool [batch], rows that enter batch statistics."""
         context = self.encode_context(images, mask, masked, rngs)
         targets = self.encode_target(images, rngs)
-        positions = self.context_encoder.vit.pos_embed[...][:, 1:]
+        positions = self.context_encoder.vit.positions(images.shape[-1] // self.patch_size)
         predicted = self.predictor(context[:, 1:], masked.indices, positions, masked.present(), rngs=rngs)
         wanted = gather(targets[:, 1:], masked.indices)
         predictions = self.project(predicted, masked, valid, rngs)  # before the targets: both move the batch statistics
@@ -118,7 +117,7 @@ class HJEPA(nnx.Module):
     def encode_context(self, images, mask=None, masked: Masked | None = None, rngs=None):
         """Tokens of the visible patches: blanked where masked, or really without the masked ones."""
         if self.drop_masked and masked is not None:
-            kept = self.num_patches - masked.indices.shape[1]
+            kept = mask.shape[1] - masked.indices.shape[1]
             keep = jnp.argsort(mask, axis=1, stable=True)[:, :kept]
             return self.context_encoder(images, keep=keep, rngs=rngs)
         return self.context_encoder(images, mask, rngs=rngs)

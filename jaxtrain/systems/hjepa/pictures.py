@@ -1,68 +1,96 @@
-"""Sheets of small pictures, uint8 [height, width, 3]: masks, attention of the class token, nearest neighbours."""
+"""Sheets of small pictures, float [height, width, 3] in 0..1: masks, attention, nearest neighbours. In jax.numpy."""
 
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.systems.hjepa.pixels import MEAN, STD
+from jaxtrain.systems.hjepa.views import views_of
 
 LEAST = 64  # pixels per side that a picture is enlarged to, at least
+SHOWN = 8  # images of a sheet of masks or attention, and queries of a sheet of neighbours
 
 
-def save(sheet: np.ndarray, path: pathlib.Path) -> pathlib.Path:
+def sheets(model, batch, config) -> dict:
+    """Masks as evaluation draws them, what the target encoder attends to, and neighbours within the batch.
+
+    batch: columns of one evaluation batch; rows that are not `valid` are no neighbours. Gives sheets by name.
+    """
+    (view,) = views_of(model, batch, config, None)
+    grid = view.images.shape[-1] // model.patch_size
+    shown = view.images[:SHOWN]
+    attended = (model.target_encoder or model.context_encoder).vit.attended(shown)
+    features = model.extract_features(view.images, 0).mean(1)
+    return {
+        "masks": mask_sheet(shown, view.mask[:SHOWN].reshape(-1, grid, grid)),
+        "attention": attention_sheet(shown, attended.reshape(-1, grid, grid)),
+        "neighbours": neighbour_sheet(view.images, features, view.valid),
+    }
+
+
+def embeddings(model, batch, config) -> dict:
+    """Features of the batch by either encoder, float [batch, width]; NaN in rows that are not `valid`."""
+    (view,) = views_of(model, batch, config, None)
+    found = {
+        f"embeddings/{name}": model.extract_features(view.images, 0, use_target_encoder=name == "target").mean(1)
+        for name in ("target", "context")
+    }
+    return {name: jnp.where(view.valid[:, None], rows, jnp.nan) for name, rows in found.items()}
+
+
+def save(sheet, path: pathlib.Path) -> pathlib.Path:
     from PIL import Image
 
-    Image.fromarray(sheet).save(path)
+    Image.fromarray(np.round(255 * np.asarray(sheet, np.float32)).astype(np.uint8)).save(path)
     return path
 
 
-def viewable(images: np.ndarray) -> np.ndarray:
-    """uint8 or normalised float images [n, channel, h, w] -> uint8 [n, h, w, 3], enlarged to a visible size."""
-    if images.dtype != np.uint8:
-        if images.shape[1] == 3:
-            images = images * STD[:, None, None] + MEAN[:, None, None]
-        else:
-            images = images * 0.5 + 0.5
-        images = np.clip(images * 255, 0, 255).astype(np.uint8)
-    pictures = images.transpose(0, 2, 3, 1)
-    pictures = pictures[..., :3] if pictures.shape[-1] >= 3 else np.repeat(pictures[..., :1], 3, axis=-1)
-    return _enlarge(pictures, -(-LEAST // pictures.shape[1]))
+def viewable(images):
+    """Normalised float images [n, channel, h, w] -> [n, h, w, 3] in 0..1, enlarged to a visible size."""
+    images = jnp.asarray(images, jnp.float32)
+    if images.shape[1] == 3:
+        images = images * STD[:, None, None] + MEAN[:, None, None]
+    else:
+        images = jnp.repeat(images[:, :1] * 0.5 + 0.5, 3, axis=1)
+    times = -(-LEAST // images.shape[2])
+    return jnp.clip(jnp.moveaxis(images, 1, -1), 0, 1).repeat(times, 1).repeat(times, 2)
 
 
-def _enlarge(pictures: np.ndarray, times: int) -> np.ndarray:
-    return pictures.repeat(times, axis=1).repeat(times, axis=2)
+def mask_sheet(images, mask):
+    """Images above the same with their masked patches dark. mask: bool [n, rows, columns]."""
+    pictures = viewable(images)
+    return _stack([pictures, jnp.where(_over(pictures, mask), pictures / 5, pictures)])
 
 
-def _over(pictures: np.ndarray, cells: np.ndarray) -> np.ndarray:
+def attention_sheet(images, attended):
+    """Images above the same by what their patches receive, from dark (least) to bright; attended [n, rows, columns]."""
+    pictures = viewable(images)
+    low, high = (f(attended, axis=(1, 2), keepdims=True) for f in (jnp.min, jnp.max))
+    heat = _over(pictures, (attended - low) / jnp.maximum(high - low, 1e-9))
+    return _stack([pictures, pictures * (0.15 + 0.85 * heat)])
+
+
+def neighbour_sheet(images, features, valid, neighbours: int = 6):
+    """A column per query, the first images: itself, then its nearest others by cosine similarity of centred features
+    [n, width]. valid: bool [n], images that are no padding."""
+    weight = valid.astype(features.dtype)[:, None]
+    x = features - (weight * features).sum(0) / jnp.maximum(weight.sum(), 1)
+    x = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    similar = jnp.where(valid, x[:SHOWN] @ x.T, -jnp.inf)
+    queries = jnp.arange(len(similar))
+    similar = similar.at[queries, queries].set(jnp.inf)  # the query itself comes first
+    nearest = jnp.argsort(-similar, axis=1)[:, : neighbours + 1]
+    return _stack([viewable(images[place]) for place in nearest.T])
+
+
+def _over(pictures, cells):
     """Values per patch [n, rows, columns] -> per pixel [n, h, w, 1] of the pictures."""
     rows = np.arange(pictures.shape[1]) * cells.shape[1] // pictures.shape[1]
     columns = np.arange(pictures.shape[2]) * cells.shape[2] // pictures.shape[2]
     return cells[:, rows][:, :, columns][..., None]
 
 
-def _stack(*rows: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.concatenate(list(row), axis=1) for row in rows], axis=0)
-
-
-def mask_sheet(images: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Images above the same with their masked patches dark. mask: bool [n, rows, columns]."""
-    pictures = viewable(images)
-    return _stack(pictures, np.where(_over(pictures, mask), pictures // 5, pictures))
-
-
-def attention_sheet(images: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-    """Images above their patches' similarity to the class token, from dark (least) to bright [n, rows, columns]."""
-    pictures = viewable(images)
-    low, high = (f(similarity, axis=(1, 2), keepdims=True) for f in (np.min, np.max))
-    heat = _over(pictures, (similarity - low) / np.maximum(high - low, 1e-9))
-    return _stack(pictures, (pictures * (0.15 + 0.85 * heat)).astype(np.uint8))
-
-
-def neighbour_sheet(images: np.ndarray, features: np.ndarray, queries: int = 8, neighbours: int = 6) -> np.ndarray:
-    """One column per query image: the query, then its nearest others by cosine similarity of features [n, width]."""
-    x = features - features.mean(0)
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    similar = x[:queries] @ x.T
-    similar[np.arange(len(similar)), np.arange(len(similar))] = np.inf  # the query itself comes first
-    nearest = np.argsort(-similar, axis=1)[:, : neighbours + 1]
-    return _stack(*[viewable(images[place]) for place in nearest.T])
+def _stack(rows):
+    """Rows of pictures [n, h, w, 3] -> one sheet."""
+    return jnp.concatenate([jnp.concatenate(list(row), axis=1) for row in rows], axis=0)

@@ -2,43 +2,48 @@
 
 import json
 import pathlib
-from collections.abc import Callable
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.systems.hjepa import device_images, features
-from jaxtrain.systems.hjepa.data import build_data
-from jaxtrain.systems.hjepa.knn import KNN, few_shot, unit
-from jaxtrain.systems.hjepa.linear_probe import LinearProbe
-from jaxtrain.systems.hjepa.pictures import attention_sheet, mask_sheet, neighbour_sheet, save
-from jaxtrain.systems.hjepa.task import build_model, collate, inputs_of
+from jaxtrain.systems.hjepa import features, pictures
+from jaxtrain.systems.hjepa.extraction import columns, embedder, initial, pixels, training_images
+from jaxtrain.systems.hjepa.fine_tune import fine_tune
+from jaxtrain.systems.hjepa.knn import KNN, few_shot
+from jaxtrain.systems.hjepa.linear_probe import LinearProbe, k_fold
 
-BATCH = 128
+GALLERY = 1000  # images among which the sheet of neighbours looks
 
 
 def report(model, source, config, folder) -> list[pathlib.Path]:
-    """Writes evaluation_results.json and pictures; gives their paths.
+    """Writes evaluation_results.json and pictures; gives their paths. Says the accuracies on stderr.
 
     For every hierarchy level: a linear probe and kNN from training to `source` features, few-shot accuracy and feature
-    quality. `baselines`: the same probe on the encoder as it was initialised, and on raw pixels.
+    quality. `baselines`: the same on the encoder as it was initialised, and on raw pixels. `k_fold` and `fine_tune`
+    where probe.folds and probe.fine_tune_epochs ask for them.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    train = build_data(config, "train")
-    untrained = initial(config)
-    splits = [columns(train), columns(source)]
-    results: dict = {}
-    for level in range(model.num_hierarchies):
-        results[f"level_{level}"] = judge(
-            *[embed(model, c["image"], config, level) for c in splits], splits, config.probe
-        )
-    results["baselines"] = {
-        "random_encoder": judge(*[embed(untrained, c["image"], config, 0) for c in splits], splits, config.probe),
-        "raw_pixels": judge(*[pixels(c["image"], config) for c in splits], splits, config.probe),
+    splits = [columns(split, config.probe.samples) for split in (training_images(config), source)]
+    embed = embedder(model, config)
+    trained, untrained = (
+        [embed(nnx.state(encoder), split["image"]) for split in splits] for encoder in (model, initial(config))
+    )
+    results: dict = {
+        f"level_{level}": judge(*[rows[:, level] for rows in trained], splits, config.probe)
+        for level in range(model.num_hierarchies)
     }
+    results["baselines"] = {
+        "random_encoder": judge(*[rows[:, 0] for rows in untrained], splits, config.probe),
+        "raw_pixels": judge(*[pixels(split["image"], config) for split in splits], splits, config.probe),
+    }
+    if config.probe.folds and labelled(splits):
+        results["k_fold"] = _folds(np.concatenate([rows[:, 0] for rows in trained]), splits, config)
+    if config.probe.fine_tune_epochs and labelled(splits):
+        results["fine_tune"] = fine_tune(model, *splits, config)
     results["metadata"] = {
         "dataset": config.data.dataset,
         "train_samples": len(splits[0]["label"]),
@@ -48,56 +53,41 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
     }
     path = folder / "evaluation_results.json"
     path.write_text(json.dumps(results, indent=1))
-    return [path, *_pictures(model, splits[1], config, folder)]
+    _say(results)
+    return [path, *_sheets(model, splits[1], config, folder)]
 
 
-def initial(config):
-    """The model as a run of this config starts."""
-    build = lambda: build_model(config, nnx.Rngs(config.seed))
-    return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
+def _folds(rows: np.ndarray, splits: list[dict], config) -> dict[str, float]:
+    """The linear probe on features [sample, width] of all splits, with each fold held out in turn."""
+    labels = np.concatenate([split["label"] for split in splits])
+    rows = (rows - rows.mean(0)) / (rows.std(0) + 1e-6)
+    probe = config.probe
+    options = {"epochs": probe.epochs, "lr": probe.lr, "batch_size": probe.batch_size}
+    return k_fold(rows, labels, int(labels.max()) + 1, probe.folds, config.seed, **options)
 
 
-def columns(source, most: int = 50_000) -> dict[str, np.ndarray]:
-    """The first `most` items of a source as arrays; label -1 where it has none."""
-    count = min(len(source), most)
-    parts = [collate([source[i] for i in range(start, min(start + 1024, count))]) for start in range(0, count, 1024)]
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {"label": np.full(count, -1), **found}
+def _say(results: dict) -> None:
+    for name, found in {**results, **results["baselines"]}.items():
+        if "linear_probe" in found:
+            probe, knn, rank = found["linear_probe"], found["knn"], found["feature_quality"]["rank"]
+            print(
+                f"{name}: linear probe {probe['accuracy']:.1f} %, kNN {knn['accuracy']:.1f} %, effective rank "
+                f"{rank['effective_rank']:.1f} of {rank['feature_dim']}",
+                file=sys.stderr,
+            )
 
 
-def embed(model, images: np.ndarray, config, level: int) -> np.ndarray:
-    """Pooled target features of a level, float32 [sample, width]."""
-    definition, state = nnx.split(model)
-
-    def call(state, batch):
-        prepared = device_images.prepare(batch, config.data.image_size)
-        return nnx.merge(definition, state).extract_features(prepared, level).mean(1)
-
-    return in_batches(jax.jit(call), state, images)
-
-
-def in_batches(call: Callable, state, images: np.ndarray) -> np.ndarray:
-    """call(state, [BATCH, ...]) over all images; the last batch is filled up, so that it compiles once."""
-    found = []
-    for start in range(0, len(images), BATCH):
-        part = images[start : start + BATCH]
-        filled = np.concatenate([part, np.repeat(part[:1], BATCH - len(part), axis=0)])
-        found.append(np.asarray(call(state, filled))[: len(part)])
-    return np.concatenate(found)
-
-
-def pixels(images: np.ndarray, config) -> np.ndarray:
-    """Images as the encoder takes them, flattened."""
-    call = jax.jit(lambda _, batch: device_images.prepare(batch, config.data.image_size).reshape(len(batch), -1))
-    return in_batches(call, None, images)
+def labelled(splits: list[dict]) -> bool:
+    """Whether every sample has a class and there are several."""
+    return all((split["label"] >= 0).all() for split in splits) and len(np.unique(splits[0]["label"])) > 1
 
 
 def judge(train: np.ndarray, test: np.ndarray, splits: list[dict], probe) -> dict:
     """Feature quality of `test`, and with labels the probe, kNN and few-shot accuracies in percent."""
     found: dict = {"feature_quality": _plain(features.quality(test))}
-    labels = [np.asarray(split["label"]) for split in splits]
-    if any((label < 0).any() for label in labels) or len(np.unique(labels[0])) < 2:
+    if not labelled(splits):
         return found
+    labels = [split["label"] for split in splits]
     found["linear_probe"] = linear_probe(train, test, *labels, probe)
     knn = KNN(train, labels[0], probe.knn_k, temperature=probe.knn_temperature)
     found["knn"] = knn.evaluate(test, labels[1])
@@ -127,18 +117,11 @@ def _plain(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _pictures(model, split: dict, config, folder: pathlib.Path) -> list[pathlib.Path]:
-    shown = split["image"][:8]
-    batch = {"image": jnp.asarray(shown), "index": jnp.arange(len(shown)), "valid": jnp.ones(len(shown), bool)}
-    if "mask" in split:
-        batch["mask"] = jnp.asarray(split["mask"][:8])
-    images, mask, _ = inputs_of(model, batch, config, None)
-    grid = model.context_encoder.vit.grid
-    tokens = np.asarray(model.encode_target(images))
-    attention = (unit(tokens[:, 1:]) @ unit(tokens[:, :1]).transpose(0, 2, 1))[..., 0]
-    found = embed(model, split["image"][:1000], config, 0)
-    return [
-        save(mask_sheet(np.asarray(images), np.asarray(mask).reshape(-1, grid, grid)), folder / "masks.png"),
-        save(attention_sheet(np.asarray(images), attention.reshape(-1, grid, grid)), folder / "attention.png"),
-        save(neighbour_sheet(split["image"][:1000], found), folder / "neighbours.png"),
-    ]
+def _sheets(model, split: dict, config, folder: pathlib.Path) -> list[pathlib.Path]:
+    """The pictures that training shows in the trackers, of the first images of the split."""
+    shown = {name: jnp.asarray(column[:GALLERY]) for name, column in split.items()}
+    count = len(shown["label"])
+    batch = shown | {"index": jnp.arange(count), "valid": jnp.ones(count, bool)}
+    definition, state = nnx.split(model)
+    drawn = jax.jit(lambda state, batch: pictures.sheets(nnx.merge(definition, state), batch, config))(state, batch)
+    return [pictures.save(sheet, folder / f"{name}.png") for name, sheet in drawn.items()]

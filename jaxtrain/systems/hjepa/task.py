@@ -1,20 +1,19 @@
 """The pre-training task: what `jaxtrain.train` needs to know of H-JEPA."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxtrain.data.collate import stack
-from jaxtrain.errors import UserError
 from jaxtrain.nn import Carry
 from jaxtrain.optim.original_schedules import one_step_late
-from jaxtrain.systems.hjepa import device_images, device_masks, loss_registry, monitor, tokens
+from jaxtrain.systems.hjepa import device_images, loss_registry, monitor, tokens
 from jaxtrain.systems.hjepa.ema import momentum_at, move_towards, parameters_by_key
 from jaxtrain.systems.hjepa.losses import Compared
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.schedules import EMAScheduler
-from jaxtrain.systems.hjepa.vit import vit_size
+from jaxtrain.systems.hjepa.views import View, views_of
+from jaxtrain.systems.hjepa.vit import overrides, vit_size
 from jaxtrain.task import Loss, Statistics
 
 
@@ -61,11 +60,6 @@ class PreviousWeights(nnx.Module):
             kept[...] = value[...]
 
 
-def overrides(section) -> dict:
-    """The set fields of a ViTConfig, as timm-style arguments."""
-    return {key: value for key, value in section.model_dump().items() if value is not None}
-
-
 def is_trainable(key: str, config) -> bool:
     """The target follows by averaging; `pos_embed_predictor` gets no gradient, and torch skips such ones."""
     return not key.startswith("target_encoder.") and key != "predictor.pos_embed_predictor"
@@ -84,6 +78,9 @@ def after_update(model: HJEPA, step, config) -> None:
 def momentum(config, step):
     """EMA momentum after 0-based update `step`: constant through the warm-up, then straight to the end of the ramp."""
     ema = config.model.ema
+    if config.compat == "original":
+        schedule = EMAScheduler(ema.momentum, ema.momentum_end, config.train.steps, 1, ema.warmup_steps)
+        return jnp.asarray([schedule(k) for k in range(config.train.steps)], jnp.float32)[step]
     steps = config.train.steps or 1
     ramp = (ema.ramp_steps or steps * (ema.ramp_ratio or 1)) - ema.warmup_steps
     return momentum_at(jnp.maximum(step - ema.warmup_steps, 0), ema.momentum, ema.momentum_end, max(1, ramp))
@@ -91,16 +88,15 @@ def momentum(config, step):
 
 def _original_update(model: HJEPA, step, config) -> None:
     """The original mixes in the weights before the update, once per micro-batch, with its own schedule."""
-    table = jnp.asarray([_original_momentum(config, k) for k in range(config.train.steps)], jnp.float32)
-    rate = table[step] ** config.train.accumulate_steps
+    rate = momentum(config, step) ** config.train.accumulate_steps
     for ours, theirs in zip(parameters_by_key(model.target_encoder), model.before_update.values, strict=True):
         ours[...] = rate * ours[...] + (1 - rate) * theirs[...]
     model.before_update.take(model.context_encoder)
 
 
-def _original_momentum(config, step: int) -> float:
-    ema = config.model.ema
-    return EMAScheduler(ema.momentum, ema.momentum_end, config.train.steps, 1, ema.warmup_steps)(step)
+def scalars(config, step) -> dict:
+    """What every logged point also holds."""
+    return {"ema_momentum": momentum(config, step)} if config.model.use_target_encoder else {}
 
 
 def schedule(config, planned, steps_per_epoch: int):
@@ -114,28 +110,30 @@ def schedule(config, planned, steps_per_epoch: int):
 
 
 def loss(model: HJEPA, batch, config, rngs) -> Loss:
-    """The registered loss on a batch of images, per image that is no padding."""
-    images, mask, masked = inputs_of(model, batch, config, rngs)
-    valid = batch["valid"]
-    outputs = model(images, mask, masked, valid, rngs=rngs)
+    """The registered loss on a batch of images, per image that is no padding; of several crops the mean."""
+    views = views_of(model, batch, config, rngs)
+    crops, value, parts, watched = sum(view.crops for view in views), jnp.zeros(()), {}, {}
+    weight = batch["valid"].sum().astype(jnp.float32)
+    for view in views:
+        outputs = model(view.images, view.mask, view.masked, view.valid, rngs=rngs)
+        terms = _terms(model, view, outputs, config, rngs)
+        value = value + view.crops / crops * terms.pop("loss")
+        parts = {key: parts.get(key, 0.0) + view.crops / crops * part for key, part in terms.items()}
+        if rngs is not None and view is views[0]:
+            watched = monitor.in_step(outputs.context_features, outputs.target_features, view.valid)
+    parts = {key: jnp.where(weight > 0, part, 0.0) for key, part in parts.items()}
+    return Loss(jnp.where(weight > 0, value, 0.0), weight, parts | watched)
+
+
+def _terms(model: HJEPA, view: View, outputs, config, rngs) -> dict:
+    """What the registered loss gives for one view."""
     function = loss_of(config)
-    masks = [counted(masked, level, valid) for level in range(model.num_hierarchies)]
-    width = outputs.context_features.shape[-1]
-    compared = Compared(
-        outputs.predictions,
-        outputs.targets,
-        outputs.context_features,
-        masks,
-        function.directions(width, rngs),
-        valid,
-    )
+    masks = [counted(view.masked, level, view.valid) for level in range(model.num_hierarchies)]
+    directions = function.directions(outputs.context_features.shape[-1], rngs)
+    compared = Compared(outputs.predictions, outputs.targets, outputs.context_features, masks, directions, view.valid)
     terms = dict(function(compared, outputs.target_features))
-    value, weight = terms.pop("loss"), valid.sum().astype(jnp.float32)
     terms.pop("contrastive_neg_sim", None)  # the original logs -inf
-    parts = {key: jnp.where(weight > 0, part, 0.0) for key, part in terms.items()}
-    if rngs is not None:
-        parts |= monitor.in_step(outputs.context_features, outputs.target_features, valid)
-    return Loss(jnp.where(weight > 0, value, 0.0), weight, parts)
+    return terms
 
 
 def loss_of(config) -> loss_registry.LossFunction:
@@ -147,54 +145,6 @@ def counted(masked: tokens.Masked, level: int, valid):
     present = masked.present(level)
     shape = (len(valid), masked.indices.shape[1] >> level)
     return jnp.broadcast_to(valid[:, None] if present is None else present & valid[:, None], shape)
-
-
-def inputs_of(model: HJEPA, batch, config, rngs):
-    """Images as the encoder takes them, the mask bool [batch, patch], and the mask as lists."""
-    image_keys, mask_keys = sample_keys(batch["index"], rngs, config.seed)
-    augmentation = config.data.augmentation
-    if rngs is None or augmentation.where == "loader":
-        images = device_images.prepare(batch["image"], config.data.image_size)
-    else:
-        images = device_images.augment(
-            batch["image"],
-            image_keys,
-            config.data.image_size,
-            augmentation.crop_scale,
-            augmentation.horizontal_flip,
-            augmentation.color_jitter,
-        )
-    mask, masked = masks_of(model, batch, config, mask_keys)
-    return images, mask, masked
-
-
-def sample_keys(index, rngs, seed: int):
-    """Two keys per sample: from the step's key in training, from the seed alone in evaluation."""
-    key = jax.random.key(seed) if rngs is None else rngs()
-    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
-    return keys[:, 0], keys[:, 1]
-
-
-def masks_of(model: HJEPA, batch, config, keys):
-    """The batch's own masks where the loader drew them, else masks drawn here."""
-    masking, grid = config.masking, int(model.num_patches**0.5)
-    blocks = (grid, masking.num_masks, masking.mask_scale)
-    count = device_masks.fixed_count(*blocks, masking.ratio) if masking.kind == "fixed" else None
-    mask = batch.get("mask")
-    if mask is None:
-        mask = device_masks.draw(keys, *blocks, masking.aspect_ratio, count)
-    smallest = 1 << (model.num_hierarchies - 1)
-    if count is not None and not smallest <= count < model.num_patches:
-        raise UserError(
-            f"masking: {count} of {model.num_patches} patches are masked; {model.num_hierarchies} levels need at least "
-            f"{smallest}. Raise masking.ratio or lower model.num_hierarchies"
-        )
-    if count is not None:
-        return mask, tokens.fixed_count(mask, count)
-    length = max(smallest, device_masks.largest_count(*blocks, masking.aspect_ratio))
-    if config.compat == "original":
-        return mask, tokens.padded_to_largest(mask, length, batch["valid"])
-    return mask, tokens.ragged(mask, length)
 
 
 # ---- evaluation

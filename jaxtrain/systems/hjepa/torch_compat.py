@@ -51,7 +51,7 @@ __all__ = [
 
 def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
     """The original's HJEPA as a torch module, from its nested config; weights as a run with this seed starts."""
-    from jaxtrain.systems.hjepa.report import initial
+    from jaxtrain.systems.hjepa.extraction import initial
     from torch_bridge.state_dict import state_dict
 
     checked = _checked(config)
@@ -121,8 +121,7 @@ def _loader(config: Mapping[str, Any], split: str, **options) -> torch.utils.dat
 
 def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenerator:
     """The masks of the `masking` section; HJEPATrainer takes their numbers and draws them in the compiled step."""
-    from jaxtrain.systems.hjepa.task import overrides
-    from jaxtrain.systems.hjepa.vit import vit_size
+    from jaxtrain.systems.hjepa.vit import overrides, vit_size
 
     checked = _checked(config)
     return HierarchicalMaskGenerator(

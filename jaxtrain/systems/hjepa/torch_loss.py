@@ -11,7 +11,9 @@ from torch.nn import functional
 from jaxtrain.systems.hjepa import device_images, device_masks
 from jaxtrain.systems.hjepa.loss_registry import jepa_options
 from jaxtrain.systems.hjepa.losses import level_weights
-from jaxtrain.systems.hjepa.task import momentum, sample_keys
+from jaxtrain.systems.hjepa.task import momentum
+from jaxtrain.systems.hjepa.views import sample_keys
+from jaxtrain.systems.hjepa.vit import overrides, vit_size
 
 
 def outputs(module, batch):
@@ -68,15 +70,12 @@ def masks(batch, config) -> torch.Tensor:
 
 
 def _draw(config):
-    from jaxtrain.systems.hjepa.task import overrides
-    from jaxtrain.systems.hjepa.vit import vit_size
-
     masking = config.masking
     grid = config.data.image_size // vit_size(config.model.encoder_type, **overrides(config.model.vit)).patch_size
-    blocks = (grid, masking.num_masks, masking.mask_scale)
-    count = device_masks.fixed_count(*blocks, masking.ratio)
+    blocks = device_masks.blocks_of(masking)
+    count = device_masks.fixed_count(grid, blocks, masking.ratio)
 
     def draw(index):
-        return device_masks.draw(sample_keys(index, None, config.seed)[1], *blocks, masking.aspect_ratio, count)
+        return device_masks.draw(sample_keys(index, None, config.seed)[1], grid, blocks, count)
 
     return draw

@@ -51,7 +51,7 @@ class eval_transform:
 
 @dataclasses.dataclass(frozen=True)
 class train_transform:
-    """Resize to S + 32, random crop of a share of the area, flip, colour jitter, normalise.
+    """Resize to S + 32 (unless presize is off), random crop of a share of the area, flip, colour jitter, normalise.
 
     color_jitter j: brightness and contrast 0.4 j, saturation 0.2 j, hue 0.1 j. Draws come from the generator passed in.
     """
@@ -60,9 +60,11 @@ class train_transform:
     color_jitter: float = 0.4
     crop_scale: tuple[float, float] = (0.8, 1.0)
     horizontal_flip: float = 0.5
+    presize: bool = True
 
     def __call__(self, image, rng: np.random.Generator) -> np.ndarray:
-        image = resize_shorter(as_image(image), self.image_size + 32)
+        image = as_image(image)
+        image = resize_shorter(image, self.image_size + 32) if self.presize else image
         image = image.resize(
             (self.image_size,) * 2, Image.Resampling.BICUBIC, box=crop_box(image.size, self.crop_scale, rng)
         )

@@ -55,6 +55,11 @@ def vit_size(encoder_type: str, **overrides) -> ViTSize:
     return dataclasses.replace(PRESETS[encoder_type], **overrides)
 
 
+def overrides(section) -> dict:
+    """The set fields of a ViTConfig, as timm-style arguments."""
+    return {key: value for key, value in section.model_dump().items() if value is not None}
+
+
 class PatchEmbed(nnx.Module):
     """Non-overlapping patches [batch, channel, height, width] -> [batch, patch, width], row-major."""
 
@@ -78,12 +83,20 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rotation=None, mask=None):
         """x: [batch, token, width]. rotation: function on queries and keys [batch, token, head, head_dim]."""
+        y = attention(*self._heads(x, rotation), mask=mask)
+        return self.proj(y.reshape(*y.shape[:2], -1))
+
+    def weights(self, x, rotation=None):
+        """How queries spread their attention over keys: float32 [batch, head, query, key], rows sum to 1."""
+        q, k, _ = self._heads(x, rotation)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+        return jax.nn.softmax(scores, axis=-1)
+
+    def _heads(self, x, rotation):
+        """Queries, keys and values [batch, token, head, head_dim]."""
         qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, -1)
         q, k, v = (qkv[:, :, i] for i in range(3))
-        if rotation is not None:
-            q, k = rotation(q), rotation(k)
-        y = attention(q, k, v, mask=mask)
-        return self.proj(y.reshape(*y.shape[:2], -1))
+        return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
 
 class RotaryAttention(nnx.Module):
@@ -96,6 +109,9 @@ class RotaryAttention(nnx.Module):
 
     def __call__(self, x, rotation=None, mask=None):
         return self.attn(x, rotation, mask)
+
+    def weights(self, x, rotation=None):
+        return self.attn.weights(x, rotation)
 
 
 class Mlp(nnx.Module):
@@ -176,23 +192,47 @@ class VisionTransformer(nnx.Module):
     def __call__(self, images, mask=None, keep=None, rngs=None):
         """mask: bool or number [batch, patch]; 1 blanks a patch's token, which stays in the sequence.
         keep: int [batch, kept]; only these patches enter the blocks, and the result is [batch, 1 + kept, embed_dim].
+        Images of another side than img_size take interpolated positions.
         """
-        x = self.patch_embed(images) + self.pos_embed[...][:, 1:].astype(self.patch_embed.proj.weight.dtype)
+        x, rotation = self._embed(images, mask, keep)
+        for block in self.blocks:
+            x = call_block(block, x, rotation, rngs, self.checkpointing)
+        return self.norm(x)
+
+    def attended(self, images):
+        """The share of the last block's attention that each patch receives, mean over heads and queries, float32
+        [batch, patch]. The class token receives the rest of 1."""
+        x, rotation = self._embed(images)
+        *before, last = self.blocks
+        for block in before:
+            x = block(x, rotation)
+        return last.attn.weights(last.norm1(x), rotation).mean((1, 2))[:, 1:]
+
+    def positions(self, grid: int):
+        """Learned positions of a square of `grid` patches per side, [1, grid * grid, embed_dim]; of another grid than
+        the own one bicubic and antialiased, as timm's resample_abs_pos_embed."""
+        own = self.pos_embed[...][:, 1:]
+        if grid == self.grid:
+            return own
+        square = own.reshape(1, self.grid, self.grid, -1)
+        return jax.image.resize(square, (1, grid, grid, own.shape[-1]), "cubic").reshape(1, grid * grid, -1)
+
+    def _embed(self, images, mask=None, keep=None):
+        """Tokens that enter the blocks, the class token first, and their rotation."""
+        grid = images.shape[-1] // self.size.patch_size
+        x = self.patch_embed(images) + self.positions(grid).astype(self.patch_embed.proj.weight.dtype)
         if mask is not None:
             x = x * (1 - mask.astype(x.dtype))[..., None]
         if keep is not None:
             x = jnp.take_along_axis(x, keep[..., None], axis=1)
         first = (self.cls_token[...] + self.pos_embed[...][:, :1]).astype(x.dtype)
         x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, x.shape[-1])), x], axis=1)
-        rotation = self._rotation(keep)
-        for block in self.blocks:
-            x = call_block(block, x, rotation, rngs, self.checkpointing)
-        return self.norm(x)
+        return x, self._rotation(grid, keep)
 
-    def _rotation(self, keep):
+    def _rotation(self, grid: int, keep):
         if self.rope_theta is None:
             return None
-        cos, sin = grid_table(self.grid, self.grid, self.size.embed_dim // self.size.num_heads, self.rope_theta)
+        cos, sin = grid_table(grid, grid, self.size.embed_dim // self.size.num_heads, self.rope_theta)
         if keep is not None:
             cos, sin = cos[keep], sin[keep]
 

@@ -102,6 +102,13 @@ def test_a_mixture_has_the_originals_length(folder, tmp_path, strategy, length):
     assert {item["dataset"] for item in epochs} == {0, 1}
 
 
+def test_a_mixture_is_augmented_anew_in_every_epoch(folder):
+    overrides = (f"data.datasets=[{{name: folder, path: {folder}}}]", "data.augmentation.where=loader")
+    source = build_data(config(*overrides, "data.image_size=32"), "train")
+    first, later = (source[SampleIndex.of(1, epoch)]["image"] for epoch in (0, 1))
+    assert np.abs(first - later).max() > 0.1
+
+
 def test_loader_masks_have_one_count_and_change_with_the_epoch():
     source = build_data(config("masking.where=loader"), "train")
     first, later = source[SampleIndex.of(0, 0)]["mask"], source[SampleIndex.of(0, 1)]["mask"]

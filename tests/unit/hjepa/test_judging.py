@@ -13,6 +13,7 @@ from jaxtrain.systems.hjepa.config import ProbeConfig
 from jaxtrain.systems.hjepa.knn import KNN, few_shot
 from jaxtrain.systems.hjepa.linear_probe import LinearProbe, k_fold
 from jaxtrain.systems.hjepa.monitor import CollapseWarning, after_evaluation, leave_one_out, ridge_folds
+from tests.contract.tasks import tiny
 from torch_bridge.state_dict import load_state_dict
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
@@ -66,6 +67,15 @@ def test_features_on_a_line_raise_the_collapse_warning():
     rng = np.random.default_rng(0)
     with pytest.warns(CollapseWarning, match="effective rank 1"):
         after_evaluation(rng.normal(size=(50, 1)) * rng.normal(size=64), np.full(50, -1), ProbeConfig())
+
+
+def test_a_live_target_without_a_regulariser_collapses_and_the_monitor_warns(tmp_path):
+    live = ("model.use_target_encoder=false", "loss.detach_targets=false", "loss.normalize_embeddings=false")
+    quick = ("model.vit.depth=1", "train.steps=60", "evaluation.every_epochs=null", "evaluation.every_steps=30")
+    with pytest.warns(CollapseWarning, match="Use an EMA target"):
+        tiny("hjepa.pretrain", tmp_path, *live, *quick, "checkpoint.every_epochs=null").train()
+    lines = [json.loads(line)["values"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["collapsed"] for line in lines if "collapsed" in line][-1] == 1.0
 
 
 def _blobs(classes=4, each=30, width=8):

@@ -11,6 +11,8 @@ from jaxtrain.systems.hjepa import device_masks, masks
 
 CASES = json.loads((pathlib.Path(__file__).parents[2] / "golden" / "hjepa" / "masks.json").read_text())["cases"]
 SCALE, ASPECT = (0.05, 0.15), (0.75, 1.5)
+LEVEL_0 = device_masks.Blocks(4, SCALE, (0.85, 1.15))
+MULTI_BLOCK = device_masks.Blocks(4, SCALE, ASPECT, 4)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "statistics" in case])
@@ -31,17 +33,25 @@ def test_levels_scale_as_the_originals(name):
         assert {key: list(value) if isinstance(value, tuple) else value for key, value in ours.items()} == theirs
 
 
-def _device(count, samples=1500, grid=14):
+def _device(count, samples=1500, grid=14, blocks=LEVEL_0):
     keys = jax.random.split(jax.random.key(0), samples)
-    return np.asarray(device_masks.draw(keys, grid, 4, SCALE, ASPECT, count)).reshape(samples, grid, grid)
+    return np.asarray(device_masks.draw(keys, grid, blocks, count)).reshape(samples, grid, grid)
 
 
-def test_device_masks_cover_each_patch_as_often_as_numpy_masks_do():
-    generator = masks.HierarchicalMaskGenerator(
-        224, 16, 1, 4, base_scale=SCALE, aspect_ratio_range=ASPECT, rng=np.random.RandomState(0)
-    )
-    numpy_cover = masks.training_mask(generator(1500)).reshape(-1, 14, 14).mean(0)
-    device_cover = _device(None).mean(0)
+def _level_0(count):
+    options = {"base_scale": SCALE, "aspect_ratio_range": ASPECT, "rng": np.random.RandomState(0)}
+    return masks.training_mask(masks.HierarchicalMaskGenerator(224, 16, 1, 4, **options)(count))
+
+
+def _multi_block(count):
+    options = {"target_scale": SCALE, "aspect_ratio_range": ASPECT, "rng": np.random.RandomState(0)}
+    return masks.MultiBlockMaskGenerator(224, 16, 4, **options)(count)[1].any(1)
+
+
+@pytest.mark.parametrize(("numpys", "blocks"), [(_level_0, LEVEL_0), (_multi_block, MULTI_BLOCK)])
+def test_device_masks_cover_each_patch_as_often_as_numpy_masks_do(numpys, blocks):
+    numpy_cover = numpys(1500).reshape(-1, 14, 14).mean(0)
+    device_cover = _device(None, blocks=blocks).mean(0)
     assert abs(numpy_cover.mean() - device_cover.mean()) < 0.01
     assert np.abs(numpy_cover - device_cover).max() < 0.06  # 4.5 standard errors of 1,500 samples
 
@@ -53,19 +63,20 @@ def test_every_fixed_mask_has_the_same_count():
 
 def test_fixed_masks_keep_the_blocks_they_started_from():
     keys = jax.random.split(jax.random.key(3), 32)
-    ragged = np.asarray(device_masks.draw(keys, 14, 4, SCALE, ASPECT, None))
-    fixed = np.asarray(device_masks.draw(keys, 14, 4, SCALE, ASPECT, 78))
+    ragged = np.asarray(device_masks.draw(keys, 14, LEVEL_0, None))
+    fixed = np.asarray(device_masks.draw(keys, 14, LEVEL_0, 78))
     smaller = np.minimum(ragged.sum(1), fixed.sum(1))
     assert ((ragged & fixed).sum(1) == smaller).all()
 
 
-def test_no_ragged_mask_exceeds_the_announced_bound():
-    bound = device_masks.largest_count(14, 4, SCALE, ASPECT)
-    assert _device(None).sum((1, 2)).max() <= bound
+@pytest.mark.parametrize("blocks", [LEVEL_0, MULTI_BLOCK])
+def test_no_ragged_mask_exceeds_the_announced_bound(blocks):
+    bound = device_masks.largest_count(14, blocks)
+    assert _device(None, blocks=blocks).sum((1, 2)).max() <= bound
 
 
 def test_a_mask_depends_on_its_own_key_only():
     keys = jax.random.split(jax.random.key(0), 8)
-    whole = device_masks.draw(keys, 8, 4, SCALE, ASPECT, 20)
-    part = device_masks.draw(keys[5:6], 8, 4, SCALE, ASPECT, 20)
+    whole = device_masks.draw(keys, 8, LEVEL_0, 20)
+    part = device_masks.draw(keys[5:6], 8, LEVEL_0, 20)
     np.testing.assert_array_equal(whole[5:6], part)

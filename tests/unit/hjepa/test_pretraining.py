@@ -17,6 +17,7 @@ from jaxtrain.systems.hjepa.loss_registry import PURE
 from jaxtrain.systems.hjepa.losses import Compared
 from jaxtrain.systems.hjepa.torch_loss import loss as torch_loss
 from jaxtrain.systems.hjepa.torch_twin import HJEPA as TorchHJEPA
+from jaxtrain.systems.hjepa.views import views_of
 from torch_bridge.datasets import to_torch
 from torch_bridge.layouts import named_variables
 from torch_bridge.state_dict import state_dict
@@ -104,7 +105,7 @@ def test_masks_that_agree_in_count_give_the_same_loss_fixed_or_ragged():
     settings = config()
     model = model_of(settings)
     given = batch(4)
-    images, mask = jax.jit(lambda b: task.inputs_of(model, b, settings, None)[:2])(given)
+    images, mask = jax.jit(lambda b: views_of(model, b, settings, None)[0][:2])(given)
     masked, wide = tokens.fixed_count(mask, 6), tokens.ragged(mask, 12)
     short, long = jax.jit(lambda: [model(images, mask, m).predictions for m in (masked, wide)])()
     for a, b in zip(short, long, strict=True):

@@ -1,0 +1,74 @@
+"""From a source of images to arrays that judges look at: columns, frozen features, raw pixels."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.systems.hjepa import device_images
+from jaxtrain.systems.hjepa.data import build_data
+from jaxtrain.systems.hjepa.task import build_model, collate
+
+BATCH = 128
+PIXELS = 32  # per side of the raw-pixel baseline, at most
+
+
+def initial(config):
+    """The model as a run of this config starts."""
+    build = lambda: build_model(config, nnx.Rngs(config.seed))
+    return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
+
+
+def training_images(config):
+    """The training split without the loader's augmentation and masks: what judges learn from."""
+    augmentation = config.data.augmentation.model_copy(update={"where": "device"})
+    data = config.data.model_copy(update={"augmentation": augmentation})
+    masking = config.masking.model_copy(update={"where": "device"})
+    return build_data(config.model_copy(update={"data": data, "masking": masking}), "train")
+
+
+def columns(source, most: int) -> dict[str, np.ndarray]:
+    """At most `most` items of a source, spread evenly over it, as arrays; label -1 where it has none."""
+    count = min(len(source), most)
+    places = np.arange(count) * len(source) // count
+    parts = [collate([source[int(i)] for i in places[start : start + 1024]]) for start in range(0, count, 1024)]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {"label": np.full(count, -1), **found}
+
+
+def embedder(model, config) -> Callable:
+    """A compiled (state, images) -> pooled target features of every level, float32 [sample, level, width]; state: of
+    this model or of another of its config (`nnx.state`)."""
+    definition, _ = nnx.split(model)
+
+    def call(state, batch):
+        prepared, model = device_images.prepare(batch, config.data.image_size), nnx.merge(definition, state)
+        levels = [model.extract_features(prepared, level).mean(1) for level in range(model.num_hierarchies)]
+        return jnp.stack(levels, axis=1)
+
+    return functools.partial(in_batches, jax.jit(call))
+
+
+def in_batches(call: Callable, state, images: np.ndarray) -> np.ndarray:
+    """call(state, [BATCH, ...]) over all images; the last batch is filled up, so that it compiles once."""
+    found = []
+    for start in range(0, len(images), BATCH):
+        part = images[start : start + BATCH]
+        filled = np.concatenate([part, np.repeat(part[:1], BATCH - len(part), axis=0)])
+        found.append(np.asarray(call(state, filled))[: len(part)])
+    return np.concatenate(found)
+
+
+def pixels(images: np.ndarray, config) -> np.ndarray:
+    """Images as the encoder takes them, flattened; larger ones than PIXELS per side are first scaled down to it."""
+
+    def call(_, batch):
+        prepared = device_images.prepare(batch, config.data.image_size)
+        if prepared.shape[-1] > PIXELS:
+            prepared = jax.image.resize(prepared, (*prepared.shape[:2], PIXELS, PIXELS), "linear")
+        return prepared.reshape(len(prepared), -1)
+
+    return in_batches(jax.jit(call), None, images)

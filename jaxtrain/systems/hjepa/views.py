@@ -1,0 +1,106 @@
+"""What a step looks at: crops of the batch's images, and the mask of each."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa import device_images, device_masks, tokens
+from jaxtrain.systems.hjepa.config import AugmentationConfig
+
+
+class View(NamedTuple):
+    """Crops of one size, those of a sample one after another; without multi-crop the images themselves.
+
+    images: float [batch * crops, channel, S, S]. mask: bool [batch * crops, patch], True = predict; masked: the same as
+    lists. valid: bool [batch * crops], False for padding.
+    """
+
+    images: Any
+    mask: Any
+    masked: tokens.Masked
+    valid: Any
+    crops: int
+
+
+def views_of(model, batch, config, rngs) -> list[View]:
+    """Whole images in evaluation (rngs=None); in training the augmented global crops, then the local ones if any."""
+    image_keys, mask_keys = sample_keys(batch["index"], rngs, config.seed)
+    size, crops = config.data.image_size, config.data.augmentation
+    if rngs is None:
+        images = device_images.prepare(batch["image"], size)
+        return [_view(model, config, images, batch.get("mask"), mask_keys, batch["valid"], 1)]
+    found, first = [], 0
+    for suffix, count, side, scale in (
+        ("", crops.global_crops, size, crops.crop_scale),
+        ("_local", crops.local_crops, local_size(config), crops.local_scale),
+    ):
+        if count:
+            keys = [crop_keys(given, first, count) for given in (image_keys, mask_keys)]
+            images = _crops(batch, suffix, count, keys[0], side, scale, crops)
+            mask = batch.get(f"mask{suffix}")
+            mask = None if mask is None else mask.reshape(len(images), -1)
+            found.append(_view(model, config, images, mask, keys[1], jnp.repeat(batch["valid"], count), count))
+        first += count
+    return found
+
+
+def several_crops(config) -> bool:
+    """Whether a training image is cropped more than once."""
+    return config.data.augmentation.global_crops > 1 or config.data.augmentation.local_crops > 0
+
+
+def local_size(config) -> int:
+    """Pixels per side of a local crop."""
+    return config.data.augmentation.local_size or config.data.image_size // 2
+
+
+def sample_keys(index, rngs, seed: int):
+    """Two keys per sample: from the step's key in training, from the seed alone in evaluation."""
+    key = jax.random.key(seed) if rngs is None else rngs()
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
+    return keys[:, 0], keys[:, 1]
+
+
+def crop_keys(keys, first: int, count: int):
+    """Keys of crops `first` to `first + count` of every sample, [batch * count]. A sample's own key is crop 0's."""
+    folded = jax.vmap(jax.random.fold_in, (0, None))
+    per_crop = [keys if crop == 0 else folded(keys, crop) for crop in range(first, first + count)]
+    return jnp.stack(per_crop, axis=1).reshape(-1)
+
+
+def _crops(batch, suffix: str, count: int, keys, side: int, scale, augmentation: AugmentationConfig):
+    """The loader's crops where it cuts them, else crops cut here from one image per sample."""
+    if augmentation.where == "loader":
+        given = batch[f"image{suffix}"]
+        return device_images.prepare(given.reshape(-1, *given.shape[-3:]), side)
+    images, flip, color = batch["image"], augmentation.horizontal_flip, augmentation.color_jitter
+    if images.dtype != jnp.uint8 and (count > 1 or suffix):
+        raise UserError(
+            f"data.augmentation: {augmentation.global_crops} global and {augmentation.local_crops} local crops are cut "
+            f"from uint8 images; the dataset gives {images.dtype}. Give uint8 [channel, height, width], or one crop"
+        )
+    images = jnp.repeat(images, count, axis=0) if count > 1 else images
+    return device_images.augment(images, keys, side, scale, flip, color)
+
+
+def _view(model, config, images, mask, keys, valid, crops: int) -> View:
+    """Masks the images: with those of the loader where given, else with masks drawn here, one key each."""
+    masking, grid = config.masking, images.shape[-1] // model.patch_size
+    blocks = device_masks.blocks_of(masking)
+    count = device_masks.fixed_count(grid, blocks, masking.ratio) if masking.kind == "fixed" else None
+    smallest = 1 << (model.num_hierarchies - 1)
+    if count is not None and not smallest <= count < grid * grid:
+        raise UserError(
+            f"masking: {count} of {grid * grid} patches are masked; {model.num_hierarchies} levels need at least "
+            f"{smallest}. Raise masking.ratio or lower model.num_hierarchies"
+        )
+    if mask is None:
+        mask = device_masks.draw(keys, grid, blocks, count)
+    if count is not None:
+        return View(images, mask, tokens.fixed_count(mask, count), valid, crops)
+    length = max(smallest, device_masks.largest_count(grid, blocks))
+    if config.compat == "original":
+        return View(images, mask, tokens.padded_to_largest(mask, length, valid), valid, crops)
+    return View(images, mask, tokens.ragged(mask, length), valid, crops)

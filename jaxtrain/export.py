@@ -3,9 +3,12 @@
 import argparse
 import pathlib
 import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
+from jaxtrain.task import Task
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -24,14 +27,17 @@ def main(argv: commands.Arguments = None) -> int:
         help="with optim.ema_decay: the averaged weights, or those that train (default evaluation.averaged)",
     )
     p.add_argument("--hf", metavar="DIR", help="a folder that transformers' from_pretrained reads")
+    p.add_argument(
+        "--as", dest="form", nargs=2, metavar=("FORM", "DIR"), help="a folder in a form of the task's own, as peft"
+    )
     return commands.main(run, p.parse_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> None:
     commands.quiet_jax()
     folder, output, hf = pathlib.Path(arguments.run), arguments.output, arguments.hf
-    if output is None and hf is None:
-        raise UserError("nothing to write: give --output F.pt, --output F.safetensors or --hf DIR")
+    if output is None and hf is None and arguments.form is None:
+        raise UserError("nothing to write: give --output F.pt, --output F.safetensors, --hf DIR or --as FORM DIR")
     if arguments.optimizer and output is None:
         raise UserError("--optimizer goes into a file: add --output F.pt")
     if output is not None:
@@ -42,6 +48,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"exported {path}")
     if hf is not None:
         print(f"exported {export_hf(folder, pathlib.Path(hf), arguments.checkpoint, arguments.averaged)}")
+    if arguments.form is not None:
+        form, place = arguments.form
+        print(f"exported {export_as(folder, form, pathlib.Path(place), arguments.checkpoint, arguments.averaged)}")
 
 
 def export_weights(
@@ -50,7 +59,7 @@ def export_weights(
     """Write the weights of `checkpoint` ("best" where one was evaluated, else "last", if left out)."""
     from torch_bridge import files
 
-    return files.save(_weights(folder, checkpoint, averaged)[2], output)
+    return files.save(_weights(folder, checkpoint, averaged).state, output)
 
 
 def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
@@ -69,7 +78,7 @@ def export_hf(
     """Write the model as a Hugging Face folder, where its task has that form."""
     from torch_bridge import files
 
-    task, config, state = _weights(run, checkpoint, averaged)
+    task, config, state, _ = _weights(run, checkpoint, averaged)
     if task.twin is None or task.twin.hf is None:
         raise UserError(f"--hf: the models of {config.task} have no Hugging Face form; take --output F.safetensors")
     described, renamed = task.twin.hf(config, state)
@@ -79,16 +88,39 @@ def export_hf(
     return folder
 
 
-def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None):
-    """Task, config, and the weights of a checkpoint as Leaves in checkpoint.save_precision."""
+def export_as(
+    run: pathlib.Path, form: str, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
+) -> pathlib.Path:
+    """Write the folder that `form` names among the task's own (TorchTwin.folders)."""
+    task, config, state, meta = _weights(run, checkpoint, averaged)
+    forms = task.twin.folders if task.twin is not None else {}
+    if form not in forms:
+        known = f"wanted one of {', '.join(forms)}" if forms else "its models have none; take --output F.safetensors"
+        raise UserError(f"--as {form}: unknown for {config.task}, {known}")
+    return forms[form](config, state, output, meta)
+
+
+class _Weights(NamedTuple):
+    """state: Leaves in checkpoint.save_precision. meta: what the checkpoint knows of its run."""
+
+    task: Task
+    config: Any
+    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+
+def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None) -> _Weights:
+    """The weights of a checkpoint, and what they belong to."""
     from jaxtrain.train import runs
     from torch_bridge import files
     from torch_bridge.state_dict import open_state_dict
 
+    checkpoints = runs.open_run(folder)[2]
     if checkpoint is None:
-        checkpoint = "best" if runs.open_run(folder)[2].best() is not None else "last"
-    task, config, model, _ = runs.load_model(folder, checkpoint, averaged)
-    return task, config, files.cast(open_state_dict(model), config.checkpoint.save_precision)
+        checkpoint = "best" if checkpoints.best() is not None else "last"
+    task, config, model, step = runs.load_model(folder, checkpoint, averaged)
+    state = files.cast(open_state_dict(model), config.checkpoint.save_precision)
+    return _Weights(task, config, state, checkpoints.meta(step))
 
 
 if __name__ == "__main__":

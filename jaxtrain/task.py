@@ -10,6 +10,7 @@ keys it always has
 
 import dataclasses
 import importlib
+import pathlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +60,8 @@ class TorchTwin:
     hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
         transformers has the model. The state dict's values are passed on unread.
     hf_files: config -> further text files of that folder, by name: the tokenizer's.
+    folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
+        knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
     """
 
     build: Callable[[Any], Any]
@@ -67,6 +70,9 @@ class TorchTwin:
     after_update: Callable[[Any, int, Any], None] | None = None
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
     hf_files: Callable[[Any], Mapping[str, str]] | None = None
+    folders: Mapping[str, Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], pathlib.Path]] = (
+        dataclasses.field(default_factory=dict)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,7 @@ class Task:
     statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
         are there without it.
+    distributions: (sums, rows, config) -> histograms by name, counts [bin]; of the same statistics, for the trackers.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
@@ -132,6 +139,7 @@ class Task:
     outputs: Callable[[Any, Batch], Any] | None = None
     statistics: Callable[[Any, Batch, Any], Statistics] | None = None
     finish: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
+    distributions: Callable[[Mapping, Mapping, Any], Mapping[str, Any]] | None = None
     trainable: Callable[[str, Any], bool] = lambda key, config: True
     param_group: Callable[[str, Any], str] = lambda key, config: "default"
     after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None

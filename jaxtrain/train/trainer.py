@@ -475,12 +475,16 @@ class Trainer:
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        return self.evaluated(split).metrics
+
+    def evaluated(self, split: str) -> evaluation.Evaluation:
+        """`evaluate`'s metrics, and the histograms that the task counts on the way."""
         if split not in self._evaluators:
             self._evaluators[split] = self._make_evaluator(split)
         return self._evaluators[split]()
 
     @property
-    def _evaluators(self) -> dict[str, Callable[[], dict[str, float]]]:
+    def _evaluators(self) -> dict[str, Callable[[], evaluation.Evaluation]]:
         return self.__dict__.setdefault("_evaluator_cache", {})
 
     def evaluated_params(self) -> dict[str, jax.Array]:
@@ -497,7 +501,7 @@ class Trainer:
         stream = make_stream(source, -(-size // unit) * unit, self.config.seed, False, False, False)
         return source, stream, self._loader(split, source, stream, 1)
 
-    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
+    def _make_evaluator(self, split: str) -> Callable[[], evaluation.Evaluation]:
         source, stream, loader = self.evaluation_loader(split)
         columns, numbers = self.columns(loader), self.numbers()
 
@@ -507,7 +511,7 @@ class Trainer:
 
         compiled = self.kept(("evaluate", split), make)
 
-        def run() -> dict[str, float]:
+        def run() -> evaluation.Evaluation:
             params = self.evaluated_params()
             calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
 
@@ -517,7 +521,8 @@ class Trainer:
                     yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
                 self.preemption.proceed()  # batches may have ended because it would not
 
-            return evaluation.finish(self.task, self.config, *evaluation.collect(results()))
+            counted = (self.task, self.config, *evaluation.collect(results()))
+            return evaluation.Evaluation(evaluation.finish(*counted), evaluation.distributions(*counted))
 
         return run
 

@@ -1,13 +1,15 @@
 """`jaxtrain.export --hf`: a trained run becomes a folder that transformers reads and scores alike."""
 
+import json
 import pathlib
 
 import jax
 import numpy as np
 import torch
+import yaml
 
-from jaxtrain import export
-from tests.contract.tasks import tiny
+from jaxtrain import Trainer, config_io, export
+from tests.contract.tasks import tiny, tiny_file
 from torch_bridge.datasets import to_torch
 
 
@@ -33,3 +35,23 @@ def test_a_model_without_that_form_says_so(tmp_path, capsys):
     assert export.main(["--run", str(tmp_path / "run"), "--hf", str(folder)]) == 2
     assert "--hf: the models of digits.classify have no Hugging Face form" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_a_lora_run_is_exported_for_peft_and_other_forms_are_refused(tmp_path, capsys):
+    run = tmp_path / "run"
+    values = yaml.safe_load(tiny_file("memory_lm.adapter").read_text())
+    values["memory"]["use_memory_adapter"] = False
+    del values["optim"]["groups"]["memory_bank"]
+    values |= {"run": {"dir": str(run), "quiet": True}, "shard": {"devices": 1}, "train": {"steps": 1}}
+    task, config = config_io.check(values)
+    Trainer(config=config, task=task).train()
+    assert export.main(["--run", str(run), "--as", "peft", str(tmp_path / "peft")]) == 0
+    described = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (described["r"], "lm_head" in described["target_modules"]) == (4, True)
+    assert (tmp_path / "peft" / "adapter_model.safetensors").is_file()
+    for form, problem in (
+        ("original", "the original has no memory.routing_strategy_train=prefix"),
+        ("gguf", "wanted one of peft, original"),
+    ):
+        assert export.main(["--run", str(run), "--as", form, str(tmp_path / "other")]) == 2
+        assert problem in capsys.readouterr().err

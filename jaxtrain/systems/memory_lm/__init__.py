@@ -26,6 +26,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
         outputs=_later("losses", "outputs"),
         statistics=_later("losses", "statistics"),
         finish=_later("losses", "finish"),
+        distributions=_later("losses", "distributions"),
         trainable=_later("grouping", "trainable"),
         param_group=_later("grouping", "param_group"),
         schedule=_later("grouping", "schedule"),
@@ -37,6 +38,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
             loss=_later("torch_twin", "loss"),
             hf=_later("exports", "hugging_face"),
             hf_files=_later("data", "tokenizer_files"),
+            folders={"peft": _later("exports", "peft_folder"), "original": _later("exports", "original_checkpoint")},
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         numbers=("seed", "model.dropout", "model.attention_dropout", "memory.memory_dropout", "memory.lora_dropout"),

@@ -9,6 +9,7 @@ from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig, load_conf
 from jaxtrain.systems.memory_lm.backbones import CausalLM
 from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
+from jaxtrain.systems.memory_lm.layers import run_layers
 from jaxtrain.systems.memory_lm.lora import apply_lora
 from jaxtrain.systems.memory_lm.model import (
     Output,
@@ -38,10 +39,20 @@ class Adapter(nnx.Module):
 
 class MemoryAdapter(nnx.Module):
     """config: of the base model. memory: the `memory` section. dropout: of the memory's attention, unless it says
-    otherwise. The block variant has no effect: memory is read after the whole layer."""
+    otherwise. dtype: of the base model. scan_layers: see `layers`. The block variant has no effect: memory is read
+    after the whole layer."""
 
-    def __init__(self, config: BackboneConfig, memory, dropout: float = 0.0, *, rngs: nnx.Rngs, dtype=jnp.float32):
-        self.config, self.memory = config, memory
+    def __init__(
+        self,
+        config: BackboneConfig,
+        memory,
+        dropout: float = 0.0,
+        *,
+        rngs: nnx.Rngs,
+        dtype=jnp.float32,
+        scan_layers: bool = False,
+    ):
+        self.config, self.memory, self.scan_layers = config, memory, scan_layers
         layers = get_memory_layer_indices(memory, config.num_layers)
         self.bank_of = get_memory_bank_assignments(memory, layers)
         self.base_model = CausalLM(config, rngs=rngs, dtype=dtype)
@@ -74,17 +85,24 @@ class MemoryAdapter(nnx.Module):
         strategy = strategy or routing_strategy(self.memory, rngs)
         hidden = self.base_model.model.embed_tokens(input_ids)
         routing: dict[int, Routing] = {}
-        blocks = []
-        for layer in range(self.config.num_layers):
-            hidden, chosen = self.block(layer, hidden, view, strategy, prefill, rngs)
-            blocks.append(hidden)
-            if chosen is not None:
-                routing[layer] = chosen
-        return Output(self.base_model.model.norm(hidden), routing, tuple(blocks), view.close())
+        hidden, blocks = run_layers(self, hidden, view, strategy, prefill, routing, rngs)
+        return Output(self.base_model.model.norm(hidden), routing, blocks, view.close())
+
+    @property
+    def layers(self) -> nnx.List:
+        """The base model's decoder layers."""
+        return self.base_model.model.layers
+
+    def plain_block(self, block, hidden, view, layer: int, rngs=None):
+        return block(hidden, view, layer, rngs)
+
+    def kind_of(self, layer: int) -> int | None:
+        """Its attention window in tokens."""
+        return self.config.windows[layer]
 
     def block(self, layer: int, hidden, view, strategy: str, prefill: bool, rngs=None):
         """One decoder layer and the memory it reads; the Routing, or None."""
-        hidden = nn.block(self.base_model.model.layers[layer], hidden, view, layer, rngs=rngs)
+        hidden = nn.block(self.layers[layer], hidden, view, layer, rngs=rngs)
         if layer not in self.bank_of:
             return hidden, None
         chosen = None
@@ -148,4 +166,5 @@ def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
         config.model.dropout,
         rngs=rngs,
         dtype=dtype,
+        scan_layers=config.model.scan_layers,
     )

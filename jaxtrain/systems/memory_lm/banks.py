@@ -111,6 +111,15 @@ def make_bank(memory, width: int, rngs: nnx.Rngs) -> nnx.Module:
     return ChapteredMemoryBank(bank, memory.num_chapters) if memory.use_chapters else bank
 
 
+def deployed(model: nnx.Module) -> nnx.Module:
+    """The model as it is evaluated and decoded: a copy with quantised banks where `memory.quantize_memory` asks for it,
+    else itself."""
+    memory = model.memory
+    if not memory.quantize_memory:
+        return model
+    return quantize_memory_for_deployment(nnx.clone(model), memory.memory_quant_bits)
+
+
 def quantize_memory_for_deployment(model: nnx.Module, bits: int = 8) -> nnx.Module:
     """Replace every bank of a model by its quantised form, in place; low-rank banks are multiplied out first.
 

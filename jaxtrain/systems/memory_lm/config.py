@@ -11,7 +11,7 @@ INFERENCE_STRATEGIES = (*TRAIN_STRATEGIES, "rolling", "hybrid")
 
 
 class Model(Section):
-    """The decoder. For the adapter task only `base_*`, `freeze_base_model`, `dropout` and the chunk sizes count."""
+    """The decoder. For the adapter task only `base_*`, `freeze_base_model`, `dropout` and `scan_layers` count."""
 
     hidden_dim: int = Field(768, ge=1)
     num_heads: int = Field(12, ge=1)
@@ -188,6 +188,7 @@ class Data(DataConfig):
     dataset_subset: str | None = None
     dataset_split: str = "train"
     eval_split: str | None = "test"
+    eval_dataset_name: str | None = None  # the dataset of eval_split, where it is another than dataset_name
     text_field: str | list[str] = "text"
     training_mode: Literal["pretraining", "instruction_finetuning"] = "pretraining"
     max_length: int = Field(8192, ge=2)  # tokens of one row
@@ -207,8 +208,11 @@ class Data(DataConfig):
     @classmethod
     def _batch_of_tokens(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("batch_tokens"):
-            length = values.get("max_length", cls.model_fields["max_length"].default)
-            values = {**values, "batch_size": max(1, int(values["batch_tokens"]) // int(length))}
+            tokens = int(values["batch_tokens"])
+            length = int(values.get("max_length", cls.model_fields["max_length"].default))
+            if tokens < length:
+                raise ValueError(f"batch_tokens {tokens} is less than one row of max_length {length}")
+            values = {**values, "batch_size": tokens // length}
         return values
 
     @model_validator(mode="after")

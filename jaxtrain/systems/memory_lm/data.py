@@ -33,10 +33,23 @@ def build_data(config, split: str) -> ArraySource | None:
             f"model.vocab_size: {vocabulary(config)}, but the tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
             f"entries; set model.vocab_size={tokenizer.vocab_size}"
         )
-    columns = cached_rows(config, tokenizer, name, data.num_samples if split == "train" else data.eval_samples)
+    data, samples = (data, data.num_samples) if split == "train" else (held_out(data), data.eval_samples)
+    columns = cached_rows(data, config.compat, tokenizer, name, samples)
     if not len(columns["input_ids"]):
         raise UserError(f"data.dataset_name: {data.dataset_name}, split {name}, holds no text to learn from")
     return ArraySource(columns, batched=True)
+
+
+def held_out(data):
+    """The section whose dataset is that of evaluation. Raises UserError where it would be the training file again."""
+    if data.eval_dataset_name is not None:
+        return data.model_copy(update={"dataset_name": data.eval_dataset_name, "dataset_subset": None})
+    if pathlib.Path(data.dataset_name).is_file():
+        raise UserError(
+            f"data.eval_dataset_name: missing; data.dataset_name is the one file {data.dataset_name}, without a split "
+            f"{data.eval_split}. Name a second file, a folder with a file per split, or data.eval_split=null"
+        )
+    return data
 
 
 def vocabulary(config) -> int:
@@ -55,7 +68,7 @@ def tokenizer_of(config):
     data = config.data
     name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
     texts = lambda: training_texts(config)
-    return load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(config))
+    return load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(data))
 
 
 def tokenizer_files(config) -> dict[str, str]:
@@ -76,19 +89,19 @@ def training_texts(config) -> Iterator[str]:
         yield from (str(row[field]) for field in fields if row.get(field) is not None)
 
 
-def cache_folder(config) -> pathlib.Path:
-    given = config.data.cache_dir
+def cache_folder(data) -> pathlib.Path:
+    given = data.cache_dir
     home = os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")
     return pathlib.Path(given) if given else pathlib.Path(home) / "jaxtrain" / "tokens"
 
 
-def cached_rows(config, tokenizer, split: str, num_samples: int | None) -> dict[str, np.ndarray]:
+def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | None) -> dict[str, np.ndarray]:
     """The rows of a split, tokenised once for every (dataset, tokenizer, options) and kept on disk."""
-    path = cache_folder(config) / f"rows-{_identity(config, tokenizer, split, num_samples)}.npz"
+    path = cache_folder(data) / f"rows-{_identity(data, compat, tokenizer, split, num_samples)}.npz"
     if path.is_file():
         with np.load(path) as kept:
             return {name: kept[name] for name in kept.files}
-    columns = make_rows(config, tokenizer, read_rows(config.data, split, num_samples))
+    columns = make_rows(data, compat, tokenizer, read_rows(data, split, num_samples))
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part.npz")
     np.savez(aside, **columns)
@@ -96,11 +109,10 @@ def cached_rows(config, tokenizer, split: str, num_samples: int | None) -> dict[
     return columns
 
 
-def make_rows(config, tokenizer, rows: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def make_rows(data, compat: str, tokenizer, rows: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Columns of int32 [row, max_length]: packed documents, or one padded document per row."""
-    data = config.data
     pretraining = data.training_mode == "pretraining"
-    original = config.compat == "original"
+    original = compat == "original"
     packing = data.packing and not original
     encoder = Encoder(
         tokenizer,
@@ -156,8 +168,7 @@ def _load(data, split: str):
         raise UserError(f"data.dataset_name: {data.dataset_name}, split {split}: {reason}") from None
 
 
-def _identity(config, tokenizer, split: str, num_samples: int | None) -> str:
-    data = config.data
+def _identity(data, compat: str, tokenizer, split: str, num_samples: int | None) -> str:
     what = data.model_dump(
         include={
             "dataset_name",
@@ -171,13 +182,14 @@ def _identity(config, tokenizer, split: str, num_samples: int | None) -> str:
             "corpus_bytes",
         }
     )
-    what |= {"split": split, "num_samples": num_samples, "tokenizer": tokenizer.name, "compat": config.compat}
-    what |= {"format": FORMAT, "template": tokenizer.chat_template, "files": _files(data.dataset_name)}
+    what |= {"split": split, "num_samples": num_samples, "tokenizer": tokenizer.name, "compat": compat}
+    what |= {"format": FORMAT, "template": tokenizer.chat_template}
+    what |= {"files": _files(data.dataset_name), "tokenizer_files": _files(tokenizer.name)}
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _files(name: str) -> list | str:
-    """What changes when the dataset does."""
+    """What changes when the dataset or tokenizer of that name does."""
     if name == BUILTIN:
         return corpus.identity()
     path = pathlib.Path(name)

@@ -87,8 +87,8 @@ class Decoder:
 
         @functools.partial(jax.jit, donate_argnums=1)
         def prefill(state, cache, ids, mask, positions):
-            output = nnx.merge(graphdef, state)(ids, mask, positions, cache=cache, prefill=True)
             model = nnx.merge(graphdef, state)
+            output = model(ids, mask, positions, cache=cache, prefill=True)
             return model.head(output.hidden), output.cache
 
         @functools.partial(jax.jit, donate_argnums=1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.original_config import OWN
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
 from torch_bridge.leaves import Leaf
 
@@ -36,6 +37,8 @@ def _adapter(config, state):
         )
     described = config_json(config.model)
     described.setdefault("architectures", [ARCHITECTURES[described["model_type"]]])
+    if "base_model.lm_head.lora_A" in state:  # merged, the head is no longer the embedding
+        described["tie_word_embeddings"] = False
     return described, merged(config, state)
 
 
@@ -93,9 +96,20 @@ def _scratch(config, state):
     return described, {key if key == "lm_head.weight" else f"model.{key}": value for key, value in keep.items()}
 
 
-def peft_folder(config, state: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
-    """Write the LoRA alone as PEFT reads it: adapter_config.json and adapter_model.safetensors."""
+def peft_folder(
+    config, state: Mapping[str, Any], folder: str | pathlib.Path, meta: Mapping[str, Any] | None = None
+) -> pathlib.Path:
+    """Write the LoRA alone as PEFT reads it: adapter_config.json and adapter_model.safetensors. meta: not used.
+
+    Raises UserError where there is no LoRA, and where there is a memory, which PEFT would leave out.
+    """
     from torch_bridge import files
+
+    if any(key.startswith("memory_adapters.") for key in state):
+        raise UserError(
+            "--as peft: the model reads a memory, which PEFT has no form for; train with memory.use_memory_adapter="
+            "false, or take --output F.safetensors"
+        )
 
     names = [key.removesuffix(".lora_A") for key in state if key.endswith(".lora_A")]
     if not names:
@@ -126,20 +140,43 @@ def peft_folder(config, state: Mapping[str, Any], folder: str | pathlib.Path) ->
     return folder
 
 
-def original_checkpoint(config, state: Mapping[str, Any], folder: str | pathlib.Path, progress: Mapping[str, Any]):
+def original_checkpoint(
+    config, state: Mapping[str, Any], folder: str | pathlib.Path, meta: Mapping[str, Any]
+) -> pathlib.Path:
     """Write a checkpoint folder as users of the original know it: model.safetensors, config.yaml, trainer_state.json.
 
-    Tied weights stand under both names, so that the file loads strictly. progress: global_step, epoch, best_loss, loss
-    and patience_counter, as far as known.
+    Tied weights stand under both names, so that the file loads strictly. meta: of the checkpoint (step,
+    steps_per_epoch, metrics, best_metrics). Raises UserError for what the original cannot compute.
     """
     from omegaconf import OmegaConf
 
     from torch_bridge import files
 
+    sections = _original_sections(config)
     folder = pathlib.Path(folder)
     files.save(state, folder / "model.safetensors")
-    sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(sections)))
-    known = {"best_loss": None, "epoch": 0, "global_step": 0, "loss": None, "patience_counter": 0}
-    (folder / "trainer_state.json").write_text(json.dumps(known | dict(progress), indent=2, sort_keys=True))
+    progress = {
+        "best_loss": meta["best_metrics"].get("loss"),
+        "epoch": meta["step"] // meta["steps_per_epoch"],
+        "global_step": meta["step"],
+        "loss": meta["metrics"].get("loss"),
+        "patience_counter": 0,
+    }
+    (folder / "trainer_state.json").write_text(json.dumps(progress, indent=2, sort_keys=True))
     return folder
+
+
+def _original_sections(config) -> dict[str, dict[str, Any]]:
+    """The sections model and memory with the original's keys."""
+    sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
+    foreign = [f"memory.{key}" for key in ("mask_aware_pooling", "chapter_softmax") if _changed(config.memory, key)]
+    foreign += [f"memory.{key}=prefix" for key, value in sections["memory"].items() if value == "prefix"]
+    foreign += ["model.base_config"] if config.model.base_config is not None else []
+    if foreign:
+        raise UserError(f"--as original: the original has no {', '.join(foreign)}; take --output F.safetensors")
+    return {name: {k: v for k, v in values.items() if k not in OWN[name]} for name, values in sections.items()}
+
+
+def _changed(section, key: str) -> bool:
+    return getattr(section, key) != type(section).model_fields[key].default

@@ -1,4 +1,8 @@
-"""Running a model's blocks one after another, or scanned where they are equal."""
+"""Running a model's blocks one after another, or scanned where they are equal.
+
+A model has `layers`, `bank_of` (its memory layers), `scan_layers`, `block` (one layer and its memory), `plain_block` (a
+layer without memory) and `kind_of` (layers of one kind differ in their weights alone).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +27,12 @@ def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict,
 def runs(model, view) -> list[tuple[int, int]]:
     """(first layer, how many) pieces of the depth. Equal layers without memory form one, where they may be scanned."""
     count = len(model.layers)
-    if not model.config.scan_layers or view.cache is not None:
+    if not model.scan_layers or view.cache is not None:
         return [(layer, 1) for layer in range(count)]
+    kind = lambda layer: (layer in model.bank_of, model.kind_of(layer))
     pieces: list[tuple[int, int]] = []
     for layer in range(count):
-        plain = layer not in model.bank_of
-        if plain and pieces and pieces[-1][0] + pieces[-1][1] == layer and pieces[-1][0] not in model.bank_of:
+        if layer and layer not in model.bank_of and kind(layer) == kind(layer - 1):
             pieces[-1] = (pieces[-1][0], pieces[-1][1] + 1)
         else:
             pieces.append((layer, 1))
@@ -46,7 +50,7 @@ def _scan(model, first: int, count: int, hidden, view, rngs):
     def body(hidden, inputs):
         key, state = inputs
         own = None if key is None else type(rngs)(key)
-        hidden = nnx.merge(graphdef, state)(hidden, view, first, None, own)
+        hidden = model.plain_block(nnx.merge(graphdef, state), hidden, view, first, own)
         return hidden, hidden
 
     return jax.lax.scan(body if rngs is None else jax.checkpoint(body), hidden, (keys, stacked))

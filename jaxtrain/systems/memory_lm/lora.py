@@ -39,14 +39,15 @@ class LoRALinear(nnx.Module):
         return (self.lora_B[...].astype(jnp.float32) @ self.lora_A[...].astype(jnp.float32)) * self.scale
 
     def merge(self) -> None:
-        """Add the update to the weight, once; the layer then computes with the weight alone."""
+        """Add the update to the weight, once; the layer then computes with the weight alone. An embedding that was tied
+        to it stays as it is."""
         if not self.merged:
-            self.weight[...] = (self.weight[...] + self.update).astype(self.weight.dtype)
+            self.weight = nnx.Param((self.weight[...] + self.update).astype(self.weight.dtype))
             self.merged = True
 
     def unmerge(self) -> None:
         if self.merged:
-            self.weight[...] = (self.weight[...] - self.update).astype(self.weight.dtype)
+            self.weight = nnx.Param((self.weight[...] - self.update).astype(self.weight.dtype))
             self.merged = False
 
 

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
 from jaxtrain.nn.linear import linear
+from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.router import (
     LOSSES,
+    chapter_usage,
     coefficients,
     compute_router_auxiliary_loss,
     router_losses,
@@ -66,21 +68,26 @@ _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def shifted_labels(batch):
-    """Labels of the next token [batch, time - 1]; IGNORE in rows that are not valid and across documents."""
+    """Labels of the next token [batch, time - 1]; IGNORE in rows that are not valid, after padding and across
+    documents."""
     labels = batch["labels"][:, 1:]
-    labels = jnp.where(batch["valid"][:, None], labels, IGNORE)
+    labels = jnp.where(batch["valid"][:, None] & (token_mask(batch)[:, :-1] != 0), labels, IGNORE)
     if "segment_ids" in batch:
         segments = batch["segment_ids"]
         labels = jnp.where(segments[:, 1:] == segments[:, :-1], labels, IGNORE)
     return labels
 
 
+def token_mask(batch):
+    """[batch, time], false for padding, which has segment 0 in packed rows."""
+    return batch["attention_mask"] if "attention_mask" in batch else batch["segment_ids"] > 0
+
+
 def run_model(model, batch, rngs=None):
-    """The model's Output on a batch. Padding of packed rows has segment 0 and is masked."""
-    mask = batch["attention_mask"] if "attention_mask" in batch else batch["segment_ids"] > 0
-    return model(
+    """The model's Output on a batch; in evaluation with the quantised bank where `memory.quantize_memory` says so."""
+    return (model if rngs is not None else deployed(model))(
         batch["input_ids"],
-        mask,
+        token_mask(batch),
         position_ids=batch.get("position_ids"),
         segment_ids=batch.get("segment_ids"),
         rngs=rngs,
@@ -90,7 +97,8 @@ def run_model(model, batch, rngs=None):
 def loss(model, batch, config, rngs) -> Loss:
     """Nats per label; in training plus the router's terms, averaged over the memory layers. weight: labels.
 
-    Parts: ce, and router/<term> averaged over layers, in training. A batch without labels gives 0 with weight 0.
+    Parts, in training: ce; router/<term> averaged over layers; router_entropy/<layer>, nats. A batch without labels
+    gives 0 with weight 0.
     """
     output = run_model(model, batch, rngs)
     labels = shifted_labels(batch)
@@ -103,6 +111,7 @@ def loss(model, batch, config, rngs) -> Loss:
     router = jnp.where(weight > 0, router, 0.0)
     parts = {"ce": value, "router": router}
     parts |= {f"router/{name}": sum(term[name] for term in terms) / len(terms) for name in (*LOSSES, "entropy")}
+    parts |= {f"router_entropy/{layer}": term["entropy"] for layer, term in zip(output.routing, terms, strict=True)}
     return Loss(value + router, weight, parts)
 
 
@@ -119,24 +128,30 @@ def _rows(routing, batch):
 
 
 def outputs(model, batch):
-    """Log-probability of each label [batch, time - 1], 0 where there is none; and by memory layer the mean probability
-    that the router gives each chapter [batch, chapter]."""
+    """Log-probability of each label [batch, time - 1], 0 where there is none. By memory layer, [batch, chapter]: the
+    mean probability that the router gives each chapter, and how many of the row's choices it got, padding left out."""
     labels = shifted_labels(batch)
     output = run_model(model, batch)
     result = {"log_probability": -token_losses(output.hidden[:, :-1], model.head_weight, labels, 1024)}
     for layer, routing in output.routing.items():
         p = jax.nn.softmax(routing.logits, axis=-1)
         result[f"chapters/{layer}"] = p.reshape(p.shape[0], -1, p.shape[-1]).mean(1)
+        result[f"chosen/{layer}"] = chapter_usage(routing, token_mask(batch))
     return result
 
 
 def statistics(outputs, batch, config) -> Statistics:
     """Sums for perplexity and for how chapters are used."""
     sums = {"nll": -outputs["log_probability"].sum(), "labels": (shifted_labels(batch) != IGNORE).sum()}
-    for name, p in outputs.items():
-        if name.startswith("chapters/"):
-            sums[name] = jnp.where(batch["valid"][:, None], p, 0.0).sum(0)
+    for name, by_row in outputs.items():
+        if name.startswith(("chapters/", "chosen/")):
+            sums[name] = jnp.where(batch["valid"][:, None], by_row, 0.0).sum(0)
     return Statistics(sums=sums)
+
+
+def distributions(sums, rows, config) -> dict:
+    """By memory layer: how often each chapter was chosen, float [chapter]."""
+    return {name.replace("chosen", "chapters"): sums[name] for name in sums if name.startswith("chosen/")}
 
 
 def finish(sums, rows, config) -> dict[str, float]:

@@ -64,6 +64,7 @@ class MemoryTransformer(nnx.Module):
 
     def __init__(self, config, memory, *, rngs: nnx.Rngs, guard: bool = True):
         self.config, self.memory, self.guard = config, memory, guard
+        self.scan_layers = config.scan_layers
         layers = get_memory_layer_indices(memory, config.num_layers)
         self.bank_of = get_memory_bank_assignments(memory, layers)
         width = config.hidden_dim
@@ -121,6 +122,13 @@ class MemoryTransformer(nnx.Module):
             return remat_read(body, self.memory, rngs)(x, chosen)
 
         return nn.block(self.layers[layer], hidden, view, layer, read, rngs=rngs), chosen
+
+    def plain_block(self, block: Block, hidden, view, layer: int, rngs=None):
+        return block(hidden, view, layer, None, rngs)
+
+    def kind_of(self, layer: int) -> None:
+        """Layers without memory are all of one kind."""
+        return
 
     @property
     def head_weight(self):

@@ -14,6 +14,12 @@ PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 STRATEGY = {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "shard_grad_op", "NO_SHARD": "ddp"}
 
 
+OWN = {  # keys of the two other sections that the original does not have
+    "model": ("base_config", "base_dtype", "scan_layers"),
+    "memory": ("mask_aware_pooling", "chapter_softmax", "freeze_memory_bank", "freeze_router"),
+}
+
+
 @dataclasses.dataclass
 class TrainingConfig:
     """The original's training section."""

@@ -8,9 +8,8 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.systems.memory_lm import losses, multiple_choice
-from jaxtrain.systems.memory_lm.banks import quantize_memory_for_deployment
+from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.data import tokenizer_of
-from jaxtrain.systems.memory_lm.router import chapter_usage
 
 ROWS = 64  # of the split that the chapter report looks at
 
@@ -18,14 +17,12 @@ ROWS = 64  # of the split that the chapter report looks at
 def report(model: nnx.Module, source, config, folder: pathlib.Path) -> list[pathlib.Path]:
     """multiple_choice.json for the files of data.multiple_choice, chapters.json where there are chapters."""
     folder.mkdir(parents=True, exist_ok=True)
-    if config.memory.quantize_memory:
-        model = quantize_memory_for_deployment(nnx.clone(model), config.memory.memory_quant_bits)
     written = []
     if config.data.multiple_choice:
         tokenizer = tokenizer_of(config)
         results = {
             path: multiple_choice.evaluate(
-                model, tokenizer, multiple_choice.read_questions(path), config.data.max_length
+                deployed(model), tokenizer, multiple_choice.read_questions(path), config.data.max_length
             )
             for path in config.data.multiple_choice
         }
@@ -39,9 +36,10 @@ def chapters(model: nnx.Module, source) -> dict[str, list[float]]:
     """By memory layer: how often each chapter was chosen per choice, over the first rows of a source."""
     rows = np.arange(min(ROWS, len(source)))
     batch = {**source[rows], "valid": np.ones(len(rows), bool)}
-    output = jax.jit(lambda model, batch: losses.run_model(model, batch).routing)(model, batch)
-    counts = {str(layer): np.asarray(chapter_usage(routing), float) for layer, routing in output.items()}
-    return {layer: (count / max(count.sum(), 1)).round(6).tolist() for layer, count in counts.items()}
+    outputs = jax.jit(losses.outputs)(model, batch)
+    counts = {name: np.asarray(by_row, float).sum(0) for name, by_row in outputs.items() if name.startswith("chosen/")}
+    share = lambda count: (count / max(count.sum(), 1)).round(6).tolist()
+    return {name.removeprefix("chosen/"): share(count) for name, count in counts.items()}
 
 
 def _write(path: pathlib.Path, value) -> pathlib.Path:

@@ -167,8 +167,10 @@ def compute_router_auxiliary_loss(
     return sum(totals) / len(totals) if totals else jnp.float32(0)
 
 
-def chapter_usage(routing: Routing, rows=None):
-    """How often each chapter was chosen: float [chapter], summing to the choices made."""
-    chapters = routing.logits.shape[-1]
-    chosen = jax.nn.one_hot(routing.indices, chapters).sum(-2).reshape(-1, chapters)
-    return chosen.sum(0) if rows is None else (chosen * rows.reshape(-1, 1)).sum(0)
+def chapter_usage(routing: Routing, mask):
+    """How often each chapter was chosen: float [batch, chapter]. mask: [batch, time], the tokens whose choices count;
+    a choice of the whole sequence always does."""
+    batch, per_token = routing.indices.shape[0], routing.indices.ndim == 3
+    count = jnp.broadcast_to(mask[..., None] if per_token else True, routing.indices.shape).reshape(batch, -1)
+    empty = jnp.zeros((batch, routing.logits.shape[-1]))
+    return empty.at[jnp.arange(batch)[:, None], routing.indices.reshape(batch, -1)].add(count.astype(jnp.float32))

@@ -80,10 +80,8 @@ def _dataclass(name: str, section: type, leave_out: Sequence[str] = ()) -> type:
     return dataclasses.make_dataclass(name, fields)
 
 
-ModelConfig = _dataclass("ModelConfig", _Model, ("base_config", "base_dtype", "scan_layers"))
-MemoryConfig = _dataclass(
-    "MemoryConfig", _Memory, ("mask_aware_pooling", "chapter_softmax", "freeze_memory_bank", "freeze_router")
-)
+ModelConfig = _dataclass("ModelConfig", _Model, original_config.OWN["model"])
+MemoryConfig = _dataclass("MemoryConfig", _Memory, original_config.OWN["memory"])
 
 
 @dataclasses.dataclass

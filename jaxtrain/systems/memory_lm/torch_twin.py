@@ -39,6 +39,7 @@ class Bank(nn.Module):
         super().__init__()
         tokens, rank = memory.num_memory_tokens, memory.memory_rank
         self.factorized = memory.use_low_rank_memory and memory.low_rank_mode == "factorized"
+        self.bits = memory.memory_quant_bits if memory.quantize_memory else None
         if self.factorized:
             self.A = nn.Parameter(torch.randn(tokens, rank) * memory.memory_init_std)
             self.B = nn.Parameter(torch.randn(width, rank) * rank**-0.5)
@@ -46,7 +47,15 @@ class Bank(nn.Module):
             self.memory = nn.Parameter(torch.randn(tokens, bank_width(memory, width)) * memory.memory_init_std)
 
     def forward(self):
-        return self.A @ self.B.T if self.factorized else self.memory
+        bank = self.A @ self.B.T if self.factorized else self.memory
+        return bank if self.training or self.bits is None else quantised(bank, self.bits)
+
+
+def quantised(bank, bits: int):
+    """Every row rounded to 8 or 4 bits under a scale of its own, and back."""
+    top = 2 ** (bits - 1) - 1
+    scale = (bank.abs().amax(-1, keepdim=True) / top).clamp_min(1e-8)
+    return (bank / scale).round().clamp(-top - 1, top) * scale
 
 
 class Chapters(nn.Module):
@@ -270,7 +279,7 @@ class MemoryModel(nn.Module):
 
 
 class MemoryTransformer(MemoryModel):
-    """input_ids int [batch, time] -> logits [batch, time, vocabulary], every chapter's probability by memory layer."""
+    """input_ids int [batch, time] -> logits [batch, time, vocabulary]; by memory layer what its router gives."""
 
     def __init__(self, config, memory):
         super().__init__()
@@ -288,7 +297,7 @@ class MemoryTransformer(MemoryModel):
         for i, layer in enumerate(self.layers):
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing[2], routing[:2]
+                chosen[i], routing = routing, routing[:2]
             x = layer(x, view, self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None, routing)
         return self.lm_head(self.norm(x)), chosen
 
@@ -321,7 +330,7 @@ class MemoryAdapter(MemoryModel):
                 continue
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing[2], routing[:2]
+                chosen[i], routing = routing, routing[:2]
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
             x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing)
         return self.base_model.lm_head(decoder.norm(x)), chosen
@@ -337,13 +346,16 @@ def build(config):
 
 
 def call(module, batch):
-    """What `losses.outputs` gives: log-probabilities of the labels, and mean chapter probabilities by layer."""
+    """What `losses.outputs` gives: log-probabilities of the labels; by layer chapters' mean probability and choices."""
     logits, labels, chosen = _run(module, batch)
+    mask = _token_mask(batch)
     keep = labels != IGNORE
     picked = logits.log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     result = {"log_probability": torch.where(keep, picked, 0.0)}
-    for layer, p in chosen.items():
+    for layer, (indices, _, p) in chosen.items():
         result[f"chapters/{layer}"] = p.reshape(len(p), -1, p.shape[-1]).mean(1)
+        count = functional.one_hot(indices, p.shape[-1]).sum(-2).float()
+        result[f"chosen/{layer}"] = count if count.ndim == 2 else (count * mask[..., None]).sum(1)
     return result
 
 
@@ -356,9 +368,12 @@ def loss(module, batch, config):
 def _run(module, batch):
     ids, labels = batch["input_ids"].long(), batch["labels"][:, 1:].long()
     segments = batch.get("segment_ids")
-    mask = batch["attention_mask"].bool() if "attention_mask" in batch else segments > 0
-    logits, chosen = module(ids, mask, batch.get("position_ids"), segments)
-    labels = labels.masked_fill(~batch["valid"][:, None], IGNORE)
+    logits, chosen = module(ids, _token_mask(batch), batch.get("position_ids"), segments)
+    labels = labels.masked_fill(~batch["valid"][:, None] | ~_token_mask(batch)[:, :-1], IGNORE)
     if segments is not None:
         labels = labels.masked_fill(segments[:, 1:] != segments[:, :-1], IGNORE)
     return logits[:, :-1], labels, chosen
+
+
+def _token_mask(batch):
+    return batch["attention_mask"].bool() if "attention_mask" in batch else batch["segment_ids"] > 0

@@ -171,8 +171,29 @@ def test_padded_rows_of_an_empty_document_are_all_padding(tmp_path):
 
 def test_batch_tokens_sets_the_batch_size():
     assert Data(max_length=128, batch_tokens=4096).batch_size == 32
+    with pytest.raises(ValueError, match="less than one row"):
+        Data(max_length=128, batch_tokens=100)
 
 
 def test_a_stream_needs_to_know_how_many_rows_to_read():
     with pytest.raises(ValueError, match="num_samples"):
         Data(streaming=True)
+
+
+def test_a_stream_reads_its_rows_one_by_one(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in ("abc", "defg", "left out")))
+    options = {"dataset_name": str(path), "streaming": True, "num_samples": 2}
+    columns = data.build_data(settings(tmp_path, **options), "train").columns
+    assert (columns["segment_ids"] > 0).sum() == 4 + 5
+
+
+def test_evaluation_reads_a_dataset_of_its_own_with_the_training_datas_tokenizer(tmp_path):
+    for name, text in (("train", "of what it learns"), ("held_out", "zzz")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}))
+    options = {"dataset_name": str(tmp_path / "train.jsonl"), "tokenizer": "bpe:264", "vocabulary": 264}
+    config = settings(tmp_path, eval_dataset_name=str(tmp_path / "held_out.jsonl"), **options)
+    ids = data.build_data(config, "validation").columns["input_ids"][0]
+    assert data.tokenizer_of(config).decode(ids.tolist()) == "zzz"
+    with pytest.raises(UserError, match="data.eval_dataset_name: missing"):
+        data.build_data(settings(tmp_path, **options), "validation")

@@ -1,5 +1,7 @@
 """Exports that other libraries read, judged by those libraries."""
 
+import copy
+import json
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import transformers
 from flax import nnx
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import exports, pretrained
+from jaxtrain.systems.memory_lm import exports, pretrained, torch_compat
 from jaxtrain.systems.memory_lm.adapter import build_model
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.lora import lora_layers
@@ -28,19 +30,28 @@ BASE = {
     "vocab_size": 61,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
-    "tie_word_embeddings": True,
+}
+ATTENTION, WITH_HEAD = ["q_proj", "v_proj"], ["q_proj", "down_proj", "lm_head"]
+KINDS = {  # the base model's class, its options, what LoRA changes
+    "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}, ATTENTION),
+    "qwen2_tied_head": ("Qwen2", {"tie_word_embeddings": True}, WITH_HEAD),
+    "qwen3": ("Qwen3", {"head_dim": 16}, ATTENTION),
+    "llama": ("Llama", {}, WITH_HEAD),
+    "mistral": ("Mistral", {"sliding_window": 4}, ATTENTION),
 }
 
 
-@pytest.fixture
-def trained(tmp_path):
-    """A Qwen2 folder, and an adapter on it whose LoRA is not zero any more."""
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, tmp_path_factory):
+    """A pretrained folder, and an adapter on it whose LoRA is not zero any more."""
+    kind, options, targets = KINDS[request.param]
+    folder = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
-    base = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**BASE)).eval()
-    base.save_pretrained(tmp_path / "base")
+    base = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**BASE, **options)).eval()
+    base.save_pretrained(folder)
     config = SimpleNamespace(
-        model=Model(base_model_name=str(tmp_path / "base")),
-        memory=Memory(use_memory_adapter=False, use_lora=True, lora_rank=4, lora_alpha=8),
+        model=Model(base_model_name=str(folder)),
+        memory=Memory(use_memory_adapter=False, use_lora=True, lora_rank=4, lora_alpha=8, lora_targets=targets),
         compat="correct",
     )
     model = build_model(config, nnx.Rngs(0))
@@ -62,15 +73,16 @@ def agree(ours, theirs) -> bool:
 
 def test_the_base_weights_come_from_the_folder(trained):
     _, model, base = trained
-    for _, layer in lora_layers(model):
+    plain = nnx.clone(model)
+    for _, layer in lora_layers(plain):
         layer.lora_B[...] = jnp.zeros(layer.lora_B.shape)
-    assert agree(model, base)
+    assert agree(plain, base)
 
 
 def test_the_lora_reloads_in_peft_with_the_same_logits(trained, tmp_path):
     config, model, base = trained
     folder = exports.peft_folder(config, open_state_dict(model), tmp_path / "peft")
-    assert agree(model, peft.PeftModel.from_pretrained(base, folder).eval())
+    assert agree(model, peft.PeftModel.from_pretrained(copy.deepcopy(base), folder).eval())
 
 
 def test_the_merged_folder_reloads_in_transformers_with_the_same_logits(trained, tmp_path):
@@ -82,13 +94,15 @@ def test_the_merged_folder_reloads_in_transformers_with_the_same_logits(trained,
 
 def test_merging_twice_adds_the_update_once_and_unmerging_takes_it_back(trained):
     _, model, _ = trained
-    layer = dict(lora_layers(model))["base_model.model.layers.0.self_attn.q_proj"]
-    before = layer.weight[...]
-    layer.merge()
-    layer.merge()
-    np.testing.assert_allclose(layer.weight[...], before + layer.update, atol=1e-6)
-    layer.unmerge()
-    np.testing.assert_allclose(layer.weight[...], before, atol=1e-6)
+    merged = nnx.clone(model)
+    wanted = model.logits(ids())
+    layers = dict(lora_layers(merged)).values()
+    for layer in [*layers, *layers]:
+        layer.merge()
+    np.testing.assert_allclose(merged.logits(ids()), wanted, atol=1e-4)
+    for layer in layers:
+        layer.unmerge()
+    np.testing.assert_allclose(merged.logits(ids()), wanted, atol=1e-4)
 
 
 def test_a_vanilla_model_from_scratch_is_a_llama(tmp_path):
@@ -105,11 +119,28 @@ def test_a_model_with_memory_has_no_hugging_face_form():
         exports.hugging_face(config, {})
 
 
-def test_the_originals_checkpoint_folder_loads_strictly(tmp_path):
+def test_peft_has_no_form_for_a_memory():
+    with pytest.raises(UserError, match="reads a memory"):
+        exports.peft_folder(None, {"memory_adapters.0.memory_layernorm.weight": None}, "unused")
+
+
+META = {"step": 7, "steps_per_epoch": 3, "metrics": {"loss": 2.5}, "best_metrics": {"loss": 2.25, "step": 5}}
+
+
+def test_the_originals_checkpoint_folder_loads_strictly_with_its_config(tmp_path):
     model = small()
     config = SimpleNamespace(model=model.config, memory=model.memory)
-    folder = exports.original_checkpoint(config, open_state_dict(model), tmp_path / "c", {"global_step": 3})
+    folder = exports.original_checkpoint(config, open_state_dict(model), tmp_path / "c", META)
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.yaml", "trainer_state.json"}
-    other = small(seed=1)
-    load_state_dict(other, files.open_weights(folder), strict=True)
-    np.testing.assert_array_equal(other.logits(ids()), model.logits(ids()))
+    progress = json.loads((folder / "trainer_state.json").read_text())
+    assert progress == {"best_loss": 2.25, "epoch": 2, "global_step": 7, "loss": 2.5, "patience_counter": 0}
+    other = torch_compat.MemoryTransformer(torch_compat.load_config(folder / "config.yaml")).eval()
+    other.load_state_dict(files.open_weights(folder), strict=True)
+    np.testing.assert_array_equal(other(ids())["logits"].numpy(), model.logits(ids()))
+
+
+@pytest.mark.parametrize("options", [{"mask_aware_pooling": True}, {"routing_strategy_train": "prefix"}])
+def test_what_the_original_cannot_compute_is_not_exported_for_it(options, tmp_path):
+    config = SimpleNamespace(model=Model(**MODEL), memory=Memory(**options))
+    with pytest.raises(UserError, match=f"the original has no memory.{next(iter(options))}"):
+        exports.original_checkpoint(config, {}, tmp_path, META)

@@ -10,9 +10,12 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.systems.memory_lm import losses
-from jaxtrain.systems.memory_lm.config import LossSection
+from jaxtrain.systems.memory_lm.adapter import MemoryAdapter
+from jaxtrain.systems.memory_lm.backbone_config import read_config
+from jaxtrain.systems.memory_lm.banks import quantize_memory_for_deployment
+from jaxtrain.systems.memory_lm.config import LossSection, Memory
 from jaxtrain.systems.memory_lm.packing import pack
-from tests.unit.memory_lm.models import ids, small, strategy
+from tests.unit.memory_lm.models import CHAPTERS, ids, small, spread, strategy
 
 
 def settings(model, chunk_tokens: int = 0):
@@ -67,6 +70,64 @@ def test_a_batch_without_labels_has_loss_0_weight_0_and_finite_gradients():
     (value, weight), grads = jax.value_and_grad(objective, has_aux=True)(state)
     assert (float(value), float(weight)) == (0.0, 0.0)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
+
+
+def adapter() -> MemoryAdapter:
+    """A small Llama that reads a routed memory, with a LoRA."""
+    memory = Memory(**CHAPTERS, **strategy("token"), use_lora=True, lora_dropout=0.0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61}
+    base = read_config({"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, **sizes})
+    model = MemoryAdapter(base, memory, rngs=nnx.Rngs(0))
+    spread(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: small(**strategy("token")), adapter], ids=["scratch", "adapter"])
+def test_padded_empty_and_unlabelled_rows_leave_the_loss_of_the_others_and_finite_gradients(make):
+    model, tokens = make(), ids(4, 10)
+    mask = jnp.ones((4, 10), jnp.int32).at[1, :4].set(0).at[2].set(0)  # row 1 is padded on the left, row 2 is empty
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def gradient(state, tokens, mask):
+        def objective(state):
+            labels = jnp.where(mask == 1, tokens, losses.IGNORE).at[3].set(losses.IGNORE)
+            batch = batch_of(tokens, labels, mask)
+            loss = losses.loss(nnx.merge(graphdef, state), batch, settings(model), nn.Rngs(jax.random.key(0)))
+            return loss.value, loss
+
+        return jax.grad(objective, has_aux=True)(state)
+
+    grads, loss = gradient(state, tokens, mask)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves((grads, loss)))
+    on_the_right = tokens.at[1].set(jnp.roll(tokens[1], -4)), mask.at[1].set(jnp.roll(mask[1], -4))
+    usual = gradient(state, *on_the_right)[1]
+    assert float(loss.weight) == float(usual.weight) == 9 + 5
+    assert float(loss.parts["ce"]) == pytest.approx(float(usual.parts["ce"]), rel=1e-5)
+
+
+def test_a_quantised_bank_is_what_evaluation_sees_and_training_does_not():
+    model = small(**strategy("token"))
+    batch, rngs = batch_of(ids(), ids()), lambda: nn.Rngs(jax.random.key(0))
+    deployed = quantize_memory_for_deployment(small(**strategy("token")), 4)
+    asked = small(quantize_memory=True, memory_quant_bits=4, **strategy("token"))
+    value = lambda model, rngs=None: float(losses.loss(model, batch, settings(model), rngs).value)
+    assert value(asked) == value(deployed) != value(model)
+    assert value(asked, rngs()) == value(model, rngs())
+
+
+def test_every_choice_of_a_real_token_is_counted_and_the_entropy_is_logged_by_layer():
+    model, tokens = small(**strategy("token")), ids()
+    mask = jnp.ones((2, 10), jnp.int32).at[0, 7:].set(0)
+    batch = batch_of(tokens, tokens, mask) | {"valid": jnp.asarray([True, False])}
+    sums = losses.statistics(losses.outputs(model, batch), batch, settings(model)).sums
+    counts = losses.distributions(sums, {}, settings(model))
+    assert set(counts) == {"chapters/0", "chapters/1"}
+    assert [float(count.sum()) for count in counts.values()] == [7 * 2.0] * 2  # real tokens x chapters chosen by each
+    assert all(float(count[0]) == 0 for count in counts.values())  # shared: read by every token, never chosen
+    parts = losses.loss(model, batch, settings(model), nn.Rngs(jax.random.key(0))).parts
+    by_layer = [float(parts[f"router_entropy/{layer}"]) for layer in (0, 1)]
+    assert np.mean(by_layer) == pytest.approx(float(parts["router/entropy"]), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vanilla", "dense", "token", "prefix"])

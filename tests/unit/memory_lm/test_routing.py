@@ -105,10 +105,3 @@ def test_a_quantised_bank_changes_logits_by_little(bits, limit):
 def test_a_bank_of_only_shared_chapters_is_read():
     model = small(num_shared_chapters=6, **strategy("token"))
     assert bool(jnp.isfinite(model.logits(ids())).all())
-
-
-def test_scanned_layers_give_the_same_logits():
-    sizes = {"num_layers": 4}
-    place = {"memory_layer_placement": "first_k", "memory_layer_k": 1}
-    plain, scanned = small(model=sizes, **place), small(model={**sizes, "scan_layers": True}, **place)
-    np.testing.assert_allclose(plain.logits(ids()), scanned.logits(ids()), atol=1e-6)

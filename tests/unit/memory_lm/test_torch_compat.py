@@ -10,7 +10,9 @@ from safetensors.numpy import load_file
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import memory_lm
-from jaxtrain.systems.memory_lm import torch_compat, torch_twin
+from jaxtrain.systems.memory_lm import losses, torch_compat, torch_twin
+from tests.unit.memory_lm.models import ids, small, strategy
+from torch_bridge.state_dict import state_dict
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "memory_lm"
 
@@ -81,6 +83,21 @@ def test_the_torch_twin_gives_the_recorded_logits(name):
     with torch.no_grad():
         logits = twin(torch.tensor(tensors["in/input_ids"]), torch.tensor(tensors["in/attention_mask"]).bool())[0]
     np.testing.assert_allclose(logits.numpy(), tensors["out/eval_logits"], atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize_memory": True, "memory_quant_bits": 4}], ids=["plain", "4_bits"])
+def test_the_torch_twin_evaluates_as_jax_does(options):
+    model = small(**strategy("token"), **options)
+    twin = torch_twin.MemoryTransformer(model.config, model.memory).eval()
+    twin.load_state_dict({key: torch.tensor(np.asarray(v)) for key, v in state_dict(model).items()}, strict=True)
+    tokens = np.asarray(ids())
+    batch = {"input_ids": tokens, "labels": tokens, "attention_mask": np.ones_like(tokens), "valid": np.ones(2, bool)}
+    with torch.no_grad():
+        theirs = torch_twin.call(twin, {key: torch.tensor(value) for key, value in batch.items()})
+    ours = losses.outputs(model, batch)
+    assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, theirs[name].numpy(), atol=2e-5, err_msg=name)
 
 
 def test_memory_weights_come_with_their_norms():

@@ -104,7 +104,7 @@ class Task:
     statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
         are there without it.
-    distributions: (sums, rows, config) -> histograms by name, counts [bin]; of the same statistics, for the trackers.
+    distributions: (sums, rows, config) -> counts [bin] by name, from the same statistics; histograms for the trackers.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step

@@ -104,7 +104,6 @@ class Task:
     statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
         are there without it.
-    distributions: (sums, rows, config) -> counts [bin] by name, from the same statistics; histograms for the trackers.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
@@ -139,7 +138,6 @@ class Task:
     outputs: Callable[[Any, Batch], Any] | None = None
     statistics: Callable[[Any, Batch, Any], Statistics] | None = None
     finish: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
-    distributions: Callable[[Mapping, Mapping, Any], Mapping[str, Any]] | None = None
     trainable: Callable[[str, Any], bool] = lambda key, config: True
     param_group: Callable[[str, Any], str] = lambda key, config: "default"
     after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None

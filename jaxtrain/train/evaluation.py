@@ -1,7 +1,7 @@
 """Metrics of a whole split, exact: padded rows count nothing and batch size changes nothing."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,6 @@ from jaxtrain.runtime import varied
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.state import Arrays, Skeleton
-
-
-class Evaluation(NamedTuple):
-    """metrics: by name. distributions: what Task.distributions counts, [bin] by name."""
-
-    metrics: dict[str, float]
-    distributions: dict[str, np.ndarray]
 
 
 def make_eval_step(task: Task, config: Any, skeleton: Skeleton, precision: Precision) -> Callable:
@@ -67,18 +60,6 @@ def finish(task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mappin
         weight = max(float(sums["weight/loss"]), np.finfo(np.float32).tiny)
         metrics = {k.removeprefix("loss/"): float(v) / weight for k, v in sums.items() if k.startswith("loss/")}
     if task.finish is not None:
-        metrics |= {key: float(value) for key, value in task.finish(_own(sums), rows, config).items()}
+        own = {key.removeprefix("sum/"): value for key, value in sums.items() if key.startswith("sum/")}
+        metrics |= {key: float(value) for key, value in task.finish(own, rows, config).items()}
     return metrics
-
-
-def distributions(
-    task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """The split's histograms, [bin] by name; none where the task has none."""
-    given = task.distributions(_own(sums), rows, config) if task.distributions is not None else {}
-    return {name: np.asarray(counts, np.float64) for name, counts in given.items()}
-
-
-def _own(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The task's sums, without the engine's."""
-    return {key.removeprefix("sum/"): value for key, value in sums.items() if key.startswith("sum/")}

@@ -261,12 +261,10 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         self._drain()
         with self.clock.phase("evaluation"), self.preemption.resting():
-            result = self.trainer.evaluated("validation")
+            metrics = self.trainer.evaluate()
         self.evaluation_due = False
-        self.conclude(step, result.metrics)
+        self.conclude(step, metrics)
         with self.clock.phase("evaluation"):
-            for name, counts in result.distributions.items():
-                self.tracker.histogram(step, f"validation/{name}", counts, np.arange(len(counts) + 1) - 0.5)
             self.pictures.log(step, self.tracker)
 
     def conclude(self, step: int, metrics: dict[str, float]) -> bool:

@@ -475,16 +475,12 @@ class Trainer:
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
-        return self.evaluated(split).metrics
-
-    def evaluated(self, split: str) -> evaluation.Evaluation:
-        """`evaluate`'s metrics, and the histograms that the task counts on the way."""
         if split not in self._evaluators:
             self._evaluators[split] = self._make_evaluator(split)
         return self._evaluators[split]()
 
     @property
-    def _evaluators(self) -> dict[str, Callable[[], evaluation.Evaluation]]:
+    def _evaluators(self) -> dict[str, Callable[[], dict[str, float]]]:
         return self.__dict__.setdefault("_evaluator_cache", {})
 
     def evaluated_params(self) -> dict[str, jax.Array]:
@@ -501,7 +497,7 @@ class Trainer:
         stream = make_stream(source, -(-size // unit) * unit, self.config.seed, False, False, False)
         return source, stream, self._loader(split, source, stream, 1)
 
-    def _make_evaluator(self, split: str) -> Callable[[], evaluation.Evaluation]:
+    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.evaluation_loader(split)
         columns, numbers = self.columns(loader), self.numbers()
 
@@ -511,7 +507,7 @@ class Trainer:
 
         compiled = self.kept(("evaluate", split), make)
 
-        def run() -> evaluation.Evaluation:
+        def run() -> dict[str, float]:
             params = self.evaluated_params()
             calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
 
@@ -521,8 +517,7 @@ class Trainer:
                     yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
                 self.preemption.proceed()  # batches may have ended because it would not
 
-            counted = (self.task, self.config, *evaluation.collect(results()))
-            return evaluation.Evaluation(evaluation.finish(*counted), evaluation.distributions(*counted))
+            return evaluation.finish(self.task, self.config, *evaluation.collect(results()))
 
         return run
 

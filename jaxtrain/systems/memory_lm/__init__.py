@@ -26,7 +26,7 @@ def _task(model: str, tiny_config: str, **more) -> Task:
         outputs=_later("losses", "outputs"),
         statistics=_later("losses", "statistics"),
         finish=_later("losses", "finish"),
-        distributions=_later("losses", "distributions"),
+        histograms=_later("losses", "histograms"),
         trainable=_later("grouping", "trainable"),
         param_group=_later("grouping", "param_group"),
         schedule=_later("grouping", "schedule"),

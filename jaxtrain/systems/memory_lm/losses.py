@@ -9,7 +9,6 @@ from jaxtrain.nn.linear import linear
 from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.router import (
     LOSSES,
-    chapter_usage,
     coefficients,
     compute_router_auxiliary_loss,
     router_losses,
@@ -128,30 +127,36 @@ def _rows(routing, batch):
 
 
 def outputs(model, batch):
-    """Log-probability of each label [batch, time - 1], 0 where there is none. By memory layer, [batch, chapter]: the
-    mean probability that the router gives each chapter, and how many of the row's choices it got, padding left out."""
+    """Log-probability of each label [batch, time - 1], 0 where there is none; and by memory layer the mean probability
+    that the router gives each chapter [batch, chapter]."""
     labels = shifted_labels(batch)
     output = run_model(model, batch)
     result = {"log_probability": -token_losses(output.hidden[:, :-1], model.head_weight, labels, 1024)}
     for layer, routing in output.routing.items():
         p = jax.nn.softmax(routing.logits, axis=-1)
         result[f"chapters/{layer}"] = p.reshape(p.shape[0], -1, p.shape[-1]).mean(1)
-        result[f"chosen/{layer}"] = chapter_usage(routing, token_mask(batch))
     return result
 
 
 def statistics(outputs, batch, config) -> Statistics:
     """Sums for perplexity and for how chapters are used."""
     sums = {"nll": -outputs["log_probability"].sum(), "labels": (shifted_labels(batch) != IGNORE).sum()}
-    for name, by_row in outputs.items():
-        if name.startswith(("chapters/", "chosen/")):
-            sums[name] = jnp.where(batch["valid"][:, None], by_row, 0.0).sum(0)
+    for name, p in outputs.items():
+        if name.startswith("chapters/"):
+            sums[name] = jnp.where(batch["valid"][:, None], p, 0.0).sum(0)
     return Statistics(sums=sums)
 
 
-def distributions(sums, rows, config) -> dict:
-    """By memory layer: how often each chapter was chosen, float [chapter]."""
-    return {name.replace("chosen", "chapters"): sums[name] for name in sums if name.startswith("chosen/")}
+def histograms(model, batch, config) -> dict:
+    """By memory layer the chapters that were chosen, as float, NaN for padding: [batch, time, k], or [batch, k] where
+    a row has one choice."""
+    counted = (token_mask(batch) != 0) & batch["valid"][:, None]
+
+    def chosen(routing):
+        keep = counted if routing.indices.ndim == 3 else counted.any(1)
+        return jnp.where(keep[..., None], routing.indices.astype(jnp.float32), jnp.nan)
+
+    return {f"chapters/{layer}": chosen(routing) for layer, routing in run_model(model, batch).routing.items()}
 
 
 def finish(sums, rows, config) -> dict[str, float]:

@@ -28,18 +28,21 @@ def report(model: nnx.Module, source, config, folder: pathlib.Path) -> list[path
         }
         written.append(_write(folder / "multiple_choice.json", results))
     if config.memory.use_chapters and getattr(model, "bank_of", None):
-        written.append(_write(folder / "chapters.json", chapters(model, source)))
+        written.append(_write(folder / "chapters.json", chapters(model, source, config)))
     return written
 
 
-def chapters(model: nnx.Module, source) -> dict[str, list[float]]:
+def chapters(model: nnx.Module, source, config) -> dict[str, list[float]]:
     """By memory layer: how often each chapter was chosen per choice, over the first rows of a source."""
     rows = np.arange(min(ROWS, len(source)))
     batch = {**source[rows], "valid": np.ones(len(rows), bool)}
-    outputs = jax.jit(losses.outputs)(model, batch)
-    counts = {name: np.asarray(by_row, float).sum(0) for name, by_row in outputs.items() if name.startswith("chosen/")}
-    share = lambda count: (count / max(count.sum(), 1)).round(6).tolist()
-    return {name.removeprefix("chosen/"): share(count) for name, count in counts.items()}
+    chosen = jax.jit(lambda model, batch: losses.histograms(model, batch, config))(model, batch)
+    share = {}
+    for name, indices in chosen.items():
+        indices = np.asarray(indices)[np.isfinite(indices)].astype(int)
+        count = np.bincount(indices, minlength=config.memory.num_chapters)
+        share[name.removeprefix("chapters/")] = (count / max(len(indices), 1)).round(6).tolist()
+    return share
 
 
 def _write(path: pathlib.Path, value) -> pathlib.Path:

@@ -165,12 +165,3 @@ def compute_router_auxiliary_loss(
     given = [losses for losses in router_losses if losses]
     totals = [compute_total_router_loss(losses, load_balance_coef, auxiliary_coef, z_loss_coef) for losses in given]
     return sum(totals) / len(totals) if totals else jnp.float32(0)
-
-
-def chapter_usage(routing: Routing, mask):
-    """How often each chapter was chosen: float [batch, chapter]. mask: [batch, time], the tokens whose choices count;
-    a choice of the whole sequence always does."""
-    batch, per_token = routing.indices.shape[0], routing.indices.ndim == 3
-    count = jnp.broadcast_to(mask[..., None] if per_token else True, routing.indices.shape).reshape(batch, -1)
-    empty = jnp.zeros((batch, routing.logits.shape[-1]))
-    return empty.at[jnp.arange(batch)[:, None], routing.indices.reshape(batch, -1)].add(count.astype(jnp.float32))

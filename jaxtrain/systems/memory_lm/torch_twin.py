@@ -279,7 +279,7 @@ class MemoryModel(nn.Module):
 
 
 class MemoryTransformer(MemoryModel):
-    """input_ids int [batch, time] -> logits [batch, time, vocabulary]; by memory layer what its router gives."""
+    """input_ids int [batch, time] -> logits [batch, time, vocabulary], every chapter's probability by memory layer."""
 
     def __init__(self, config, memory):
         super().__init__()
@@ -297,7 +297,7 @@ class MemoryTransformer(MemoryModel):
         for i, layer in enumerate(self.layers):
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing, routing[:2]
+                chosen[i], routing = routing[2], routing[:2]
             x = layer(x, view, self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None, routing)
         return self.lm_head(self.norm(x)), chosen
 
@@ -330,7 +330,7 @@ class MemoryAdapter(MemoryModel):
                 continue
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing, routing[:2]
+                chosen[i], routing = routing[2], routing[:2]
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
             x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing)
         return self.base_model.lm_head(decoder.norm(x)), chosen
@@ -346,16 +346,13 @@ def build(config):
 
 
 def call(module, batch):
-    """What `losses.outputs` gives: log-probabilities of the labels; by layer chapters' mean probability and choices."""
+    """What `losses.outputs` gives: log-probabilities of the labels, and mean chapter probabilities by layer."""
     logits, labels, chosen = _run(module, batch)
-    mask = _token_mask(batch)
     keep = labels != IGNORE
     picked = logits.log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     result = {"log_probability": torch.where(keep, picked, 0.0)}
-    for layer, (indices, _, p) in chosen.items():
+    for layer, p in chosen.items():
         result[f"chapters/{layer}"] = p.reshape(len(p), -1, p.shape[-1]).mean(1)
-        count = functional.one_hot(indices, p.shape[-1]).sum(-2).float()
-        result[f"chosen/{layer}"] = count if count.ndim == 2 else (count * mask[..., None]).sum(1)
     return result
 
 

@@ -32,7 +32,7 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        self._run.log({name: wandb.Histogram(np_histogram=_fewer_bins(counts, edges))}, step=step)
+        self._run.log({name: wandb.Histogram(np_histogram=(counts, edges))}, step=step)
 
     def image(self, step: int, name: str, image: np.ndarray) -> None:
         self._run.log({name: wandb.Image(image)}, step=step)
@@ -40,10 +40,3 @@ class WeightsAndBiases:
     def close(self, failed: bool) -> None:
         if self._run is not None:
             self._run.finish(exit_code=int(failed))
-
-
-def _fewer_bins(counts: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As many as W&B takes, each the sum of neighbours."""
-    group = -(-len(counts) // wandb.Histogram.MAX_LENGTH)
-    first = np.arange(0, len(counts), group)
-    return np.add.reduceat(counts, first), np.append(edges[first], edges[-1])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.task import Statistics
 from jaxtrain.train import trackers
 from jaxtrain.train.loop import NotFiniteError
 from jaxtrain.train.tracking import Tracker
@@ -108,30 +107,6 @@ def test_a_task_draws_its_pictures_and_histograms_after_every_evaluation(tmp_pat
     assert [(step, sum(value.histo.bucket)) for step, value in events(tmp_path, "validation/positive")] == [
         (step, (drawn > 0).sum()) for step in (4, 8)
     ]
-
-
-def test_a_task_logs_distributions_of_the_whole_validation_split(tmp_path):
-    share = lambda batch: jnp.stack([batch["y"] > 0, batch["y"] <= 0], 1) & batch["valid"][:, None]
-    counting = runs.task(
-        statistics=lambda outputs, batch, config: Statistics(sums={"signs": share(batch).sum(0)}),
-        distributions=lambda sums, rows, config: {"signs": sums["signs"]},
-    )
-    made = runs.trainer(tmp_path, counting, tracking__tensorboard=True, evaluation__every_steps=4)
-    made._sources["validation"] = made.source("train")
-    made.train()
-    found = events(tmp_path, "validation/signs")
-    positive = int((runs.data()["y"] > 0).sum())
-    wanted = [positive, runs.SAMPLES - positive]
-    assert [(step, list(value.histo.bucket)) for step, value in found] == [(4, wanted), (8, wanted)]
-    assert list(found[0][1].histo.bucket_limit) == [0.5, 1.5]
-
-
-def test_wandb_gets_as_many_bins_as_it_takes():
-    from jaxtrain.train.trackers.wandb import _fewer_bins
-
-    counts, edges = _fewer_bins(np.arange(4097), np.arange(4098) - 0.5)
-    assert (len(counts), counts.sum(), edges[0], edges[-1]) == (456, np.arange(4097).sum(), -0.5, 4096.5)
-    assert len(edges) == len(counts) + 1
 
 
 def test_a_task_logs_scalars_of_its_own_with_every_step(tmp_path):

@@ -20,4 +20,5 @@ def weighted_mean(values, weight):
     weight = jnp.asarray(weight, jnp.float32)
     total = weight.sum()
     masked = jnp.where(weight > 0, values.astype(jnp.float32), 0.0)
-    return (masked * weight).sum() / jnp.maximum(total, jnp.finfo(jnp.float32).tiny), total
+    # No division by a tiny number: where XLA knows it, it multiplies by a reciprocal that may overflow, 0 x inf.
+    return (masked * weight).sum() / jnp.where(total > 0, total, 1.0), total

@@ -139,7 +139,7 @@ def router_losses(routing: Routing, rows=None) -> dict[str, jax.Array]:
 def _mean(values, weight):
     if values.ndim == 1:
         return weighted_mean(values, weight)[0]
-    total = jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
+    total = jnp.where(weight.sum() > 0, weight.sum(), 1.0)
     return (values * weight[:, None]).sum(0) / total
 
 

@@ -67,7 +67,7 @@ def test_a_batch_without_labels_has_loss_0_weight_0_and_finite_gradients():
         loss = losses.loss(nnx.merge(graphdef, state), batch, settings(model), nn.Rngs(jax.random.key(0)))
         return loss.value, loss.weight
 
-    (value, weight), grads = jax.value_and_grad(objective, has_aux=True)(state)
+    (value, weight), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(state)
     assert (float(value), float(weight)) == (0.0, 0.0)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
 
@@ -137,16 +137,14 @@ def test_packed_documents_have_the_loss_of_the_same_documents_alone(name):
     generator = np.random.default_rng(3)
     documents = [generator.integers(2, 61, length).astype(np.int32) for length in (5, 9, 3, 12, 7)]
     columns = pack([(d, d.copy()) for d in documents], 20, 0, split=False)
-    packed = {key: jnp.asarray(value) for key, value in columns.items()}
-    together = losses.loss(model, packed | {"valid": jnp.ones(len(packed["labels"]), bool)}, settings(model), None)
-    alone = [
-        losses.loss(model, batch_of(jnp.asarray(d)[None], jnp.asarray(d)[None]), settings(model), None)
-        for d in documents
-    ]
-    weights = [float(one.weight) for one in alone]
-    assert float(together.weight) == sum(weights)
-    wanted = np.average([float(one.value) for one in alone], weights=weights)
-    assert float(together.value) == pytest.approx(wanted, rel=1e-5)
+    packed = columns | {"valid": np.ones(len(columns["labels"]), bool)}
+    tokens, labels = (np.full((5, 12), fill, np.int32) for fill in (0, losses.IGNORE))
+    for row, document in enumerate(documents):
+        tokens[row, : len(document)] = labels[row, : len(document)] = document
+    alone = batch_of(tokens, labels, (labels != losses.IGNORE).astype(np.int32))
+    together, apart = (jax.jit(lambda b: losses.loss(model, b, settings(model), None))(b) for b in (packed, alone))
+    assert float(together.weight) == float(apart.weight) == sum(len(document) - 1 for document in documents)
+    assert float(together.value) == pytest.approx(float(apart.value), rel=1e-5)
 
 
 def test_a_row_that_is_not_valid_changes_neither_loss_nor_router_terms():

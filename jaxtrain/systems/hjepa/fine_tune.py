@@ -1,5 +1,6 @@
 """Fine-tuning: a copy of the encoder and a classifier, trained together on labels."""
 
+import functools
 import math
 
 import jax
@@ -10,6 +11,7 @@ from flax import nnx
 
 from jaxtrain.nn import Linear, Rngs
 from jaxtrain.systems.hjepa import device_images
+from jaxtrain.systems.hjepa.config import AugmentationConfig
 from jaxtrain.systems.hjepa.extraction import in_batches
 from jaxtrain.systems.hjepa.linear_probe import cross_entropy
 
@@ -38,15 +40,15 @@ def fine_tune(model, train: dict, test: dict, config) -> dict:
     network = Classifier(encoder, encoder.vit.size.embed_dim, classes, rngs=nnx.Rngs(config.seed))
     definition, params = nnx.split(network)
     start = params
-    optimizer = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(probe.fine_tune_weight_decay))
-    state, step = optimizer.init(params), _make_step(definition, optimizer, config)
-    losses = []
+    optimizer, step = _step(definition, probe.fine_tune_weight_decay, config.data.augmentation, config.data.image_size)
+    state, losses = optimizer.init(params), []
     for epoch in range(probe.fine_tune_epochs):
         rate = 0.5 * probe.fine_tune_lr * (1 + math.cos(math.pi * epoch / probe.fine_tune_epochs))
         found = []
         for number, rows in enumerate(_batches(len(train["label"]), probe.batch_size, [config.seed, epoch])):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), epoch), number)
-            params, state, loss = step(params, state, train["image"][rows], train["label"][rows], key, rate)
+            rates = {"encoder": probe.fine_tune_encoder_lr_ratio * rate, "head": rate}
+            params, state, loss = step(params, state, train["image"][rows], train["label"][rows], key, rates)
             found.append(loss)
         losses.append(float(np.mean(jax.device_get(found))))
     return {
@@ -63,16 +65,18 @@ def _batches(samples: int, size: int, seed: list[int]):
     return np.resize(order, -(-samples // size) * size).reshape(-1, size)
 
 
-def _make_step(definition, optimizer, config):
-    augmentation, ratio = config.data.augmentation, config.probe.fine_tune_encoder_lr_ratio
+@functools.lru_cache(maxsize=2)
+def _step(definition, weight_decay: float, augmentation: AugmentationConfig, image_size: int):
+    """AdamW without its rate, and one update with a rate for the encoder and one for the head."""
+    optimizer = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
 
     @jax.jit
-    def step(params, state, images, labels, key, rate):
+    def step(params, state, images, labels, key, rates):
         crop_key, noise_key = jax.random.split(key)
         images = device_images.augment(
             images,
             jax.random.split(crop_key, len(images)),
-            config.data.image_size,
+            image_size,
             augmentation.crop_scale,
             augmentation.horizontal_flip,
             augmentation.color_jitter,
@@ -80,11 +84,10 @@ def _make_step(definition, optimizer, config):
         value = lambda params: cross_entropy(nnx.merge(definition, params)(images, Rngs(noise_key)), labels)
         loss, grads = jax.value_and_grad(value)(params)
         updates, state = optimizer.update(grads, state, params)
-        rates = {"encoder": ratio * rate, "head": rate}
         move = lambda path, p, u: p - rates[path[0].key] * u
         return jax.tree_util.tree_map_with_path(move, params, updates), state, loss
 
-    return step
+    return optimizer, step
 
 
 def _accuracy(definition, params, test: dict, config) -> float:

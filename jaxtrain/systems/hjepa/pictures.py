@@ -9,6 +9,8 @@ from jaxtrain.systems.hjepa.pixels import MEAN, STD
 from jaxtrain.systems.hjepa.views import views_of
 
 LEAST = 64  # pixels per side that a picture is enlarged to, at least
+GAP = 2  # grey pixels below and right of every picture
+MASKED, WARM = np.float32([0.3, 0.3, 0.6]), np.float32([1.0, 0.4, 0.0])  # colours of masked patches and of attention
 SHOWN = 8  # images of a sheet of masks or attention, and queries of a sheet of neighbours
 
 
@@ -58,17 +60,17 @@ def viewable(images):
 
 
 def mask_sheet(images, mask):
-    """Images above the same with their masked patches dark. mask: bool [n, rows, columns]."""
+    """Images above the same with their masked patches tinted. mask: bool [n, rows, columns]."""
     pictures = viewable(images)
-    return _stack([pictures, jnp.where(_over(pictures, mask), pictures / 5, pictures)])
+    return _stack([pictures, jnp.where(_over(pictures, mask), 0.2 * pictures + 0.8 * MASKED, pictures)])
 
 
 def attention_sheet(images, attended):
-    """Images above the same by what their patches receive, from dark (least) to bright; attended [n, rows, columns]."""
+    """Images above the same, the warmer the more a patch receives. attended: [n, rows, columns]."""
     pictures = viewable(images)
     low, high = (f(attended, axis=(1, 2), keepdims=True) for f in (jnp.min, jnp.max))
     heat = _over(pictures, (attended - low) / jnp.maximum(high - low, 1e-9))
-    return _stack([pictures, pictures * (0.15 + 0.85 * heat)])
+    return _stack([pictures, 0.4 * pictures + 0.6 * heat * WARM])
 
 
 def neighbour_sheet(images, features, valid, neighbours: int = 6):
@@ -93,4 +95,5 @@ def _over(pictures, cells):
 
 def _stack(rows):
     """Rows of pictures [n, h, w, 3] -> one sheet."""
-    return jnp.concatenate([jnp.concatenate(list(row), axis=1) for row in rows], axis=0)
+    framed = [jnp.pad(row, ((0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=0.5) for row in rows]
+    return jnp.concatenate([jnp.concatenate(list(row), axis=1) for row in framed], axis=0)

@@ -31,7 +31,7 @@ def test_tensorboard_shows_sheets_after_every_evaluation(folder, name):
     rows, columns = (7, 8) if name == "neighbours" else (2, 8)
     found = events(folder, f"validation/{name}")
     sizes = [(step, value.image.height, value.image.width) for step, value in found]
-    assert sizes == [(step, 64 * rows, 64 * columns) for step in (2, 4)]
+    assert sizes == [(step, 66 * rows, 66 * columns) for step in (2, 4)]
 
 
 @pytest.mark.parametrize("encoder", ["target", "context"])
@@ -65,7 +65,7 @@ def test_evaluate_writes_every_judge_the_baselines_and_the_pictures(folder, caps
     said = capsys.readouterr()
     assert "raw_pixels: linear probe" in said.err
     files = json.loads(said.out)["files"]
-    assert [Image.open(file).size for file in files if file.endswith("masks.png")] == [(512, 128)]
+    assert [Image.open(file).size for file in files if file.endswith("masks.png")] == [(528, 132)]
     assert len(files) == 4
 
 
@@ -92,7 +92,7 @@ def test_a_query_stands_above_its_nearest_and_padding_is_nobodys_neighbour():
     features = np.asarray([[np.cos(a), np.sin(a)] for a in np.linspace(0, 6, 10)], np.float32)
     valid = np.arange(10) != 1
     sheet = np.asarray(pictures.neighbour_sheet(images, features, valid, neighbours=2))
-    shades = sheet[::64, ::64, 0] * 9
+    shades = sheet[::66, ::66, 0] * 9
     np.testing.assert_allclose(shades[0], np.arange(8), atol=1e-4)
     assert not (np.abs(shades[1:] - 1) < 0.1).any()
     np.testing.assert_allclose(sorted(shades[1:, 5]), [4, 6], atol=1e-4)

@@ -3,9 +3,11 @@
 import math
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.nn import initializers
+from jaxtrain.nn.correlation import correlate
 
 
 class _Conv(nnx.Module):
@@ -28,15 +30,8 @@ class _Conv(nnx.Module):
 
     def __call__(self, x, rngs=None):
         weight = self.weight[...]
-        y = jax.lax.conv_general_dilated(
-            x.astype(weight.dtype),
-            weight,
-            self.stride,
-            [(p, p) for p in self.padding],
-            rhs_dilation=self.dilation,
-            dimension_numbers=_dimensions(self.rank, "OI"),
-            feature_group_count=self.groups,
-        )
+        pads = [(p, p) for p in self.padding]
+        y = correlate(x.astype(weight.dtype), weight, self.stride, pads, dilation=self.dilation, groups=self.groups)
         return _add_bias(y, self.bias)
 
 
@@ -76,14 +71,8 @@ class _ConvTranspose(nnx.Module):
             (k - 1 - p, k - 1 - p + extra)
             for k, p, extra in zip(self.kernel, self.padding, self.output_padding, strict=True)
         ]
-        y = jax.lax.conv_general_dilated(
-            x.astype(weight.dtype),
-            jax.numpy.flip(weight, range(2, weight.ndim)),
-            (1,) * self.rank,
-            pads,
-            lhs_dilation=self.stride,
-            dimension_numbers=_dimensions(self.rank, "IO"),
-        )
+        flipped = jnp.flip(weight, range(2, weight.ndim)).swapaxes(0, 1)
+        y = correlate(x.astype(weight.dtype), flipped, (1,) * self.rank, pads, gaps=self.stride)
         return _add_bias(y, self.bias)
 
 
@@ -105,11 +94,6 @@ def avg_pool1d(x, window: int, axis: int = -1):
 
 def _tuple(value, rank: int) -> tuple[int, ...]:
     return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def _dimensions(rank: int, kernel: str) -> tuple[str, str, str]:
-    space = "DHW"[-rank:]
-    return "NC" + space, kernel + space, "NC" + space
 
 
 def _add_bias(y, bias):

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn.correlation import correlate
 from torch_bridge.lowering.dtypes import cast, match_products, promote
 from torch_bridge.lowering.table import lowering
 
@@ -88,9 +89,7 @@ def _fit(values, rank: int) -> list[int]:
 
 
 def _convolution(x, weight, stride, padding, dilation, _, groups):
-    return jax.lax.conv_general_dilated(
-        x, weight, stride, [(p, p) for p in padding], rhs_dilation=dilation, feature_group_count=groups
-    )
+    return correlate(x, weight, stride, [(p, p) for p in padding], dilation=dilation, groups=groups)
 
 
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
@@ -100,15 +99,7 @@ def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
     weight = jnp.flip(weight.reshape(groups * outputs, inputs // groups, *kernel), tuple(range(2, 2 + len(kernel))))
     reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     pads = [(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)]
-    return jax.lax.conv_general_dilated(
-        x,
-        weight,
-        [1] * len(kernel),
-        pads,
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-    )
+    return correlate(x, weight, [1] * len(kernel), pads, stride, dilation, groups)
 
 
 @lowering("linalg_inv.default")

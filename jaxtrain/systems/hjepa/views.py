@@ -31,10 +31,16 @@ def views_of(model, batch, config, rngs) -> list[View]:
     if rngs is None:
         images = device_images.prepare(batch["image"], size)
         return [_view(model, config, images, batch.get("mask"), mask_keys, batch["valid"], 1)]
+    small, patch = local_size(config), model.patch_size
+    if crops.local_crops and small < patch:
+        raise UserError(
+            f"data.augmentation.local_size: a crop of {small} pixels holds no patch of {patch}; raise it, or lower "
+            "model.vit.patch_size"
+        )
     found, first = [], 0
     for suffix, count, side, scale in (
         ("", crops.global_crops, size, crops.crop_scale),
-        ("_local", crops.local_crops, local_size(config), crops.local_scale),
+        ("_local", crops.local_crops, small, crops.local_scale),
     ):
         if count:
             keys = [crop_keys(given, first, count) for given in (image_keys, mask_keys)]
@@ -87,14 +93,15 @@ def _crops(batch, suffix: str, count: int, keys, side: int, scale, augmentation:
 
 def _view(model, config, images, mask, keys, valid, crops: int) -> View:
     """Masks the images: with those of the loader where given, else with masks drawn here, one key each."""
-    masking, grid = config.masking, images.shape[-1] // model.patch_size
+    masking, side = config.masking, images.shape[-1]
+    grid = side // model.patch_size
     blocks = device_masks.blocks_of(masking)
     count = device_masks.fixed_count(grid, blocks, masking.ratio) if masking.kind == "fixed" else None
     smallest = 1 << (model.num_hierarchies - 1)
     if count is not None and not smallest <= count < grid * grid:
         raise UserError(
-            f"masking: {count} of {grid * grid} patches are masked; {model.num_hierarchies} levels need at least "
-            f"{smallest}. Raise masking.ratio or lower model.num_hierarchies"
+            f"masking: {count} of {grid * grid} patches of {side} pixels' images are masked; {model.num_hierarchies} "
+            f"levels need at least {smallest}. Raise masking.ratio or lower model.num_hierarchies"
         )
     if mask is None:
         mask = device_masks.draw(keys, grid, blocks, count)

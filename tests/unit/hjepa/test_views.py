@@ -116,6 +116,11 @@ def test_float_images_cannot_be_cropped_again():
         views_of(model_of(), given, settings, rngs())
 
 
+def test_a_crop_smaller_than_a_patch_is_one_clear_message():
+    with pytest.raises(UserError, match="local_size: a crop of 1 pixels holds no patch of 2"):
+        views_of(model_of(), batch(), config("data.augmentation.local_size=1"), rngs())
+
+
 def test_a_generator_without_crops_is_one_clear_message():
     with pytest.raises(UserError, match="masking.where=device"):
         build_data(config("masking.where=loader", "masking.generator=multi_block"), "train")

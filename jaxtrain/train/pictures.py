@@ -30,7 +30,7 @@ class Pictures:
         if not self.wanted or not any(self.drawn_by.values()):
             return
         if self._program is None:
-            _, _, loader = trainer.evaluation_loader("validation")
+            _, _, loader = trainer.data.evaluation("validation")
             self._columns = trainer.columns(loader)
             self._batch = next(loader.batches([(0, 1)]))[2]
             self._program = trainer.jit(self._draw, out_shardings=trainer.layout.replicated)

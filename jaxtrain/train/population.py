@@ -15,7 +15,7 @@ from jaxtrain import config_io
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Statistics
-from jaxtrain.train import evaluation
+from jaxtrain.train import evaluation, record
 from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.loop import Call, Loop, NotFiniteError
 from jaxtrain.train.step import Packed, repeat
@@ -147,7 +147,7 @@ class Population:
                 member.state = self._part(k, state)
             return [member.evaluate() for member in self.members]
         first, size = self.first, len(self.members)
-        _, stream, loader = first.evaluation_loader("validation")
+        _, stream, loader = first.data.evaluation("validation")
         step = jax.vmap(first.evaluation_step(), in_axes=(0, 0, 0, None, None, 0))
         program = first.kept(
             ("evaluate together", size), lambda: Compiled(first.jit(step), "the population's evaluation", batch=3)
@@ -183,7 +183,7 @@ class Population:
             loop.save(step, evaluated)
             loop.checkpoints.wait()
             loop.samples_per_s = loop.clock.samples_per_s(step)
-            member.write_summary(loop, time.perf_counter() - loop.clock.began)
+            record.write_summary(member.folder, member.summary(loop, time.perf_counter() - loop.clock.began))
             loop.tracker.close()
             self.ended[k], self.best[k] = True, None
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.config import PrecisionConfig
+from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from torch_bridge.layouts import attribute_order, key_of, restore_order
 
@@ -93,3 +94,27 @@ def initial_scale(precision: PrecisionConfig) -> Arrays:
 def initial_guard(guarded: bool) -> Arrays:
     """What the spike guard remembers: mean gradient norm and the updates behind it."""
     return {"mean_norm": jnp.float32(0), "count": jnp.int32(0)} if guarded else {}
+
+
+def state_shardings(state: TrainState, layout: Layout) -> TrainState:
+    """Where every array of a state is kept; `state` may be abstract."""
+    shapes = {key: value.shape for key, value in state.params.items()}
+
+    def moment(path, leaf):
+        key = next((p.key for p in reversed(path) if getattr(p, "key", None) in shapes), None)
+        return layout.moment(key, leaf.shape) if key and leaf.shape == shapes[key] else layout.replicated
+
+    kept = lambda arrays: {key: layout.parameter(key, value.shape) for key, value in arrays.items()}
+    everywhere = lambda tree: jax.tree.map(lambda _: layout.replicated, tree)
+    return TrainState(
+        step=layout.replicated,
+        updates=layout.replicated,
+        rng=layout.replicated,
+        params=kept(state.params),
+        frozen=kept(state.frozen),
+        buffers=everywhere(state.buffers),
+        opt_state=jax.tree_util.tree_map_with_path(moment, state.opt_state),
+        ema=kept(state.ema),
+        scale=everywhere(state.scale),
+        guard=everywhere(state.guard),
+    )

@@ -3,9 +3,7 @@
 import contextlib
 import copy
 import functools
-import json
 import pathlib
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,30 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
-from jaxtrain.data.loader import Loader, Stream, make_crew, make_reader, make_stream, own_batch_size
-from jaxtrain.data.sources import ArraySource, HookedSource, as_source, batch_shapes, describe_size
-from jaxtrain.data.workers import Crew, warm_up
+from jaxtrain.data.loader import Loader
+from jaxtrain.data.sources import as_source, batch_shapes, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache, overlap, varied
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import told_by_first
-from jaxtrain.runtime.mesh import check_batch, local_rows, make_layout
+from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
-from jaxtrain.task import Loss, Task, find_task, is_torch_module, task_of_torch_module
-from jaxtrain.train import evaluation, init_from, out_of_memory
+from jaxtrain.task import Task, is_torch_module
+from jaxtrain.train import evaluation, init_from, out_of_memory, record
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.code import differences
 from jaxtrain.train.compiled import Compiled
+from jaxtrain.train.feeding import Feed
 from jaxtrain.train.flops import model_flops
+from jaxtrain.train.given import resolve_task, task_of_module, with_defaults
 from jaxtrain.train.loop import AfterEvaluation, Loop
-from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale
+from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale, state_shardings
 from jaxtrain.train.step import Packed, Step, make_train_step, repeat
 from jaxtrain.train.throughput import Work
 from jaxtrain.train.tracking import Tracker
@@ -75,126 +73,51 @@ class Trainer:
         self.user_model = model
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
-            task, model = _task_of_module(model, train_dataset, config, loss, task), None
-        self.task = _resolve_task(task, loss, config)
-        self.config = _with_defaults(self.task, config)
-        self.folder = folder_of(self.config)
+            task, model = task_of_module(model, train_dataset, config, loss, task), None
+        self.task = resolve_task(task, loss, config)
+        self.config = with_defaults(self.task, config)
+        self.folder = record.folder_of(self.config)
         self.preemption = PREEMPTION
         compile_cache.enable()
         self.compile_count = compile_cache.watch()
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
 
         self.precision = POLICIES[self.config.precision.policy]
-        self._take_data(train_dataset, val_dataset)
+        interrupted = lambda: self.preemption.due
+        self.data = Feed(self.task, self.config, train_dataset, val_dataset, interrupted)  # before JAX's backend starts
+        self.config = self.data.config
         self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
-        self._make_data()
+        self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._make_model(model, abstract)
 
     # --- assembly -----------------------------------------------------------------------------------------------
 
-    def _take_data(self, train_dataset: Any, val_dataset: Any) -> None:
-        """Sources and worker processes; JAX's backend starts later, so that even fork would be safe here."""
-        self._given = {"train": train_dataset, "validation": val_dataset}
-        self._sources = {n: None if value is None else as_source(value, n) for n, value in self._given.items()}
-        self._crews: dict[str, Crew] = {}
-        source = self.source("train")
-        if source is None:
-            raise UserError("there is no training data: the task has no `train` split and no dataset was given")
-        own_size = own_batch_size(source)
-        if own_size is not None:
-            data = self.config.data.model_copy(update={"batch_size": own_size})
-            self.config = self.config.model_copy(update={"data": data})
-        if self._workers(source):
-            if self.config.data.start_method == "forkserver":
-                warm_up(source)
-            elif self.config.data.start_method == "fork":
-                for split in ("train", "validation"):
-                    if self.source(split) is not None:
-                        self._crew(split).start()
+    @property
+    def train_loader(self) -> Loader:
+        return self.data.train_loader
 
-    def _make_data(self) -> None:
-        config, data = self.config, self.config.data
-        accumulate = config.train.accumulate_steps
-        check_batch(data.batch_size, accumulate, self.layout)
-        source = self.source("train")
-        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last)
-        if stream.steps_per_epoch is None and config.train.steps is None:
-            raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
-        self.total_steps = config.train.steps or (config.train.epochs or 1) * stream.steps_per_epoch
-        self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
-        self.train_loader = self._loader("train", source, stream, accumulate)
+    @property
+    def total_steps(self) -> int:
+        return self.data.total_steps
 
-    def _workers(self, source: Any) -> int:
-        wanted = source.workers_wanted if isinstance(source, HookedSource) else 0
-        return self.config.data.num_workers or wanted
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.data.steps_per_epoch
 
-    def _crew(self, split: str) -> Crew:
-        """Who reads a split; one crew as long as the trainer lives."""
-        if split not in self._crews:
-            source, data = self.source(split), self.config.data
-            size = own_batch_size(source) or data.batch_size
-            if split != "train":
-                size = own_batch_size(source) or data.eval_batch_size or data.batch_size
-            reader = make_reader(source, self.task.collate, size, self.config.seed)
-            self._crews[split] = make_crew(reader, self._workers(source), data.timeout_s, data.start_method)
-        return self._crews[split]
+    def source(self, split: str) -> Any:
+        """The dataset of a split; None where there is none."""
+        return self.data.source(split)
+
+    def columns(self, loader: Loader) -> dict[str, jax.Array]:
+        """The dataset on the devices, where it lives there."""
+        return self.data.columns(loader)
 
     @property
     def resolved(self) -> TrainingConfig:
         """The config with train.steps filled in: schedules of a task need the length of the run."""
         train = self.config.train.model_copy(update={"steps": self.total_steps})
         return self.config.model_copy(update={"train": train})
-
-    def source(self, split: str) -> Any:
-        """The dataset of a split: the one given, else the task's; None where there is none."""
-        if self._sources.get(split) is None:
-            built = self.task.build_data(self.config, split)
-            self._sources[split] = None if built is None else as_source(built, split)
-        return self._sources[split]
-
-    def _loader(self, split: str, source: Any, stream: Stream, accumulate: int) -> Loader:
-        micro = stream.batch_size // accumulate
-        rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
-        on_device = self._on_device(source)
-        return Loader(
-            source,
-            stream,
-            lambda batches: self._place(batches, accumulate, micro),
-            rows,
-            self.task.collate,
-            on_device,
-            self.config.data.prefetch_batches,
-            self._crew(split),
-            self.config.data.timeout_s,
-            self.config.seed,
-            lambda: self.preemption.due,
-        )
-
-    def _on_device(self, source: Any) -> bool:
-        placement = self.config.data.placement
-        columnar = isinstance(source, ArraySource)
-        if placement == "device" and not columnar:
-            raise UserError("data.placement: device needs a dataset of arrays (ArraySource or a mapping of arrays)")
-        fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
-        ready = columnar and (source.batched or self.task.collate is None)
-        return placement == "device" or (placement == "auto" and fits and ready)
-
-    def _place(self, batches: list[dict], accumulate: int, size: int) -> dict[str, jax.Array]:
-        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples
-        of a micro-batch over all processes."""
-        sharding = self.layout.batch(leading=1 if len(batches) == 1 else 2)
-
-        def place(*rows: np.ndarray) -> jax.Array:
-            parts = [row.reshape(accumulate, -1, *row.shape[1:]) for row in rows]
-            local = parts[0] if len(parts) == 1 else np.stack(parts)
-            axis = local.ndim - rows[0].ndim
-            shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
-            return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
-
-        alone = jax.process_count() == 1
-        placed = jax.tree.map(place, *batches)
-        return jax.device_put(placed, sharding) if alone else placed  # at once: a transfer each would cost more
 
     def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
         task, config = self.task, self.config
@@ -254,18 +177,16 @@ class Trainer:
         config: of the same code; numbers (Task.numbers), rates, schedule and run folder may differ. Raises ValueError
         for any other. A user's own model is not built anew, so a trainer that was given one has no variants.
         """
-        config = _with_defaults(self.task, config)
+        config = with_defaults(self.task, config)
         if self.user_model is not None:
             raise ValueError("a variant starts from fresh weights; this trainer was given a model")
         changed = differences(self.config, config, self.task)
         if changed:
             raise ValueError(f"a variant compiles nothing, but {', '.join(changed)} differ in more than numbers")
         other = copy.copy(self)
-        other.config, other.folder = config, folder_of(config)
+        other.config, other.folder = config, record.folder_of(config)
         other._evaluator_cache = {}
-        if config.seed != self.config.seed:  # a dataset may draw from it
-            other._take_data(self._given["train"], self._given["validation"])
-        other._make_data()
+        other.data = self.data.variant(config)
         other._make_schedule()
         other._start_afresh()
         return other
@@ -296,7 +217,8 @@ class Trainer:
         try:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run(after_evaluation)
-            self.write_summary(loop, time.time() - started)
+            if jax.process_index() == 0:
+                record.write_summary(self.folder, self.summary(loop, time.time() - started))
             failed = False
         except Preempted:
             failed = False
@@ -311,8 +233,7 @@ class Trainer:
         finally:
             watchdog.stop()
             tracker.close(failed)
-            for crew in self._crews.values():
-                crew.close()
+            self.data.close()
         return history
 
     @contextlib.contextmanager
@@ -334,7 +255,7 @@ class Trainer:
             self.state = origin.restore(step, self.state)
             loop.restore(origin.meta(step))
             tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
-            for change in self._changes():
+            for change in record.changes(self.folder, self.config):
                 tracker.say(f"changed since then: {change}")
         elif config.init_from is not None:
             loop.start_from(init_from.apply(self, config.init_from))
@@ -343,8 +264,7 @@ class Trainer:
         tracker.rewind(int(self.state.step), loop.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
-            self._write("config.yaml", config_io.dump(config))
-            self._write("environment.json", json.dumps(environment(), indent=1))
+            record.write_start(self.folder, config)
         return loop
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
@@ -368,14 +288,6 @@ class Trainer:
                 "another run.dir, or move the folder away"
             )
         return checkpoints, told_by_first("resume", checkpoints.newest_good)
-
-    def _changes(self) -> list[str]:
-        """Settings that differ from those the folder's run was started with."""
-        path = self.folder / "config.yaml"
-        if not path.is_file():
-            return []
-        saved, now = (config_io.flatten(v) for v in (config_io.read(path), self.config.model_dump(mode="json")))
-        return [f"{k}: {saved.get(k)} -> {v}" for k, v in now.items() if k in saved and saved[k] != v]
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
@@ -466,13 +378,6 @@ class Trainer:
         """The settings that the step takes as arrays (Task.numbers)."""
         return jax.device_put(varied.given(self.config, self.task.numbers), self.layout.replicated)
 
-    def columns(self, loader: Loader) -> dict[str, jax.Array]:
-        """The dataset on the devices, where it lives there."""
-        if not loader.on_device:
-            return {}
-        place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)
-        return jax.tree.map(place, loader.source.columns)
-
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
         if split not in self._evaluators:
@@ -487,18 +392,8 @@ class Trainer:
         """The averaged weights where there are and `evaluation.averaged` asks for them, else those that train."""
         return (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
 
-    def evaluation_loader(self, split: str) -> tuple[Any, Any, Loader]:
-        """Source, index stream and loader of a split, in order and to its last sample."""
-        source = self.source(split)
-        if source is None:
-            raise UserError(f"there is no `{split}` data to evaluate on")
-        size = own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
-        unit = self.layout.batch_devices
-        stream = make_stream(source, -(-size // unit) * unit, self.config.seed, False, False, False)
-        return source, stream, self._loader(split, source, stream, 1)
-
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
-        source, stream, loader = self.evaluation_loader(split)
+        source, stream, loader = self.data.evaluation(split)
         columns, numbers = self.columns(loader), self.numbers()
 
         def make() -> Compiled:
@@ -584,11 +479,9 @@ class Trainer:
         elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
 
-    def write_summary(self, loop: Loop, seconds: float) -> None:
-        """summary.json of a run that ended."""
-        if jax.process_index() != 0:
-            return
-        summary = {
+    def summary(self, loop: Loop, seconds: float) -> dict[str, Any]:
+        """What summary.json tells of a run that ended after so many seconds."""
+        return {
             "task": self.config.task,
             "best": loop.best_metrics,
             "final": loop.last_metrics,
@@ -598,71 +491,15 @@ class Trainer:
             "throughput": {"samples_per_s": round(loop.samples_per_s, 1)},
             "parameters": sum(p.size for p in self.state.params.values()),
             "compile": str(self.compile_count),
-            **environment(),
         }
-        self._write("summary.json", json.dumps(summary, indent=1))
-
-    def _write(self, name: str, text: str) -> None:
-        """A file of the run folder, whole or not at all."""
-        path = self.folder / name
-        try:
-            path.with_suffix(".part").write_text(text)
-            path.with_suffix(".part").rename(path)
-        except OSError as error:
-            raise UserError(
-                f"run.dir: cannot write {path}: {error.strerror}; make room, or choose another run.dir"
-            ) from None
 
 
 class ProcessLostError(RuntimeError):
     """Another process of the run was killed, stopped or cut off."""
 
 
-def folder_of(config: TrainingConfig) -> pathlib.Path:
-    """The run folder: run.dir, or runs/<run.name>."""
-    return pathlib.Path(config.run.dir or pathlib.Path("runs") / (config.run.name or "run"))
-
-
 def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-
-def state_shardings(state: TrainState, layout) -> TrainState:
-    """Where every array of a state is kept; `state` may be abstract."""
-    shapes = {key: value.shape for key, value in state.params.items()}
-
-    def moment(path, leaf):
-        key = next((p.key for p in reversed(path) if getattr(p, "key", None) in shapes), None)
-        return layout.moment(key, leaf.shape) if key and leaf.shape == shapes[key] else layout.replicated
-
-    kept = lambda arrays: {key: layout.parameter(key, value.shape) for key, value in arrays.items()}
-    everywhere = lambda tree: jax.tree.map(lambda _: layout.replicated, tree)
-    return TrainState(
-        step=layout.replicated,
-        updates=layout.replicated,
-        rng=layout.replicated,
-        params=kept(state.params),
-        frozen=kept(state.frozen),
-        buffers=everywhere(state.buffers),
-        opt_state=jax.tree_util.tree_map_with_path(moment, state.opt_state),
-        ema=kept(state.ema),
-        scale=everywhere(state.scale),
-        guard=everywhere(state.guard),
-    )
-
-
-def environment() -> dict[str, Any]:
-    """What a result depends on: device, versions, git revision."""
-    import importlib.metadata as metadata
-
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "processes": jax.process_count(),
-        "versions": {name: metadata.version(name) for name in names},
-        "git": git.stdout.strip() or None,
-    }
 
 
 def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, program: Any) -> str:
@@ -671,40 +508,3 @@ def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, progr
 
 UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows
 _MATMUL = {"default": None, "high": "tensorfloat32", "highest": "float32"}
-
-
-def _resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
-    if isinstance(task, Task):
-        return task
-    name = task or config.task
-    if loss is not None:
-
-        def call(model, batch, _, rngs):
-            value = loss(model, batch, rngs)
-            return value if isinstance(value, Loss) else Loss(value, batch["valid"].sum())
-
-        return Task(build_model=lambda config, rngs: None, loss=call)
-    if name is None:
-        raise UserError("no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> scalar")
-    return find_task(name)
-
-
-def _task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
-    """A torch module is recorded with two samples of the first batch; its batch size stays free."""
-    if task is not None or config.task is not None:
-        raise UserError("a torch module is a task of its own: leave `task` out, and name its loss with loss=...")
-    if source is None:
-        raise UserError(
-            "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
-        )
-    size = own_batch_size(source) or config.data.batch_size
-    stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
-    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed)
-    return task_of_torch_module(module, loss, loader.host_batch(0, rows=np.array([0, min(1, size - 1)])))
-
-
-def _with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
-    """The config as the task's own schema has it, so that `config.model` exists for a plain TrainingConfig too."""
-    if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
-        return config
-    return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))

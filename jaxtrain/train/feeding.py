@@ -1,0 +1,171 @@
+"""The data of a run: sources, who reads them, and how their batches come to lie on the devices."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.config import TrainingConfig
+from jaxtrain.data.loader import Loader, Stream, make_crew, make_reader, make_stream, own_batch_size
+from jaxtrain.data.sources import ArraySource, HookedSource, as_source
+from jaxtrain.data.workers import Crew, warm_up
+from jaxtrain.errors import UserError
+from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
+from jaxtrain.task import Task
+
+
+class Feed:
+    """Loaders over the datasets given, or the task's own where none is.
+
+    config: the one given, with the batch size of a source that decides it. Made before JAX's backend starts, so that
+    worker processes may even be forked; `lay_out` then says on which devices batches are wanted, and makes
+    `train_loader`, `total_steps` and `steps_per_epoch`. interrupted: asked while waiting; once true, batches end.
+    Raises UserError where there is nothing to train on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainingConfig,
+        train_dataset: Any,
+        val_dataset: Any,
+        interrupted: Callable[[], bool],
+    ):
+        self.task, self.config, self.interrupted = task, config, interrupted
+        self._given = {"train": train_dataset, "validation": val_dataset}
+        self._sources = {n: None if value is None else as_source(value, n) for n, value in self._given.items()}
+        self._crews: dict[str, Crew] = {}
+        source = self.source("train")
+        if source is None:
+            raise UserError("there is no training data: the task has no `train` split and no dataset was given")
+        own_size = own_batch_size(source)
+        if own_size is not None:
+            data = config.data.model_copy(update={"batch_size": own_size})
+            self.config = config.model_copy(update={"data": data})
+        if self._workers(source):
+            self._start_workers(source)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Batches go to these devices from here on. Raises UserError where they cannot divide the batch."""
+        self.layout = layout
+        config, data = self.config, self.config.data
+        accumulate = config.train.accumulate_steps
+        check_batch(data.batch_size, accumulate, layout)
+        source = self.source("train")
+        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last)
+        if stream.steps_per_epoch is None and config.train.steps is None:
+            raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
+        self.total_steps = config.train.steps or (config.train.epochs or 1) * stream.steps_per_epoch
+        self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
+        self.train_loader = self._loader("train", source, stream, accumulate)
+
+    def variant(self, config: TrainingConfig) -> "Feed":
+        """The same data for another run's config; a dataset may draw from the seed, so another seed builds it anew."""
+        if config.seed != self.config.seed:
+            other = Feed(self.task, config, self._given["train"], self._given["validation"], self.interrupted)
+        else:
+            other = copy.copy(self)
+            other.config = config
+        other.lay_out(self.layout)
+        return other
+
+    def source(self, split: str) -> Any:
+        """The dataset of a split: the one given, else the task's; None where there is none."""
+        if self._sources.get(split) is None:
+            built = self.task.build_data(self.config, split)
+            self._sources[split] = None if built is None else as_source(built, split)
+        return self._sources[split]
+
+    def evaluation(self, split: str) -> tuple[Any, Stream, Loader]:
+        """Source, index stream and loader of a split, in order and to its last sample."""
+        source = self.source(split)
+        if source is None:
+            raise UserError(f"there is no `{split}` data to evaluate on")
+        unit = self.layout.batch_devices
+        size = -(-self._evaluation_size(source) // unit) * unit
+        stream = make_stream(source, size, self.config.seed, False, False, False)
+        return source, stream, self._loader(split, source, stream, 1)
+
+    def columns(self, loader: Loader) -> dict[str, jax.Array]:
+        """The dataset on the devices, where it lives there."""
+        if not loader.on_device:
+            return {}
+        place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)
+        return jax.tree.map(place, loader.source.columns)
+
+    def close(self) -> None:
+        """End the worker processes; the next iteration would start new ones."""
+        for crew in self._crews.values():
+            crew.close()
+
+    # --- who reads ----------------------------------------------------------------------------------------------
+
+    def _workers(self, source: Any) -> int:
+        wanted = source.workers_wanted if isinstance(source, HookedSource) else 0
+        return self.config.data.num_workers or wanted
+
+    def _start_workers(self, source: Any) -> None:
+        if self.config.data.start_method == "forkserver":
+            warm_up(source)
+        elif self.config.data.start_method == "fork":
+            for split in ("train", "validation"):
+                if self.source(split) is not None:
+                    self._crew(split).start()
+
+    def _crew(self, split: str) -> Crew:
+        """Who reads a split; one crew as long as the run lives."""
+        if split not in self._crews:
+            source, data = self.source(split), self.config.data
+            size = data.batch_size if split == "train" else self._evaluation_size(source)
+            reader = make_reader(source, self.task.collate, own_batch_size(source) or size, self.config.seed)
+            self._crews[split] = make_crew(reader, self._workers(source), data.timeout_s, data.start_method)
+        return self._crews[split]
+
+    def _evaluation_size(self, source: Any) -> int:
+        return own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
+
+    # --- how batches reach the devices --------------------------------------------------------------------------
+
+    def _loader(self, split: str, source: Any, stream: Stream, accumulate: int) -> Loader:
+        micro = stream.batch_size // accumulate
+        rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
+        return Loader(
+            source,
+            stream,
+            lambda batches: self._place(batches, accumulate, micro),
+            rows,
+            self.task.collate,
+            self._on_device(source),
+            self.config.data.prefetch_batches,
+            self._crew(split),
+            self.config.data.timeout_s,
+            self.config.seed,
+            self.interrupted,
+        )
+
+    def _on_device(self, source: Any) -> bool:
+        placement = self.config.data.placement
+        columnar = isinstance(source, ArraySource)
+        if placement == "device" and not columnar:
+            raise UserError("data.placement: device needs a dataset of arrays (ArraySource or a mapping of arrays)")
+        fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
+        ready = columnar and (source.batched or self.task.collate is None)
+        return placement == "device" or (placement == "auto" and fits and ready)
+
+    def _place(self, batches: list[dict], accumulate: int, size: int) -> dict[str, jax.Array]:
+        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples
+        of a micro-batch over all processes."""
+        sharding = self.layout.batch(leading=1 if len(batches) == 1 else 2)
+
+        def place(*rows: np.ndarray) -> jax.Array:
+            parts = [row.reshape(accumulate, -1, *row.shape[1:]) for row in rows]
+            local = parts[0] if len(parts) == 1 else np.stack(parts)
+            axis = local.ndim - rows[0].ndim
+            shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
+            return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
+
+        alone = jax.process_count() == 1
+        placed = jax.tree.map(place, *batches)
+        return jax.device_put(placed, sharding) if alone else placed  # at once: a transfer each would cost more

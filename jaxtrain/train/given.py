@@ -1,0 +1,50 @@
+"""What a caller of Trainer may hand over instead of a task: a loss, a name, a torch module."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxtrain import config_io
+from jaxtrain.config import TrainingConfig
+from jaxtrain.data.loader import Loader, make_stream, own_batch_size
+from jaxtrain.errors import UserError
+from jaxtrain.task import Loss, Task, find_task, task_of_torch_module
+
+
+def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
+    """The task given, named, or made of a loss: (model, batch, rngs) -> scalar or Loss. Raises UserError for none."""
+    if isinstance(task, Task):
+        return task
+    name = task or config.task
+    if loss is not None:
+
+        def call(model, batch, _, rngs):
+            value = loss(model, batch, rngs)
+            return value if isinstance(value, Loss) else Loss(value, batch["valid"].sum())
+
+        return Task(build_model=lambda config, rngs: None, loss=call)
+    if name is None:
+        raise UserError("no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> scalar")
+    return find_task(name)
+
+
+def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
+    """A torch module is recorded with two samples of the first batch; its batch size stays free."""
+    if task is not None or config.task is not None:
+        raise UserError("a torch module is a task of its own: leave `task` out, and name its loss with loss=...")
+    if source is None:
+        raise UserError(
+            "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
+        )
+    size = own_batch_size(source) or config.data.batch_size
+    stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
+    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed)
+    return task_of_torch_module(module, loss, loader.host_batch(0, rows=np.array([0, min(1, size - 1)])))
+
+
+def with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
+    """The config as the task's own schema has it, so that `config.model` exists for a plain TrainingConfig too."""
+    if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
+        return config
+    return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))

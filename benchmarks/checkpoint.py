@@ -4,8 +4,6 @@ The stall is the time for which `save` keeps the loop from its next step; the wr
 it, a plain file write of as many bytes, flushed to the disk, and a training step of the same model.
 """
 
-import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -15,16 +13,16 @@ import time
 import jax
 import numpy as np
 
+from benchmarks import parser
 from jaxtrain import config_io
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.trainer import Trainer
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/digits.yaml")
     p.add_argument("--saves", type=int, default=7)
-    p.add_argument("--json", metavar="F", type=pathlib.Path)
     p.add_argument(
         "overrides", nargs="*", default=["model.embed_dim=512", "model.depth=6", "optim.ema_decay=null"],
         help="default: 18.9 million parameters, 227 MB of state",
@@ -54,8 +52,7 @@ def main() -> None:
         f"{median(stalls) / step_s:.2f} of a step of {step_s * 1e3:.1f} ms\n"
         f"written at {result['save_mb_per_s']:.0f} MB/s, a plain file at {result['plain_mb_per_s']:.0f} MB/s"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+    save(result, arguments.json)
 
 
 def _step_seconds(trainer: Trainer, steps: int = 5) -> float:

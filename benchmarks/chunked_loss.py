@@ -7,12 +7,12 @@ tokens of the same vocabulary.
 
 import argparse
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import save
 from jaxtrain.systems.memory_lm.losses import token_losses
 
 
@@ -58,13 +58,11 @@ def main() -> None:
     p.add_argument("--width", type=int, default=256)
     p.add_argument("--chunk-tokens", type=int, nargs="+", default=[64, 256])
     p.add_argument("--compared", type=int, default=512, help="tokens that gradients are compared on")
-    p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     sizes = {name: getattr(arguments, name) for name in ("tokens", "vocabulary", "width")}
     result = sizes | measure(*sizes.values(), arguments.chunk_tokens, arguments.compared)
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1))
+    save(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ dropout on, batches at hand. Every process gets its own share of the cores. Writ
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
@@ -19,6 +17,7 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks import parser, save
 from benchmarks.systems import CASES, CONSTANT_RATE
 
 PEERS = ("torch_eager", "torch_compile", "torch_ddp")
@@ -28,7 +27,7 @@ BATCHES = 8  # different ones, in turn
 
 
 def main(argv=None) -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--system", choices=CASES, required=True)
     p.add_argument("--size", choices=("small", "reference"), default="small")
     p.add_argument("--peer", choices=PEERS, default="torch_eager")
@@ -37,7 +36,6 @@ def main(argv=None) -> int:
     p.add_argument("--devices", type=int, default=1, help="processes, each with one GPU or its share of the cores")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=3.0, help="of each side in each round, about")
-    p.add_argument("--json", metavar="F", type=pathlib.Path)
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the case's")
     arguments = p.parse_intermixed_args(argv)
     if arguments.devices > 1 and "RANK" not in os.environ:
@@ -45,9 +43,7 @@ def main(argv=None) -> int:
     result = _compare(arguments)
     if result["rank"] == 0:
         print(_told(result))
-        if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(result, indent=1))
+        save(result, arguments.json)
     return 0 if result["ratio"] is not None else 1
 
 

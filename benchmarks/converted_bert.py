@@ -5,10 +5,7 @@ one shape, in turns, so that what else the machine does hits all of them. Figure
 converted one's time as a ratio of the others', from rounds next to each other.
 """
 
-import argparse
-import json
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -18,6 +15,7 @@ import jax
 import numpy as np
 import torch
 
+from benchmarks import parser, save
 from jaxtrain import Trainer, TrainingConfig, config_io
 from jaxtrain.task import find_task
 from tests.e2e import torchvision_schemas
@@ -126,7 +124,7 @@ def compare(sizes: dict, batch_size: int, length: int, steps: int, rounds: int, 
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--hidden", type=int, default=256)
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--heads", type=int, default=4)
@@ -135,7 +133,6 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=5, help="per round")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     sizes = {
         "vocab_size": 8000,
@@ -151,9 +148,9 @@ def main() -> None:
     for name, figures in found.items():
         unit = "  " if "/" in name else "ms"
         print(f"{name:24s} {figures['median']:9.2f} {unit} ({figures['least']:.2f} to {figures['most']:.2f})")
-    if arguments.json:
-        about = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "arguments": vars(arguments)}
-        pathlib.Path(arguments.json).write_text(json.dumps({**about, "figures": found}, indent=1))
+    asked = {name: value for name, value in vars(arguments).items() if name != "json"}
+    about = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "arguments": asked}
+    save({**about, "figures": found}, arguments.json)
 
 
 if __name__ == "__main__":

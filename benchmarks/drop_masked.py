@@ -3,24 +3,21 @@
 The same compiled step, batches and weights; the two sides alternate, and the ratio is that of their medians.
 """
 
-import argparse
-import json
-import pathlib
 import statistics
 import tempfile
 
+from benchmarks import parser, save
 from benchmarks.loop_overhead import Bare, make
 
 SIDES = {"zeroed": "false", "dropped": "true"}
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/hjepa_digits.yaml")
     p.add_argument("--ratio", type=float, default=0.75, help="masked share of the patches (default 0.75)")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("--json", metavar="F")
     p.add_argument("overrides", nargs="*")
     arguments = p.parse_args()
     rates: dict[str, list[float]] = {name: [] for name in SIDES}
@@ -38,8 +35,7 @@ def main() -> None:
         print(f"{name}: {statistics.median(values):.2f} steps/s (median of {len(values)}, {spread})")
     ratio = statistics.median(rates["dropped"]) / statistics.median(rates["zeroed"])
     print(f"dropped / zeroed at {arguments.ratio:.0%} masking: {ratio:.2f}")
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps({**rates, "ratio": ratio}, indent=1))
+    save({**rates, "ratio": ratio}, arguments.json)
 
 
 if __name__ == "__main__":

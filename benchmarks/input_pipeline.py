@@ -7,10 +7,7 @@ as numpy arrays, ready for the device; the DataLoader's as tensors.
 With --config F: the input pipeline of a task instead, alone and under its training step.
 """
 
-import argparse
-import json
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -20,6 +17,7 @@ import jax
 import numpy as np
 import torch
 
+from benchmarks import parser, save
 from jaxtrain import config_io
 from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
 from jaxtrain.data.sources import as_source
@@ -125,14 +123,13 @@ def of_config(config: str, overrides: list[str], rounds: int) -> dict:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     p.add_argument("--samples", type=int, default=4096)
     p.add_argument("--size", type=int, default=64, metavar="PIXELS")
     p.add_argument("--batch-size", type=int, default=64)
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--config", metavar="F", help="measure this task's own pipeline")
-    p.add_argument("--json", metavar="F")
     p.add_argument("overrides", nargs="*", metavar="a.b=c")
     arguments = p.parse_intermixed_args()
     if arguments.config:
@@ -151,8 +148,7 @@ def main() -> None:
                 f"{workers} workers: {rates}, "
                 f"ratio {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}), wanted {TARGET}"
             )
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import tempfile
 
 import numpy as np
 
+from benchmarks import parser, save
+
 ALLOWED = 1.1  # times the largest tensor
 
 
@@ -102,11 +104,10 @@ def of_kind(kind: str, layers: int, side: int) -> dict[str, float]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--side", type=int, default=4096)
     p.add_argument("--load", metavar="F", help=argparse.SUPPRESS)
-    p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     if arguments.load:
         print(json.dumps(measure(pathlib.Path(arguments.load), arguments.layers, arguments.side)))
@@ -117,8 +118,7 @@ def main() -> None:
             f"{kind:12s} model {figures['model_mb']} MB, largest tensor {figures['largest_mb']} MB, "
             f"extra while loading {figures['extra_mb']} MB: {figures['ratio']:.2f} x the largest, wanted {ALLOWED}"
         )
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

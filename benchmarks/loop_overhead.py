@@ -4,15 +4,14 @@ The same program runs bare, over the batches of one epoch that lie on the device
 the dataset, placing batches, metrics, log, progress. Both sides alternate; the ratio is that of their medians.
 """
 
-import argparse
 import json
-import pathlib
 import statistics
 import tempfile
 import time
 
 import jax
 
+from benchmarks import parser, save
 from jaxtrain import config_io
 from jaxtrain.train.trainer import Trainer
 
@@ -51,11 +50,10 @@ def loop_steps_per_s(trainer: Trainer) -> float:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/digits.yaml")
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--json", metavar="F")
     p.add_argument("overrides", nargs="*")
     arguments = p.parse_args()
     sides: dict[str, list[float]] = {"bare": [], "loop": []}
@@ -70,8 +68,7 @@ def main() -> None:
         spread = f"{min(values):.1f} to {max(values):.1f}"
         print(f"{name}: {statistics.median(values):.1f} steps/s (median of {len(values)}, {spread})")
     print(f"loop / bare: {ratio:.3f}")
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps({**sides, "ratio": ratio}, indent=1))
+    save({**sides, "ratio": ratio}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ has left in the cache. Seconds are CPU seconds of
 all threads, which other load on the machine hardly changes, and wall seconds.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -18,6 +17,8 @@ import sys
 import tempfile
 import time
 
+from benchmarks import parser, save
+
 SPACE = """
 study: {{trials: {members}, sampler: {{name: random}}, pruner: {{name: none}}}}
 optim.lr: {{type: loguniform, low: 1.0e-3, high: 1.0e-2}}
@@ -26,17 +27,15 @@ optim.weight_decay: {{type: loguniform, low: 1.0e-4, high: 1.0e-1}}
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/splat_tiny.yaml")
     p.add_argument("--members", type=int, default=16)
-    p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     with tempfile.TemporaryDirectory() as name:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{name}/cache"
         result = compare(arguments.config, arguments.members, pathlib.Path(name))
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1))
+    save(result, arguments.json)
 
 
 def compare(config: str, members: int, folder: pathlib.Path) -> dict:

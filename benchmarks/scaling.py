@@ -13,17 +13,18 @@ import subprocess
 import sys
 import tempfile
 
+from benchmarks import parser, save
+
 PLANNED = ["shard.strategy=fsdp", "data.synthetic=arrays", "data.batch_size=1024"]
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/sherlock_gen1.yaml", help="what is planned")
     p.add_argument("--devices", type=int, nargs="*", default=[8, 64, 256, 1024])
     p.add_argument("--target", default="h200")
     p.add_argument("--measured-config", default="configs/digits.yaml", help="what is run on the CPU")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--json", metavar="F", type=pathlib.Path)
     p.add_argument("overrides", nargs="*", default=PLANNED)
     arguments = p.parse_args()
     planned = [_plan(arguments, devices) for devices in arguments.devices]
@@ -43,8 +44,7 @@ def main() -> None:
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
         print(f"{processes} process(es), a core each: {medians[processes]:,.0f} samples/s ({spread})")
     print(f"2 processes / 1: {medians[2] / medians[1]:.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"planned": planned, "measured": measured}, indent=1))
+    save({"planned": planned, "measured": measured}, arguments.json)
 
 
 def _plan(arguments: argparse.Namespace, devices: int) -> dict:

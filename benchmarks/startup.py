@@ -4,15 +4,14 @@ Cold: an empty compile cache. Warm: the same command again. Also `import jaxtrai
 and processor time, as a busy machine stretches the former only.
 """
 
-import argparse
-import json
 import os
-import pathlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+
+from benchmarks import parser, save
 
 FIRST_STEP = """
 import os, sys, time, resource
@@ -62,9 +61,8 @@ def measure(config: str, overrides: list[str], repeats: int = 3) -> dict[str, di
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--config", default="configs/digits.yaml")
-    p.add_argument("--json", metavar="F")
     p.add_argument("overrides", nargs="*", default=["shard.devices=1"])
     arguments = p.parse_args()
     found = measure(arguments.config, arguments.overrides)
@@ -72,8 +70,7 @@ def main() -> None:
         print(f"{name:<22}" + "  ".join(f"{key} {value:.2f}" for key, value in values.items()))
     for clock in ("wall_s", "processor_s"):
         print(f"warm / cold, {clock}: {found['warm start'][clock] / found['cold start'][clock]:.2f}")
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 A 2-layer MLP, 32 wide, on 64 samples a step, its data on the device: there the dispatch costs more than the step.
 """
 
-import argparse
 import json
 import pathlib
 import tempfile
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks import parser, save
 from jaxtrain import Loss, Task, Trainer, TrainingConfig, nn
 
 
@@ -55,10 +55,9 @@ def steps_per_s(steps_per_call: int, steps: int, width: int = 32, batch_size: in
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__)
     p.add_argument("--steps", type=int, default=6400)
     p.add_argument("--counts", type=int, nargs="+", default=[1, 4, 16, 64])
-    p.add_argument("--json", metavar="F")
     arguments = p.parse_args()
     rates, params = {}, {}
     for count in arguments.counts:
@@ -68,8 +67,7 @@ def main() -> None:
         same = all(np.array_equal(params[first][key], value) for key, value in params[count].items())
         ratio = rates[count] / rates[first]
         print(f"steps_per_call {count:3d}: {rates[count]:8.0f} steps/s, {ratio:4.1f} x, same bits: {same}")
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps({"steps_per_s": rates}, indent=1))
+    save({"steps_per_s": rates}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ A truncated file, a flipped byte, a missing file, a half-written folder. `jaxtra
 run must say so in one line, go on from the older checkpoint, and end with the bits of the run that nobody damaged.
 """
 
-import argparse
 import contextlib
 import io
 import logging
@@ -90,9 +89,7 @@ def recovers(whole: pathlib.Path, folder: pathlib.Path, damage: Callable, chance
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--damages", type=int, default=50)
-    p.add_argument("--seed", type=int, default=0)
+    p = runs.attempts(__doc__, "damages", 50)
     arguments = p.parse_args(argv)
     chance = random.Random(arguments.seed)
     good = 0

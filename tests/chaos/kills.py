@@ -5,7 +5,6 @@ committed, or at any moment), then left to end. Its last checkpoint must hold th
 and its metrics.jsonl the same points.
 """
 
-import argparse
 import collections
 import pathlib
 import random
@@ -41,9 +40,7 @@ def survive(folder: pathlib.Path, kills: int, chance: random.Random) -> tuple[co
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--kills", type=int, default=100)
-    p.add_argument("--seed", type=int, default=0)
+    p = runs.attempts(__doc__, "kills", 100)
     arguments = p.parse_args(argv)
     chance = random.Random(arguments.seed)
     survived, phases = 0, collections.Counter()

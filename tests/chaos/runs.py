@@ -1,5 +1,6 @@
 """Short runs of the digits network in processes of their own, to be killed, and what is left of them compared."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -27,6 +28,14 @@ SHORT = (
     "evaluation.every_steps=12",
     "checkpoint.every_steps=5",
 )
+
+
+def attempts(description: str, what: str, count: int) -> argparse.ArgumentParser:
+    """Of a script that tries one thing so often, each time by chance: --<what>, --seed."""
+    p = argparse.ArgumentParser(description=description.splitlines()[0])
+    p.add_argument(f"--{what}", type=int, default=count)
+    p.add_argument("--seed", type=int, default=0)
+    return p
 
 
 def start(

@@ -4,7 +4,6 @@ Each must end the run with exit code 75 within its grace period, the state of th
 run must end with the bits and the logged points of the run that nobody interrupted.
 """
 
-import argparse
 import pathlib
 import random
 import re
@@ -89,10 +88,8 @@ def _wrong(folder: pathlib.Path, code: int, took: float, grace_s: float, output:
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--terms", type=int, default=20)
+    p = runs.attempts(__doc__, "terms", 20)
     p.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    p.add_argument("--seed", type=int, default=0)
     arguments = p.parse_args(argv)
     chance = random.Random(arguments.seed)
     good = 0

@@ -11,6 +11,7 @@ from torch.utils import data
 from jaxtrain.data import workers
 from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
+from jaxtrain.data.reading import Request
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import DataError, UserError
 from tests.unit.bridge import data_sets as sets
@@ -77,6 +78,20 @@ def test_augmentation_differs_between_samples_and_epochs_and_leaves_global_gener
     drawn = np.concatenate([batch["0"][batch["0"][:, 0] % 2 == 1] for batch in batches])
     assert len(drawn) == 24
     assert len(np.unique(drawn[:, 1:])) == 72
+
+
+def test_a_collate_function_that_draws_draws_anew_for_every_batch_and_the_same_after_a_resume():
+    masked = lambda items: {"mask": torch.rand(len(items)).numpy()}
+    source, stream = as_source(data.TensorDataset(torch.arange(64.0))), IndexStream(64, 8, 3)
+
+    def drawn(first: int) -> np.ndarray:
+        reader = make_reader(source, masked, 8, 3)
+        batches = [stream.batch(step)[0] for step in range(first, 8)]
+        return np.concatenate([reader(Request(0, indices, indices))["mask"] for indices in batches])
+
+    whole = drawn(0)
+    assert len(np.unique(whole)) == 64
+    np.testing.assert_array_equal(whole[40:], drawn(5))
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -59,7 +59,7 @@ class Preemption:
         if self._before or threading.current_thread() is not threading.main_thread():
             return False
         self.told.clear()  # of an earlier run in this process, which has ended
-        self._ended.clear()
+        self._ended = threading.Event()  # a thread that sees an earlier signal through keeps that run's
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = {number: signal.signal(number, _wake) for number in SIGNALS}
@@ -92,7 +92,8 @@ class Preemption:
                 return
             self.why, self._deadline = why, time.monotonic() + self._grace_s
             self.told.set()
-        threading.Thread(target=self._see_it_through, name="jaxtrain-preempted", daemon=True).start()
+            ended = self._ended
+        threading.Thread(target=self._see_it_through, args=[ended], name="jaxtrain-preempted", daemon=True).start()
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -112,8 +113,8 @@ class Preemption:
             ended.set()
             with self._turn:
                 self._rescue = None
-            if mine:
-                self.close()
+                if mine:
+                    self.close()
 
     def proceed(self) -> None:
         """Before every piece of work that all processes do in the same order. Raises Interrupted where it must not."""
@@ -141,23 +142,27 @@ class Preemption:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _see_it_through(self) -> None:
-        if self._rescue is None:
-            self._leave(f"preempted ({self.why}): nothing to save at this point")
+    def _see_it_through(self, run_ended: threading.Event) -> None:
         with contextlib.suppress(Exception):  # a vote without an answer ends at the deadline
             with self._turn:
+                if run_ended.is_set():
+                    return
+                if self._rescue is None:
+                    self._leave(f"preempted ({self.why}): nothing to save at this point")
                 self._stop_at = max(self._votes("pieces", self._pieces))
-            if not self._ended.wait(self._left() - self._grace_s / 2):
-                self._save_for_main()
-        if not self._ended.wait(self._left()):
+            if not run_ended.wait(self._left() - self._grace_s / 2):
+                self._save_for_main(run_ended)
+        if not run_ended.wait(self._left()):
             self._leave(
                 f"preempted ({self.why}): the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; "
                 f"{self._last()}"
             )
 
-    def _save_for_main(self) -> None:
+    def _save_for_main(self, run_ended: threading.Event) -> None:
         """The main thread has not come to ask. Several processes do this together or not at all."""
         with self._turn:
+            if run_ended.is_set():
+                return
             whole = self._resting or self._stopped
             places = self._votes("places", self._pieces if whole else -1)
             if self._rescue is None or self._stopped or places != places[:1] * len(places) or not whole:

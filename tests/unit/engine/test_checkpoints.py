@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from jaxtrain import UserError, checkpoints
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
+from jaxtrain.runtime.preemption import Preemption
 from jaxtrain.train import seal
 from jaxtrain.train.checkpoint import Checkpoints, SaveError
 from jaxtrain.train.early_stop import Best
@@ -206,6 +208,20 @@ class Signalling:
         if self.read == self.at:
             os.kill(os.getpid(), signal.SIGUSR1)
         return {name: column[index] for name, column in self.columns.items()}
+
+
+def test_a_signal_that_was_obeyed_ends_no_later_run(monkeypatch):
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    preemption = Preemption()
+    with preemption._turn:  # the thread that sees the signal through comes late
+        with preemption.attached(0.3, lambda: None, str):
+            preemption._tell("SIGTERM")
+        preemption.listen()  # the next run
+    time.sleep(1)
+    assert not preemption.due
+    preemption.close()
+    assert ends == []
 
 
 def test_a_signal_ends_train_with_75_and_the_next_call_goes_on(tmp_path):

@@ -15,7 +15,7 @@ from jaxtrain.data import workers
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, OwnOrder, Sequence
 from jaxtrain.data.reading import Reader, Request, SequenceReader
-from jaxtrain.data.sources import ArraySource, OrderedSource, SequentialSource
+from jaxtrain.data.sources import ArraySource, HookedSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 
 Stream = IndexStream | OwnOrder | Sequence
@@ -94,6 +94,8 @@ class Loader:
 
         def produce():
             try:
+                if isinstance(self.source, HookedSource):
+                    self.source.enter_thread()
                 for first, count, batches in self._read(calls):
                     if not put((first, count, self.place(batches))):
                         return

@@ -53,6 +53,7 @@ class HookedSource:
     workers_wanted: worker processes that it asks for, where data.num_workers does not.
     random_states: further global generators that its items may draw from (reading.RandomState).
     enter_worker: called once in every worker process, before the first item.
+    enter_thread: called in the thread that reads ahead, where there are no worker processes.
     reducers: type -> function, for values in it that pickle would copy for every worker (as copyreg has them).
     """
 
@@ -62,6 +63,8 @@ class HookedSource:
         return []
 
     def enter_worker(self, worker: int, workers: int, seed: int) -> None: ...
+
+    def enter_thread(self) -> None: ...
 
     def reducers(self) -> dict[type, Callable]:
         return {}

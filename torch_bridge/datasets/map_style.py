@@ -45,6 +45,11 @@ class TorchHooks(HookedSource):
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 
+    def enter_thread(self) -> None:
+        """One thread for each operation, as in torch's workers and its pinning thread: a second OpenMP team beside the
+        main thread's takes several times as long. The main thread keeps its number."""
+        torch.set_num_threads(1)
+
     def reducers(self) -> dict:
         return {torch.Tensor: _reduce_tensor}
 

@@ -207,16 +207,33 @@ def find(path: str, key: str) -> Any:
             value = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name + ".").startswith(error.name + "."):
-                raise
+                raise _broken(key, module_name, error) from error
             module_name, _, last = module_name.rpartition(".")
             parts.insert(0, last)
             continue
+        except Exception as error:  # whatever a package does while it is imported
+            raise _broken(key, module_name, error) from error
         for part in parts:
-            if not hasattr(value, part):
-                raise UserError(f"{key}: {module_name} has no {part!r} ({path})")
-            value = getattr(value, part)
+            value = _attribute(value, part, key, path, module_name)
         return value
     raise UserError(f"{key}: {path!r} cannot be imported; is its folder on PYTHONPATH?")
+
+
+def _attribute(value: Any, name: str, key: str, path: str, module_name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        raise UserError(f"{key}: {module_name} has no {name!r} ({path})") from None
+    except Exception as error:  # packages that import a part when it is asked for
+        raise _broken(key, module_name, error) from error
+
+
+def _broken(key: str, module_name: str, error: Exception) -> UserError:
+    words = " ".join(str(error).split())[:300]
+    return UserError(
+        f"{key}: importing {module_name} raised {type(error).__name__}: {words}. "
+        f'`python -c "import {module_name}"` shows the whole error; do the versions of what it imports fit together?'
+    )
 
 
 def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:

@@ -65,10 +65,9 @@ def stack(values: Sequence[Any], name: str) -> Any:
     if odd:
         raise _no_number(next(v for v, array in zip(values, arrays, strict=True) if array.dtype in odd), name)
     shape = arrays[0].shape
-    together = (
-        np.concatenate(arrays).reshape(len(arrays), *shape) if shape else np.array(arrays)
-    )  # quicker than np.stack
-    return narrow(together)
+    if not shape:
+        return narrow(np.array(arrays))
+    return narrow(np.concatenate(arrays).reshape(len(arrays), *shape))  # np.stack takes longer
 
 
 def _no_number(value: Any, name: str) -> UserError:

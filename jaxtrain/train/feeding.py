@@ -118,8 +118,9 @@ class Feed:
         """Who reads a split; one crew as long as the run lives."""
         if split not in self._crews:
             source, data = self.source(split), self.config.data
-            size = data.batch_size if split == "train" else self._evaluation_size(source)
-            reader = make_reader(source, self.task.collate, own_batch_size(source) or size, self.config.seed)
+            own = own_batch_size(source)
+            size = own or data.batch_size if split == "train" else self._evaluation_size(source)
+            reader = make_reader(source, self.task.collate, size, self.config.seed)
             self._crews[split] = make_crew(reader, self._workers(source), data.timeout_s, data.start_method)
         return self._crews[split]
 

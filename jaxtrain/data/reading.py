@@ -62,7 +62,9 @@ class NumpyRandom:
             self._bytes, self._state = now, np.random.get_state()
         return self._state
 
-    set = staticmethod(np.random.set_state)
+    def set(self, state: Any) -> None:
+        np.random.set_state(state)
+        self._bytes = None  # a normal number kept in stock is not among the bytes: copied anew the next time
 
     @staticmethod
     def seed(seed: int) -> None:

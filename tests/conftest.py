@@ -45,6 +45,18 @@ def _small_worker():
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def pytest_handlecrashitem(crashitem, report, sched):
+    """A worker that died says how: what it wrote last went with it."""
+    with contextlib.suppress(Exception):  # execnet's own process, where it is one
+        code = report.node.gateway._io.popen.wait(timeout=10)
+        report.longrepr += f": exit code {code}; processes killed for memory on this machine: {_killed_for_memory()}"
+
+
+def _killed_for_memory() -> str:
+    counters = dict(line.split() for line in pathlib.Path("/proc/vmstat").read_text().splitlines())
+    return counters.get("oom_kill", "unknown")
+
+
 def _resident_bytes() -> int:
     statm = pathlib.Path("/proc/self/statm")  # Linux only
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.is_file() else 0

@@ -20,6 +20,8 @@ from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, leaves, translate
 from jaxtrain.task import Task, find_task
 
+SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
+
 
 def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, TrainingConfig]:
     """The task that a YAML file names and its checked config, `a.b=value` overrides applied last.
@@ -57,13 +59,21 @@ def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Trans
         raise UserError(f"{path}: {error}") from None
 
 
+def locate(path: str | pathlib.Path) -> pathlib.Path:
+    """The file itself, or the one of the package where `configs/...` is named in a folder that has none."""
+    path = pathlib.Path(path)
+    shipped = SHIPPED.parent / path
+    return shipped if path.parts[:1] == ("configs",) and not path.exists() and shipped.is_file() else path
+
+
 def read(path: pathlib.Path) -> dict[str, Any]:
     """The mapping in a YAML file, unchecked."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
+        values = OmegaConf.to_container(OmegaConf.load(locate(path)))
     except FileNotFoundError:
-        near = ", ".join(sorted(str(p) for p in pathlib.Path("configs").glob("*.yaml"))[:20]) or "none"
-        raise UserError(f"{path}: no such config file. Files under configs/: {near}") from None
+        near = difflib.get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.yaml")], 3, 0.5)
+        names = ", ".join(f"configs/{name}.yaml" for name in near or ["digits"])
+        raise UserError(f"{path}: no such config file. Among those that come with jaxtrain: {names}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder, wanted a YAML file") from None
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:

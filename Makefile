@@ -24,7 +24,7 @@ lint: .venv/installed-test
 	touch $@
 
 .venv/installed-test: .venv/installed-run
-	$(PIP_INSTALL) -e '.[torch,text,fmri,tracking,tune,plan,dev]'
+	$(PIP_INSTALL) -e '.[torch,images,text,fmri,tracking,tune,plan,dev]'
 	touch $@
 
 clean:

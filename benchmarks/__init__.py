@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import re
 from typing import Any
 
 from jaxtrain import commands
@@ -10,10 +11,17 @@ from jaxtrain import commands
 commands.quiet_jax()
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """With `--json F`, which every benchmark takes. description: a docstring, of which the first line shows."""
-    p = argparse.ArgumentParser(description=description.splitlines()[0])
-    p.add_argument("--json", metavar="F", type=pathlib.Path, help="write the figures there too")
+def parser(description: str, figures: bool = True) -> argparse.ArgumentParser:
+    """description: a docstring; its first line is shown, its first command is the example. figures: with `--json F`."""
+    command = re.search(r"python -m (benchmarks\.\w+)[^`\n]*", description)
+    p = argparse.ArgumentParser(
+        prog=f"python -m {command.group(1)}",
+        description=re.split(r": `|\n", description)[0].rstrip(".") + ".",
+        epilog=f"example:\n  {command.group()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if figures:
+        p.add_argument("--json", metavar="F", type=pathlib.Path, help="write the figures there too")
     return p
 
 

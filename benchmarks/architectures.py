@@ -5,16 +5,17 @@ benchmarks/results/architectures.json, one model after the other; those that sta
 (--again does). `python docs/generate_operators.py` makes docs/operators.md of them.
 """
 
-import argparse
 import json
 import pathlib
 import time
+
+from benchmarks import parser
 
 RESULTS = pathlib.Path(__file__).parent / "results/architectures.json"
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__, figures=False)
     p.add_argument("--again", action="store_true", help="measure all of them")
     p.add_argument("--only", metavar="TEXT", default="", help="models whose name holds it")
     arguments = p.parse_args()

@@ -5,14 +5,13 @@ the hidden states alone, as an adapter on a frozen base model does. Gradients ar
 tokens of the same vocabulary.
 """
 
-import argparse
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import save
+from benchmarks import parser, save
 from jaxtrain.systems.memory_lm.losses import token_losses
 
 
@@ -52,7 +51,7 @@ def measure(tokens: int, vocabulary: int, width: int, chunks: list[int], compare
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__, figures=False)
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--vocabulary", type=int, default=150_000)
     p.add_argument("--width", type=int, default=256)

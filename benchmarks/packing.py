@@ -3,9 +3,9 @@
 python -m benchmarks.packing [--config configs/memory_lm_tiny.yaml] [data.max_length=512 ...]
 """
 
-import argparse
 import json
 
+from benchmarks import parser
 from jaxtrain import config_io
 from jaxtrain.systems.memory_lm.data import build_data
 from jaxtrain.systems.memory_lm.packing import padding_ratio
@@ -21,7 +21,7 @@ def measure(config_file: str, packing: bool, overrides: list[str]) -> dict[str, 
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__, figures=False)
     p.add_argument("--config", default="configs/memory_lm_tiny.yaml")
     p.add_argument("overrides", nargs="*", metavar="a.b=c")
     arguments = p.parse_intermixed_args()

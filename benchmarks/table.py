@@ -3,11 +3,12 @@
 `--readme README.md` also replaces what stands between the two `benchmarks` comments there.
 """
 
-import argparse
 import json
 import pathlib
 import re
 import statistics
+
+from benchmarks import parser
 
 HEAD = "| system | size | precision | batch | processes | against | jaxtrain, samples/s | torch, samples/s | ratio |"
 RULE = "|---|---|---|---|---|---|---|---|---|"
@@ -15,7 +16,7 @@ BETWEEN = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOT
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = parser(__doc__, figures=False)
     p.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files that benchmarks.compare wrote")
     p.add_argument("--output", type=pathlib.Path, help="a new results page")
     p.add_argument("--readme", type=pathlib.Path)

@@ -1,7 +1,11 @@
 """`jaxtrain COMMAND ...`: the commands of `python -m jaxtrain.COMMAND` under one name."""
 
+import argparse
 import importlib
+import importlib.metadata
 import sys
+
+from jaxtrain import commands
 
 COMMANDS = {
     "run": "train what a YAML file describes",
@@ -12,9 +16,11 @@ COMMANDS = {
     "tune": "search hyper-parameters",
     "lr_find": "learning-rate range test",
     "plan": "memory and collectives on GPUs that are not here",
+    "verify": "the export in the torch twin, layer by layer",
     "generate": "continue a prompt with a trained language model",
     "doctor": "what this machine offers",
 }
+ELSEWHERE = {"verify": "torch_bridge.verify"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,10 +29,14 @@ def main(argv: list[str] | None = None) -> int:
         lines = "".join(f"  {command:12} {about}\n" for command, about in COMMANDS.items())
         print(f"usage: jaxtrain COMMAND ...\n\n{lines}\n`jaxtrain COMMAND --help` says more, with an example.")
         return 0
+    if name == "--version":
+        print(f"jaxtrain {importlib.metadata.version('jaxtrain')}")
+        return 0
     if name not in COMMANDS:
         print(f"error: {name}: no such command; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return importlib.import_module(f"jaxtrain.{name}").main(rest)
+    module = ELSEWHERE.get(name, f"jaxtrain.{name}")
+    return commands.main(lambda _: importlib.import_module(module).main(rest), argparse.Namespace())
 
 
 if __name__ == "__main__":

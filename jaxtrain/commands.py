@@ -1,6 +1,8 @@
 """What every command shares: exit codes, and errors without tracebacks where the user can mend them."""
 
 import argparse
+import contextlib
+import json
 import logging
 import os
 import pathlib
@@ -10,12 +12,26 @@ from collections.abc import Callable, Sequence
 from jaxtrain.errors import UserError
 
 FAILED = 1
+EXTRAS = {  # module -> the extra that brings it
+    "torch": "torch",
+    "sympy": "torch",
+    "PIL": "images",
+    "matplotlib": "tune",
+    "optuna": "tune",
+    "plotly": "tune",
+    "datasets": "text",
+    "huggingface_hub": "text",
+    "tokenizers": "text",
+    "transformers": "text",
+    "mlflow": "tracking",
+    "wandb": "tracking",
+}
 
 
 def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
-    """An argument parser for `python -m jaxtrain.<module>`."""
+    """An argument parser for `python -m <module>`, named from jaxtrain on where the first part is missing."""
     return argparse.ArgumentParser(
-        prog=f"python -m jaxtrain.{module}",
+        prog=f"python -m {module if module.startswith('torch_bridge') else f'jaxtrain.{module}'}",
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -23,17 +39,44 @@ def parser(module: str, description: str, example: str) -> argparse.ArgumentPars
 
 
 def main(command: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
-    """Run a command: 0, 1 for a failure, 2 with one clear message for the user's mistake."""
+    """Run a command: 0, 1 for a failure, 2 with one clear message for the user's mistake.
+
+    With --json, what it leaves in `arguments.found` is the one thing that goes to the output.
+    """
+    output = sys.stdout
     try:
-        return command(arguments) or 0
+        with _elsewhere(arguments):
+            code = command(arguments) or 0
+        if getattr(arguments, "found", None) is not None and arguments.json:
+            print(json.dumps(arguments.found), file=output)
+        return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         if os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
         return error.exit_code
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS or os.environ.get("JAXTRAIN_TRACEBACK"):
+            raise
+        print(f"error: this needs {module}: pip install 'jaxtrain[{EXTRAS[module]}]'", file=sys.stderr)
+        return UserError.exit_code
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED
+
+
+@contextlib.contextmanager
+def _elsewhere(arguments: argparse.Namespace):
+    """What a command says: nowhere with --quiet; to the error output with --json."""
+    if getattr(arguments, "quiet", False):
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+    elif hasattr(arguments, "found") and arguments.json:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
 
 
 def quiet_jax() -> None:
@@ -49,6 +92,16 @@ def add_run(p: argparse.ArgumentParser) -> None:
 
 def add_checkpoint(p: argparse.ArgumentParser, default: str = "best") -> None:
     p.add_argument("--checkpoint", default=default, help=f"best, last or a step (default {default})")
+
+
+def add_quiet(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+
+
+def add_json(p: argparse.ArgumentParser) -> None:
+    """For a command that leaves its result in `arguments.found`."""
+    p.add_argument("--json", action="store_true", help="print one JSON object; all else goes to the error output")
+    p.set_defaults(found=None)
 
 
 Arguments = Sequence[str] | None

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -15,6 +14,7 @@ CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic
 EXTRAS = {  # module -> what needs it
     "torch": "torch Datasets and .pt exports",
     "transformers": "the text systems",
+    "PIL": "hjepa",
     "matplotlib": "the picture of jaxtrain.lr_find",
     "wandb": "tracking.wandb",
     "mlflow": "tracking.mlflow",
@@ -26,15 +26,14 @@ ACCELERATOR = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "JAX_", "CUDA_VISIBLE_DEVICES"
 
 def main(argv: commands.Arguments = None) -> int:
     p = commands.parser("doctor", "Say what this machine offers a run.", "python -m jaxtrain.doctor --json")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> None:
     commands.quiet_jax()
-    found = examine()
+    arguments.found = found = examine()
     if arguments.json:
-        print(json.dumps(found, indent=1))
         return
     for title, values in found.items():
         print(title)

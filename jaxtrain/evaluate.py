@@ -18,6 +18,8 @@ def main(argv: commands.Arguments = None) -> int:
     commands.add_checkpoint(p)
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--output", metavar="F.json", help="write the metrics here too")
+    p.add_argument("--json", action="store_true", help="on one line, and all else to the error output")
+    p.set_defaults(found=None)
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the run's config.yaml")
     return commands.main(run, p.parse_intermixed_args(argv))
 
@@ -41,7 +43,9 @@ def run(arguments: argparse.Namespace) -> None:
         result["files"] = [
             str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")
         ]
-    print(json.dumps(result, indent=1))
+    arguments.found = result
+    if not arguments.json:
+        print(json.dumps(result, indent=1))
     if arguments.output:
         pathlib.Path(arguments.output).write_text(json.dumps(result, indent=1))
 

@@ -30,6 +30,8 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument(
         "--as", dest="form", nargs=2, metavar=("FORM", "DIR"), help="a folder in a form of the task's own, as peft"
     )
+    commands.add_quiet(p)
+    commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
@@ -40,17 +42,21 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("nothing to write: give --output F.pt, --output F.safetensors, --hf DIR or --as FORM DIR")
     if arguments.optimizer and output is None:
         raise UserError("--optimizer goes into a file: add --output F.pt")
+    written = []
     if output is not None:
         if arguments.optimizer:
             path = export_training_state(folder, pathlib.Path(output), arguments.checkpoint)
         else:
             path = export_weights(folder, pathlib.Path(output), arguments.checkpoint, arguments.averaged)
-        print(f"exported {path}")
+        written.append(path)
     if hf is not None:
-        print(f"exported {export_hf(folder, pathlib.Path(hf), arguments.checkpoint, arguments.averaged)}")
+        written.append(export_hf(folder, pathlib.Path(hf), arguments.checkpoint, arguments.averaged))
     if arguments.form is not None:
         form, place = arguments.form
-        print(f"exported {export_as(folder, form, pathlib.Path(place), arguments.checkpoint, arguments.averaged)}")
+        written.append(export_as(folder, form, pathlib.Path(place), arguments.checkpoint, arguments.averaged))
+    for path in written:
+        print(f"exported {path}")
+    arguments.found = {"run": str(folder), "exported": [str(path) for path in written]}
 
 
 def export_weights(

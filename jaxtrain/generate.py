@@ -28,6 +28,7 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--quantize", type=int, choices=(4, 8), help="memory bank in so many bits")
     p.add_argument("--output", metavar="F.jsonl", help="write prompt and text here, one object per line")
+    commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
@@ -52,10 +53,12 @@ def run(arguments: argparse.Namespace) -> None:
     texts = generation.generate_batch(
         model, tokenizer, given, arguments.max_new_tokens, sampling=sampling, seed=arguments.seed
     )
-    print("\n---\n".join(texts))
+    written = [{"prompt": p, "text": t} for p, t in zip(prompts, texts, strict=True)]
+    arguments.found = {"run": arguments.run, "texts": written}
+    if not arguments.json:
+        print("\n---\n".join(texts))
     if arguments.output:
-        lines = [json.dumps({"prompt": p, "text": t}) + "\n" for p, t in zip(prompts, texts, strict=True)]
-        pathlib.Path(arguments.output).write_text("".join(lines))
+        pathlib.Path(arguments.output).write_text("".join(json.dumps(line) + "\n" for line in written))
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:

@@ -1,11 +1,13 @@
 """Suggest a learning rate: `python -m jaxtrain.lr_find --config configs/digits.yaml`."""
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import sys
 
 from jaxtrain import commands
+from jaxtrain.errors import UserError
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -21,10 +23,15 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
     p.add_argument("--no-clip", action="store_true", help="without optim.clip_norm")
     p.add_argument("--output", metavar="DIR", help="where lr_find.json and lr_find.png go (default: the run folder)")
+    p.add_argument("--no-plot", action="store_true", help="without the picture, which needs matplotlib")
+    commands.add_quiet(p)
+    commands.add_json(p)
     return commands.main(run, p.parse_intermixed_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if not arguments.no_plot and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("the picture needs matplotlib: pip install 'jaxtrain[tune]', or give --no-plot")
     from jaxtrain import config_io
 
     task, config = config_io.load(arguments.config, arguments.overrides)
@@ -37,11 +44,16 @@ def run(arguments: argparse.Namespace) -> None:
     found = range_test(trainer, arguments.min_lr, arguments.max_lr, arguments.steps, not arguments.no_clip)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lr_find.json").write_text(json.dumps(found.document(), indent=1))
-    plot(found, folder / "lr_find.png")
+    written = [folder / "lr_find.json"]
+    if not arguments.no_plot:
+        written.append(folder / "lr_find.png")
+        plot(found, written[-1])
     print(f"{len(found.lr)} steps from {found.lr[0]:.1e} to {found.lr[-1]:.1e} ({found.stopped})")
     print(f"steepest descent at {found.steepest:.1e}: optim.lr={found.steepest:.1e}")
     print(f"a tenth of the minimum: optim.lr={found.minimum_tenth:.1e}")
-    print(f"written {folder / 'lr_find.json'} and {folder / 'lr_find.png'}")
+    print(f"written {' and '.join(map(str, written))}")
+    arguments.found = {**found.document()["suggestion"], "stopped": found.stopped, "steps": len(found.lr)}
+    arguments.found["files"] = [str(path) for path in written]
 
 
 def plot(found, path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import pathlib
 import sys
 
 from jaxtrain import commands
@@ -19,7 +20,7 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--hosts", type=int, metavar="H", help="machines (8 GPUs each if left out)")
     p.add_argument("--target", default="h200", help="h200, h100, a100, a6000 or l40s (default h200)")
     p.add_argument("--no-fit", action="store_true", help="leave out the search for the largest batch that fits")
-    p.add_argument("--json", metavar="F", help="write the plan here too")
+    p.add_argument("--json", metavar="F", help="write the plan here too; -: print it and nothing else")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
     return commands.main(run, p.parse_intermixed_args(argv))
 
@@ -34,10 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     budget = aot.memory_bytes(arguments.target)
     plan = make_plan(arguments.config, arguments.overrides, devices, budget, not arguments.no_fit)
     plan = {"target": arguments.target, "devices": arguments.devices, **plan}
-    print(describe(plan))
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(plan, file, indent=1)
+    if arguments.json == "-":
+        print(json.dumps(plan))
+    else:
+        print(describe(plan))
+        if arguments.json:
+            pathlib.Path(arguments.json).write_text(json.dumps(plan, indent=1))
     return 0 if plan["fits"] else commands.FAILED
 
 

@@ -15,6 +15,8 @@ def main(argv: commands.Arguments = None) -> int:
     )
     p.add_argument("--run", required=True, action="append", metavar="DIR", help="a run folder; several are compared")
     p.add_argument("--output", metavar="F.html", help="default: report.html in the first run's folder")
+    commands.add_quiet(p)
+    commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
@@ -24,6 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
     read = [records.read(folder) for folder in arguments.run]
     output = pathlib.Path(arguments.output or read[0].folder / "report.html")
     print(f"wrote {page.write(read, output)}")
+    arguments.found = {"runs": [str(record.folder) for record in read], "report": str(output)}
 
 
 if __name__ == "__main__":

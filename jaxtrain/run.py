@@ -21,7 +21,11 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--resume", default="auto", help="auto (go on in the run folder), never, or another run's folder")
     p.add_argument("--dry-run", action="store_true", help="build everything, run no step, print the plan")
     p.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    return commands.main(together(run), p.parse_intermixed_args(argv))
+    commands.add_quiet(p)
+    arguments = p.parse_intermixed_args(argv)
+    if arguments.quiet:
+        arguments.overrides.append("run.quiet=true")
+    return commands.main(together(run), arguments)
 
 
 def together(command):

@@ -27,6 +27,8 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--output", metavar="DIR", help="the study's folder (default runs/tune/<name of the space>)")
     p.add_argument("--storage", metavar="URL", help="the study's database (default: study.db in its folder)")
     p.add_argument("--no-plots", action="store_true", help="write no HTML pages")
+    commands.add_quiet(p)
+    commands.add_json(p)
     p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     arguments = p.parse_intermixed_args(argv)
     arguments.given = sys.argv[1:] if argv is None else list(argv)
@@ -71,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     if config.tracking.mlflow:
         mlflow.end(study, tracked)
     written = results.write(study, values, source, plots=not arguments.no_plots)
-    return tell(study, config.evaluation.metric, written)
+    arguments.found = outcome(study, config.evaluation.metric, written)
+    return tell(study, arguments.found)
 
 
 def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, values: dict, tracked: dict) -> None:
@@ -95,7 +98,8 @@ def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, val
 def supervise(study, arguments: argparse.Namespace, wanted: int) -> None:
     """Several workers; one that dies is replaced, and its trial is tried again."""
     command = [sys.executable, "-m", "jaxtrain.tune", *arguments.given, "--worker"]
-    start = lambda number: subprocess.Popen([*command, str(number)])
+    said = sys.stderr if arguments.json else None  # what they say; --quiet is given on to them
+    start = lambda number: subprocess.Popen([*command, str(number)], stdout=said)
     running = {number: start(number) for number in range(1, min(arguments.workers, wanted) + 1)}
     started, died = len(running), 0
     try:
@@ -125,18 +129,28 @@ def say(study, trial) -> None:
     print(f"trial {trial.number} {trial.state.name.lower()}{value}: {chosen}{why}", flush=True)
 
 
-def tell(study, metric: str, written: list[pathlib.Path]) -> int:
-    """The outcome; 1 where no trial was finished."""
+def outcome(study, metric: str, written: list[pathlib.Path]) -> dict:
+    """What a script wants to know of a study; best: None where no trial was finished."""
     ended, best = study.ended(), study.best()
-    counts = {state: sum(t.state.name == state for t in ended) for state in ("COMPLETE", "PRUNED", "FAIL")}
-    print(", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count))
-    for path in written:
+    found = {"study": str(study.folder), "metric": metric, "best": None}
+    if best is not None:
+        found["best"] = {"trial": best.number, "value": best.value, "params": best.params}
+    states = [trial.state.name for trial in ended]
+    found["trials"] = {name.lower(): states.count(name) for name in ("COMPLETE", "PRUNED", "FAIL")}
+    return {**found, "files": [str(path) for path in written]}
+
+
+def tell(study, found: dict) -> int:
+    """The outcome in lines; 1 where no trial was finished."""
+    print(", ".join(f"{count} {state}" for state, count in found["trials"].items() if count))
+    for path in found["files"]:
         print(f"written {path}")
+    best = found["best"]
     if best is None:
-        errors = {study.error_of(trial) for trial in ended} - {None}
+        errors = {study.error_of(trial) for trial in study.ended()} - {None}
         print(f"error: no trial was finished. {'; '.join(sorted(errors)[:3])}", file=sys.stderr)
         return commands.FAILED
-    print(f"best: trial {best.number}, {metric} {best.value:.6g}, {json.dumps(best.params)}")
+    print(f"best: trial {best['trial']}, {found['metric']} {best['value']:.6g}, {json.dumps(best['params'])}")
     return 0
 
 

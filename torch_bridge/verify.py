@@ -78,17 +78,18 @@ class Report:
 
 
 def main(argv: commands.Arguments = None) -> int:
-    p = argparse.ArgumentParser(
-        prog="python -m torch_bridge.verify",
-        description="Compare an exported run with its torch twin, layer by layer.",
-        epilog="example:\n  python -m torch_bridge.verify --run runs/digits",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = commands.parser(
+        "torch_bridge.verify",
+        "Compare an exported run with its torch twin, layer by layer.",
+        "python -m torch_bridge.verify --run runs/digits",
     )
     commands.add_run(p)
     p.add_argument("--checkpoint", help="best, last or a step (default best, last where none was evaluated)")
     p.add_argument("--weights", metavar="F", help="an exported file to check (default: the checkpoint, exported now)")
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--batches", type=int, default=1, help="how many batches (default 1)")
+    commands.add_quiet(p)
+    commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
@@ -112,6 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = compare(task, config, model, twin, batches)
     print(f"{config.task}, step {step}, {len(batches)} batches of {arguments.split}; relative L2 differences")
     print(report)
+    arguments.found = {"run": str(folder), "checkpoint": step, "split": arguments.split, "batches": len(batches)}
+    arguments.found |= {"agrees": report.first is None, "not compared": report.unmatched}
+    arguments.found["differences"] = [dataclasses.asdict(d) | {"departs": d.departs} for d in report.differences]
     return 0 if report.first is None else commands.FAILED
 
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -54,7 +54,7 @@ class Tracker:
             handler.close()
         to_file = _FileHandler(path)
         to_file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        to_console = _ConsoleHandler()
+        to_console = _ConsoleHandler(sys.stderr if self.quiet else None)
         to_console.setLevel(logging.WARNING if self.quiet else logging.INFO)
         LOG.addHandler(to_file)
         LOG.addHandler(to_console)
@@ -209,10 +209,15 @@ class _FileHandler(logging.FileHandler):
 class _ConsoleHandler(logging.Handler):
     """Lines that do not tear the progress bar; a terminal that is gone costs them, nothing else."""
 
+    def __init__(self, stream: TextIO | None = None):
+        super().__init__()
+        self.stream = stream  # None: the standard output of the moment
+
     def emit(self, record):
+        stream = self.stream or sys.stdout
         with contextlib.suppress(OSError, ValueError):
-            tqdm.write(self.format(record), file=sys.stdout)
-            sys.stdout.flush()
+            tqdm.write(self.format(record), file=stream)
+            stream.flush()
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

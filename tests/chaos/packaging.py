@@ -21,7 +21,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).parents[2]
 CORE = "core"
-EXTRAS = ("torch", "tune", "tracking", "text", "fmri", "plan", "docs")
+EXTRAS = ("torch", "images", "tune", "tracking", "text", "fmri", "plan", "docs")
 IMPORTS = """
 import importlib, importlib.metadata as metadata, sys
 def modules(name):

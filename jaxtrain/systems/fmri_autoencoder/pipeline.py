@@ -275,6 +275,6 @@ class Pipeline:
 
 
 def progress(items, name: str):
-    """A progress bar on the error output."""
+    """A progress bar on the error output, where that is a terminal."""
     tqdm = require("tqdm", "to show progress")
-    return tqdm.tqdm(items, desc=name, leave=False)
+    return tqdm.tqdm(items, desc=name, leave=False, disable=None)

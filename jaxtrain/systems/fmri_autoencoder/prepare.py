@@ -25,6 +25,8 @@ def main(argv: commands.Arguments = None) -> int:
         "--synthetic", action="store_true", help="write a small planted recording there first, if it is empty"
     )
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the config's")
+    commands.add_quiet(p)
+    commands.add_json(p)
     return commands.main(run, p.parse_intermixed_args(argv))
 
 
@@ -43,7 +45,9 @@ def run(arguments: argparse.Namespace) -> None:
     stimuli = {name: list(array.shape) for name, array in recording.stimuli.items()}
     held = sum(array.nbytes for array in recording.stimuli.values())
     shape = [len(recording.fmri), *recording.fmri[0].shape]
-    print(json.dumps({"stimuli": stimuli, "stimuli_bytes": held, "fmri": shape, "subjects": recording.subject_ids}))
+    found = {"stimuli": stimuli, "stimuli_bytes": held, "fmri": shape, "subjects": recording.subject_ids}
+    print(json.dumps(found))
+    arguments.found = found
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
         "plan",
         "Compile the real training step for N GPUs with none present; print bytes and collectives per device.",
-        "python -m jaxtrain.plan --config configs/memory_lm.yaml --devices 64 --target h200 shard.strategy=fsdp",
+        "python -m jaxtrain.plan --config configs/memory_lm_paper.yaml --devices 64 --target h200 shard.strategy=fsdp",
     )
     p.add_argument("--config", required=True, metavar="F", help="a YAML file")
     p.add_argument("--devices", type=int, required=True, metavar="N", help="GPUs in all")

@@ -1,4 +1,4 @@
-"""Search for settings: `python -m jaxtrain.tune --config configs/digits.yaml --space configs/hpo/digits.yaml`."""
+"""Search for settings: `python -m jaxtrain.tune --config F --space F`."""
 
 import argparse
 import importlib.util

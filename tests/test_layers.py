@@ -8,6 +8,7 @@ PACKAGES = ("jaxtrain", "torch_bridge", "benchmarks")
 
 COMMANDS = {
     "run", "evaluate", "export", "tune", "lr_find", "plan", "doctor", "generate", "checkpoints", "report", "commands",
+    "__main__",
 }  # fmt: skip
 TORCH_ROOMS = {"files", "datasets", "module", "verify", "lowering", "from_torch"}
 

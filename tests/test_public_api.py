@@ -1,12 +1,18 @@
 """The names that other people's scripts import."""
 
+import importlib
+import importlib.metadata
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import jaxtrain
-from jaxtrain.__main__ import COMMANDS, main
+from jaxtrain.__main__ import COMMANDS, ELSEWHERE, main
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", jaxtrain.__all__)
@@ -24,14 +30,34 @@ def test_an_unknown_name_is_an_attribute_error():
         jaxtrain.Nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_says_what_it_does_with_an_example(name, capsys):
+BENCHMARKS = {f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+MODULES = sorted(
+    {ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS}
+    | {"jaxtrain.systems.fmri_autoencoder.prepare"}
+    | (BENCHMARKS - {"benchmarks.systems"})  # a table, no command
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_commands_help_ends_with_an_example_whose_files_exist(module, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
     with pytest.raises(SystemExit) as stopped:
-        main([name, "--help"])
+        importlib.import_module(module).main()
     assert stopped.value.code == 0
-    told = capsys.readouterr().out
-    assert "example:" in told
-    assert f"python -m jaxtrain.{name}" in told
+    example = capsys.readouterr().out.partition("\nexample:\n")[2]
+    assert example.strip().startswith(f"python -m {module}")
+    assert all((ROOT / path).is_file() for path in re.findall(r"configs/\S+\.yaml", example))
+
+
+def test_a_sub_command_that_lives_elsewhere_is_found(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    assert "python -m torch_bridge.verify" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_project(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxtrain {importlib.metadata.version('jaxtrain')}\n"
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(capsys):

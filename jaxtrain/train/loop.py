@@ -372,7 +372,7 @@ class Loop:
         trainer = self.trainer
         trained = sum(p.size for p in trainer.state.params.values())
         fixed = sum(p.size for p in trainer.state.frozen.values())
-        device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+        device = f"{trainer.layout.mesh.size} x {jax.devices()[0].device_kind}"
         self.tracker.say(
             f"{self.config.task or 'model'}: {trained:,} parameters"
             + (f" and {fixed:,} frozen" if fixed else "")

@@ -1,0 +1,289 @@
+"""Every command that README, CONTRIBUTING, docs/ and examples/ show: what a test executes, and why not the rest.
+
+RUN: executed by tests/test_shown_commands.py, chain by chain in one folder: the command as shown -> what is added to it
+("old=>new" replaces a word). LONG: the same, by `python -m tests.chaos.shown_commands`, as it takes minutes. ELSEWHERE:
+the test that executes it, at a small size. NOT_RUN: the reason.
+"""
+
+import importlib
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from jaxtrain.__main__ import ELSEWHERE as MODULES
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+_STEPS = "shard.devices=1 train.steps=2 train.epochs=null tracking.tensorboard=false"
+_DIGITS = f"configs/digits.yaml=>configs/digits_tiny.yaml {_STEPS} evaluation.every_steps=2 run.dir=runs/digits"
+_SPLAT = f"{_STEPS} data.synthetic.sets=80 evaluation.every_steps=2"
+_FILM = "data.synthetic_volumes=60 data.synthetic_subjects=1 model.n_voxels=189"
+_SHERLOCK = f"{_STEPS} {_FILM} evaluation.every_steps=2"
+
+RUN = {
+    "digits": {
+        "python -m jaxtrain.run --config configs/digits.yaml": _DIGITS,
+        "jaxtrain run --config configs/digits.yaml": f"{_DIGITS} --dry-run",
+        "python -m jaxtrain.run --config F": f"F=>configs/digits_tiny.yaml {_DIGITS} --dry-run",
+        "python -m jaxtrain.checkpoints list --run runs/digits": "",
+        "python -m jaxtrain.checkpoints verify --run runs/digits": "",
+        "python -m jaxtrain.checkpoints prune --run runs/digits --keep-last 1 --keep-best 1": "",
+        "jaxtrain report --run runs/digits": "",
+        "jaxtrain export --run runs/x --output F": "runs/x=>runs/digits F=>digits.safetensors",
+        "jaxtrain export --run DIR --output F.pt --optimizer": "DIR=>runs/digits",
+        "python -m torch_bridge.verify --run runs/digits": "",
+        "python -m jaxtrain.doctor": "",
+    },
+    "a system of one's own": {
+        "python -m jaxtrain.run --config my_task.yaml data.batch_size=32 train.epochs=20": _STEPS,
+    },
+    "memory_lm": {
+        "python -m jaxtrain.run --config configs/memory_lm_tiny.yaml": (
+            "configs/memory_lm_tiny.yaml=>configs/memory_lm_micro.yaml "
+            f"{_STEPS} evaluation.every_steps=2 run.dir=runs/memory_lm_tiny"
+        ),
+        'python -m jaxtrain.generate --run runs/memory_lm_tiny --prompt "def main("': "--max-new-tokens 2",
+        "python -m jaxtrain.evaluate --run runs/memory_lm_tiny data.eval_dataset_name=held_out.jsonl "
+        "data.multiple_choice=[questions.jsonl]": "data.text_field=text",
+    },
+}
+
+LONG = {
+    "set_completion": {
+        "python -m jaxtrain.run --config configs/splat_small.yaml": (
+            f"configs/splat_small.yaml=>configs/splat_tiny.yaml {_SPLAT} run.dir=runs/splat_small"
+        ),
+        "python -m jaxtrain.evaluate --run runs/splat_small": "",
+        "python -m jaxtrain.run --config configs/splat_sae.yaml": (
+            f"configs/splat_sae.yaml=>configs/splat_sae_tiny.yaml {_SPLAT} run.dir=runs/splat_sae"
+        ),
+        "python -m jaxtrain.evaluate --run runs/splat_sae": "",
+    },
+    "fmri_autoencoder": {
+        "python -m jaxtrain.systems.fmri_autoencoder.prepare --data-dir data/sherlock "
+        "--config configs/sherlock_gen1.yaml": (
+            f"configs/sherlock_gen1.yaml=>configs/sherlock_tiny.yaml --synthetic {_SHERLOCK}"
+        ),
+        "python -m jaxtrain.run --config configs/sherlock_tiny.yaml": f"{_SHERLOCK} data.data_dir=data/sherlock",
+        "python -m jaxtrain.evaluate --run runs/sherlock_tiny": "",
+        "python -m jaxtrain.evaluate --run runs/sherlock_tiny lesion.at=bottleneck 'lesion.places=[3,17]'": "",
+        "python -m jaxtrain.evaluate --run runs/sherlock_tiny lesion.at=voxels lesion.region=region.nii.gz "
+        "lesion.factor=0.5": "",
+    },
+}
+
+ELSEWHERE = {
+    "tests/unit/engine/test_lr_find.py::test_the_command_writes_json_and_a_picture": [
+        "python -m jaxtrain.lr_find --config F [--min-lr 1e-7 --max-lr 1 --steps 100 --no-clip]",
+    ],
+    "tests/contract/test_training.py::test_the_loss_falls_and_stays_finite": [
+        "python -m jaxtrain.run --config configs/criteria_tiny.yaml",
+        "python -m jaxtrain.run --config configs/hjepa_tiny.yaml",
+        "python -m jaxtrain.run --config configs/hjepa_world_tiny.yaml",
+        "python -m jaxtrain.run --config configs/hjepa_digits.yaml",  # hjepa_tiny's task and data, larger
+    ],
+    "tests/unit/hjepa/test_report.py::test_evaluate_writes_every_judge_the_baselines_and_the_pictures": [
+        "python -m jaxtrain.evaluate --run runs/hjepa_digits",
+        "python -m jaxtrain.evaluate --run runs/hjepa_digits probe.folds=5 probe.fine_tune_epochs=20",
+    ],
+    "tests/unit/criteria_evidence/test_report.py::test_a_share_report_has_every_field_of_both_questions": [
+        "python -m jaxtrain.evaluate --run runs/criteria_tiny",
+        "python -m jaxtrain.evaluate --run runs/evidence",
+    ],
+    "tests/unit/criteria_evidence/test_commands.py::"
+    "test_an_exported_folder_has_its_tokenizer_and_gives_the_same_hidden_states": [
+        "python -m jaxtrain.export --run runs/criteria_tiny --hf DIR",
+    ],
+    "tests/unit/criteria_evidence/test_commands.py::"
+    "test_a_study_of_the_tiny_criteria_finds_a_better_config_than_a_poor_start": [
+        "python -m jaxtrain.tune --config configs/criteria_tiny.yaml --space configs/hpo/criteria_tiny.yaml",
+        "python -m jaxtrain.run --config runs/tune/criteria_tiny/best_config.yaml",
+    ],
+    "tests/contract/test_population.py::test_the_step_of_every_task_can_be_mapped_over_runs": [
+        "python -m jaxtrain.tune --config configs/splat_tiny.yaml --space configs/hpo/splat_tiny.yaml --vmap 16",
+    ],
+    "tests/unit/memory_lm/test_exports.py::test_the_lora_reloads_in_peft_with_the_same_logits": [
+        "python -m jaxtrain.export --run DIR",
+    ],
+    "tests/e2e/test_plan.py::test_fsdp_keeps_an_eighth_of_the_state_on_each_device": [
+        "jaxtrain plan --config F --devices 8 --target h200",
+        "python -m jaxtrain.plan --config F --devices 64 --target h200 shard.strategy=fsdp",
+    ],
+    "tests/e2e/test_processes.py::test_processes_train_as_one": [
+        "torchrun --nproc_per_node=8 -m jaxtrain.run --config F",
+        "torchrun --nproc_per_node=4 -m jaxtrain.run --config configs/default.yaml",
+        "torchrun --nproc_per_node=4 -m jaxtrain.run --config configs/base_small.yaml shard.strategy=fsdp",
+        "torchrun --nproc_per_node=8 -m jaxtrain.run --config examples/train_config.yaml",
+        "torchrun --nproc_per_node=4 -m jaxtrain.run --config configs/splat_production.yaml "
+        "data.path=data/tokenized.csv data.vocab_path=data/vocab.json "
+        "data.weapon_vocab_path=data/weapon_vocab.json run.dir=checkpoints",
+        "torchrun --nnodes=2 --nproc_per_node=8 --node_rank=0 --master_addr=<node0_ip> --master_port=12355 "
+        "-m jaxtrain.run --config examples/train_config.yaml",
+        "accelerate launch --num_processes 4 -m jaxtrain.run --config configs/base_small.yaml",
+        "srun python -m jaxtrain.run --config F",  # under the variables that Slurm and OpenMPI set
+        "mpirun -np 8 python -m jaxtrain.run --config F",
+    ],
+    "tests/e2e/test_continuation_example.py::test_jax_then_torch_ddp_ends_where_jax_does": [
+        "python -m jaxtrain.run --config examples/continuation/digits.yaml run.dir=runs/jax",
+        "python -m jaxtrain.export --run runs/jax --checkpoint 100 --optimizer --output runs/jax_100.pt",
+        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --checkpoint runs/jax_100.pt "
+        "--output runs/jax_torch.pt",
+        "python -m jaxtrain.export --run runs/jax --checkpoint 200 --output runs/jax_200.pt",
+        "python examples/continuation/distance.py runs/jax_torch.pt runs/jax_200.pt",
+    ],
+    "tests/e2e/test_continuation_example.py::test_torch_ddp_then_jax_ends_where_torch_does": [
+        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --until 100 --output runs/torch_100.pt",
+        "python -m jaxtrain.run --config examples/continuation/digits.yaml run.dir=runs/torch_jax "
+        "init_from=runs/torch_100.pt",
+        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --until 200 --output runs/torch_200.pt",
+        "python -m jaxtrain.export --run runs/torch_jax --checkpoint last --output runs/torch_jax.pt",
+        "python examples/continuation/distance.py runs/torch_jax.pt runs/torch_200.pt",
+    ],
+    "tests/e2e/test_originals_snippets.py::test_a_file_of_an_original_starts_a_run": [
+        "python -m jaxtrain.run --config configs/default.yaml",
+        "CUDA_VISIBLE_DEVICES=1 python -m jaxtrain.run --config configs/default.yaml",
+    ],
+    "tests/e2e/test_originals_snippets.py::test_every_yaml_block_is_a_config": [
+        "python -m jaxtrain.run --config configs/base_small.yaml",
+        "python -m jaxtrain.run --config examples/train_config.yaml",
+        "python -m jaxtrain.run --config examples/train_config.yaml data.data_dir=data",
+        "python -m jaxtrain.systems.fmri_autoencoder.prepare --config examples/train_config.yaml",
+    ],
+    "tests/e2e/test_originals_snippets.py::test_a_command_of_the_tables_names_settings_that_exist": [
+        "python -m jaxtrain.run --config configs/criteria_bert.yaml",
+        "python -m jaxtrain.run --config configs/criteria_bert.yaml train.epochs=20 data.batch_size=32 optim.lr=3e-5",
+        "python -m jaxtrain.run --config configs/criteria_roberta.yaml",
+        "python -m jaxtrain.run --config configs/evidence.yaml",
+        "python -m jaxtrain.run --config configs/joint.yaml",
+        "python -m jaxtrain.run --config configs/splat_production.yaml model.embedding_dim=32 model.hidden_dim=512 "
+        "model.num_layers=3 optim.lr=1e-4 data.batch_size=1024 precision.policy=bf16 data.num_workers=16 "
+        "model.dropout=0.3 train.epochs=20",
+    ],
+    "tests/unit/reporting/test_page.py::"
+    "test_the_page_holds_summary_curves_config_tables_and_pictures_without_a_request": [
+        "python -m jaxtrain.report --run checkpoints",
+    ],
+    "tests/unit/engine/test_evaluate.py::"
+    "test_a_checkpoint_is_evaluated_without_the_weights_that_the_run_started_from": [
+        "python -m jaxtrain.evaluate --run runs/criteria_bert --checkpoint best --split test",
+        "python -m jaxtrain.evaluate --run runs/criteria_bert data.path=data/custom.csv",
+    ],
+    "tests/test_docs.py::test_the_tables_of_config_keys_and_operators_are_as_the_code_has_them": [
+        "python docs/generate_reference.py",
+        "python docs/generate_operators.py",
+    ],
+    "tests/test_docs.py::test_the_docs_build_without_a_warning": ["mkdocs serve"],
+}
+
+NOT_RUN = {
+    "installs an environment; the continuous integration and tests/chaos/packaging.py do": [
+        "make run",
+        "make test",
+        "pip install -e '.[cuda,torch]'",
+        "pip install 'jaxtrain[torch]'",
+        "pip install 'jaxtrain[fmri]'",
+        "pip install 'jaxtrain[plan]'",
+        "pip install pre-commit && pre-commit install",
+    ],
+    "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
+        "python -m benchmarks.architectures",
+        "python -m benchmarks.chunked_loss",
+        "python -m benchmarks.compare --precision bf16",
+        "python -m benchmarks.compare --system S --peer torch_eager",
+        "python -m benchmarks.compare --system hjepa --peer torch_eager",
+        "python -m benchmarks.converted_bert",
+        "python -m benchmarks.input_pipeline",
+        "python -m benchmarks.input_pipeline --config configs/sherlock_full_data.yaml --rounds 3",
+        "python -m benchmarks.load_memory",
+        "python -m benchmarks.packing",
+        "python -m benchmarks.population",
+        "python -m benchmarks.startup",
+        "python -m benchmarks.steps_per_call",
+    ],
+    "destroys runs on purpose, for minutes to hours; done by hand before a release": [
+        "python -m tests.chaos.config_fuzz --count 500 --seed S",
+        "python -m tests.chaos.damages --damages 50",
+        "python -m tests.chaos.full_disk",
+        "python -m tests.chaos.kills --kills 100",
+        "python -m tests.chaos.resume_matrix",
+        "python -m tests.chaos.tasks_in_processes --tasks memory_lm.adapter --processes 4",
+        'python -m tests.chaos.terms --terms 2 --phases "two processes"',
+        "python -m tests.chaos.terms --terms 8 --phases start compile rescue step evaluation stall commit twice",
+        "python -m tests.chaos.timm_vit_base",
+    ],
+    "needs a GPU": ["bash benchmarks/gpu.sh"],
+    "needs several GPUs; the flag is XLA's own": [
+        "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false torchrun --nproc_per_node=8 "
+        "-m jaxtrain.run --config F",
+    ],
+    "needs weights, texts or tables that are not in the repository; its settings are checked": [
+        "python -m jaxtrain.run --config configs/criteria_bert.yaml data.path=DIR/redsm5_annotations.csv",
+        "python -m jaxtrain.run --config configs/memory_lm_paper.yaml --dry-run",
+        "python -m jaxtrain.run --config configs/splat_production.yaml data.path=data/tokenized.csv "
+        "data.vocab_path=data/vocab.json data.weapon_vocab_path=data/weapon_vocab.json",
+        "python -m jaxtrain.tune --config configs/criteria_bert.yaml --space configs/hpo/criteria_coarse.yaml "
+        "train.epochs=6",
+        "python -m jaxtrain.tune --config configs/criteria_bert.yaml --space configs/hpo/criteria_sanity.yaml "
+        "train.epochs=3",
+        "python -m jaxtrain.tune --config configs/criteria_roberta.yaml --space configs/hpo/criteria_fine.yaml",
+        "python -m jaxtrain.tune --config runs/tune/criteria_coarse/best_config.yaml "
+        "--space configs/hpo/criteria_fine.yaml train.epochs=10",
+        "python -m jaxtrain.tune --config runs/tune/criteria_fine/best_config.yaml "
+        "--space configs/hpo/criteria_refit.yaml train.epochs=12 evaluation.patience=5",
+        "python -m jaxtrain.run --config runs/tune/criteria_fine/best_config.yaml",
+        "python -m jaxtrain.export --run outputs --output model.pt",
+    ],
+    "compiles a step of two billion parameters for minutes; tests/e2e/test_plan.py plans a smaller one": [
+        "python -m jaxtrain.plan --config configs/sherlock_gen1.yaml --devices 1 data.synthetic=arrays "
+        "data.synthetic_volumes=100 data.synthetic_subjects=1",
+    ],
+    "is torch's own, shown beside ours": [
+        "torchrun --nproc_per_node=4",
+        "torchrun --nproc_per_node=8 train.py",
+    ],
+    "is the test suite": [
+        "python -m pytest tests/unit/fmri_autoencoder",
+        "python -m pytest tests/unit/fmri_autoencoder/test_losses.py",
+        "python -m pytest tests/unit/fmri_autoencoder/test_torch_compat.py",
+    ],
+}
+
+
+def words(command: str) -> tuple[str, list[str]]:
+    """The module that a command line starts, and what it is given."""
+    found = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command))
+    if found[0] == "jaxtrain":
+        return MODULES.get(found[1], f"jaxtrain.{found[1]}"), found[2:]
+    return found[found.index("-m") + 1], found[found.index("-m") + 2 :]
+
+
+def in_turn(chain: str, shown: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Run the commands of a chain in this folder: (command, exit code)."""
+    _prepare(chain)
+    for command, more in shown.items():
+        module, given = words(command)
+        renamed = dict(word.split("=>") for word in more.split() if "=>" in word)
+        given = [renamed.get(word, word) for word in given] + [word for word in more.split() if "=>" not in word]
+        yield command, importlib.import_module(module).main(given)
+
+
+def _prepare(chain: str) -> None:
+    """What the pages' readers have of their own."""
+    if chain == "a system of one's own":
+        page = (ROOT / "docs/adding_a_system.md").read_text()
+        pathlib.Path("my_package").mkdir()
+        pathlib.Path("my_package/__init__.py").write_text(
+            re.search(r"```python\n(# my_package.*?)```", page, re.S).group(1)
+        )
+        pathlib.Path("my_task.yaml").write_text("task: my_package.train\n")
+    if chain == "memory_lm":
+        pathlib.Path("held_out.jsonl").write_text('{"text": "def main(): return 1"}\n' * 4)
+        question = {"question": "1 + 1 =", "choices": ["2", "3"], "answer": 0}
+        pathlib.Path("questions.jsonl").write_text(json.dumps(question) + "\n")
+    if chain == "fmri_autoencoder":
+        import nibabel
+        import numpy as np
+
+        nibabel.save(nibabel.Nifti1Image(np.ones((9, 10, 7), np.float32), np.eye(4)), "region.nii.gz")

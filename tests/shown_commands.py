@@ -141,6 +141,12 @@ ELSEWHERE = {
         "python -m jaxtrain.export --run runs/torch_jax --checkpoint last --output runs/torch_jax.pt",
         "python examples/continuation/distance.py runs/torch_jax.pt runs/torch_200.pt",
     ],
+    "tests/e2e/test_own_model_example.py::test_the_notebook_runs_from_top_to_bottom_and_torch_agrees_with_jax": [
+        "python examples/own_model/train.py"
+    ],
+    "tests/e2e/test_own_model_example.py::test_the_server_gives_the_networks_own_answers": [
+        "python examples/own_model/server.py --weights runs/own_model/exports/net.pt",
+    ],
     "tests/e2e/test_originals_snippets.py::test_a_file_of_an_original_starts_a_run": [
         "python -m jaxtrain.run --config configs/default.yaml",
         "CUDA_VISIBLE_DEVICES=1 python -m jaxtrain.run --config configs/default.yaml",

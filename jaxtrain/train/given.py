@@ -9,11 +9,16 @@ from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.errors import UserError
+from jaxtrain.losses import weighted_mean
 from jaxtrain.task import Loss, Task, find_task, task_of_torch_module
 
 
 def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
-    """The task given, named, or made of a loss: (model, batch, rngs) -> scalar or Loss. Raises UserError for none."""
+    """The task given, named, or made of a loss. Raises UserError for none.
+
+    loss: (model, batch, rngs) -> one value per sample, whose mean leaves out the rows that only fill up a batch; or a
+    scalar, or a Loss.
+    """
     if isinstance(task, Task):
         return task
     name = task or config.task
@@ -21,11 +26,15 @@ def resolve_task(task: Task | str | None, loss: Callable | None, config: Trainin
 
         def call(model, batch, _, rngs):
             value = loss(model, batch, rngs)
-            return value if isinstance(value, Loss) else Loss(value, batch["valid"].sum())
+            if isinstance(value, Loss):
+                return value
+            return Loss(*weighted_mean(value, batch["valid"])) if value.ndim else Loss(value, batch["valid"].sum())
 
         return Task(build_model=lambda config, rngs: None, loss=call)
     if name is None:
-        raise UserError("no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> scalar")
+        raise UserError(
+            "no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> a value per sample"
+        )
     return find_task(name)
 
 

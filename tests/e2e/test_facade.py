@@ -7,6 +7,7 @@ import torch
 from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig, nn
+from jaxtrain.train.given import resolve_task
 
 
 class Net(nnx.Module):
@@ -60,3 +61,10 @@ def test_an_uneven_last_batch_trains_on_every_sample_once(trainer):
     seen = [loader.host_batch(step) for step in range(trainer.steps_per_epoch)]
     indices = np.concatenate([batch["index"][batch["valid"]] for batch in seen])
     assert sorted(indices) == list(range(200))
+
+
+def test_a_loss_per_sample_leaves_out_the_rows_that_only_fill_up_a_batch():
+    task = resolve_task(None, lambda model, batch, rngs: batch["0"] * model, TrainingConfig())
+    batch = {"0": jnp.array([1.0, 3.0, jnp.nan]), "valid": jnp.array([True, True, False])}
+    value, weight = task.loss(2.0, batch, None, None)[:2]
+    assert (float(value), float(weight)) == (4.0, 2.0)

@@ -124,7 +124,7 @@ def _example(leaf: Any) -> Any:
     """A tensor to record with: values do not matter, shapes and dtypes do. Zeros would hide no branch, which torch
     refuses anyway; integers stay valid indices."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
+        return leaf.detach().contiguous()
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         kind = "int64" if jnp.issubdtype(leaf.dtype, jnp.signedinteger) else str(leaf.dtype)
         return torch.zeros(tuple(leaf.shape), dtype=getattr(torch, "bool" if kind == "bool_" else kind))

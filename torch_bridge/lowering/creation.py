@@ -109,9 +109,57 @@ def triu_indices(call, rows, columns, offset=0, *, dtype=None, **placement):
     )
 
 
-@lowering("hann_window.default", "hann_window.periodic")
-def hann_window(call, length, periodic=True, *, dtype=None, **placement):
-    window = np.hanning(length + 1)[:-1] if periodic and length > 1 else np.hanning(length)
+@lowering("range.default", "range.step")
+def range_(call, start, end, step=1, *, dtype=None, **placement):
+    """The end belongs to it."""
+    count = int((end - start) / step) + 1
+    return jnp.asarray(start + np.arange(count) * step, FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("fft_fftfreq.default")
+def fftfreq(call, n, d=1.0, *, dtype=None, **placement):
+    return jnp.asarray(np.fft.fftfreq(n, d), FLOAT if dtype is None else jax_dtype(dtype))
+
+
+@lowering("fft_rfftfreq.default")
+def rfftfreq(call, n, d=1.0, *, dtype=None, **placement):
+    return jnp.asarray(np.fft.rfftfreq(n, d), FLOAT if dtype is None else jax_dtype(dtype))
+
+
+def _window(length: int, periodic: bool, dtype, make):
+    """make: number of points -> a symmetric window. A periodic one is the symmetric one without its last point."""
+    window = make(length + 1)[:-1] if periodic and length > 1 else make(length)
     window = jnp.asarray(window, FLOAT if dtype is None else jax_dtype(dtype))
     assert is_float(window)
     return window
+
+
+@lowering("hann_window.default", "hann_window.periodic")
+def hann_window(call, length, periodic=True, *, dtype=None, **placement):
+    return _window(length, periodic, dtype, np.hanning)
+
+
+@lowering("bartlett_window.default", "bartlett_window.periodic")
+def bartlett_window(call, length, periodic=True, *, dtype=None, **placement):
+    return _window(length, periodic, dtype, np.bartlett)
+
+
+@lowering("blackman_window.default", "blackman_window.periodic")
+def blackman_window(call, length, periodic=True, *, dtype=None, **placement):
+    return _window(length, periodic, dtype, np.blackman)
+
+
+@lowering(
+    "hamming_window.default",
+    "hamming_window.periodic",
+    "hamming_window.periodic_alpha",
+    "hamming_window.periodic_alpha_beta",
+)
+def hamming_window(call, length, periodic=True, alpha=0.54, beta=0.46, *, dtype=None, **placement):
+    cosine = lambda n: alpha - beta * np.cos(2 * np.pi * np.arange(n) / max(n - 1, 1)) if n > 1 else np.ones(n)
+    return _window(length, periodic, dtype, cosine)
+
+
+@lowering("kaiser_window.default", "kaiser_window.periodic", "kaiser_window.beta")
+def kaiser_window(call, length, periodic=True, beta=12.0, *, dtype=None, **placement):
+    return _window(length, periodic, dtype, lambda n: np.kaiser(n, beta))

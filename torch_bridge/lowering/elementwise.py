@@ -65,6 +65,11 @@ _FLOAT = {
     "erf": jax.scipy.special.erf,
     "erfc": jax.scipy.special.erfc,
     "erfinv": jax.scipy.special.erfinv,
+    "i0": jax.scipy.special.i0,
+    "special_i0e": jax.scipy.special.i0e,
+    "special_i1": jax.scipy.special.i1,
+    "special_i1e": jax.scipy.special.i1e,
+    "special_ndtri": jax.scipy.special.ndtri,
     "lgamma": jax.scipy.special.gammaln,
     "digamma": jax.scipy.special.digamma,
     "sigmoid": jax.nn.sigmoid,
@@ -115,7 +120,21 @@ for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "remainder"):
 for _name in ("bitwise_left_shift", "bitwise_right_shift"):
     TABLE[f"aten.{_name}.Tensor_Scalar"] = TABLE.pop(f"aten.{_name}.Scalar")
 
-for _name, _function in {"maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin}.items():
+_PAIRS = {
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "gcd": jnp.gcd,
+    "lcm": jnp.lcm,
+    "nextafter": jnp.nextafter,
+    "igamma": jax.scipy.special.gammainc,
+    "igammac": jax.scipy.special.gammaincc,
+}
+for _name, _function in {"lshift": jnp.left_shift, "rshift": jnp.right_shift}.items():
+    for _overload in ("Tensor", "Scalar"):
+        TABLE[f"aten.__{_name}__.{_overload}"] = _binary(_function)
+for _name, _function in _PAIRS.items():
     TABLE[f"aten.{_name}.default"] = _binary(_function)
 
 for _name, _function in {"and": jnp.logical_and, "or": jnp.logical_or, "xor": jnp.logical_xor}.items():
@@ -389,3 +408,36 @@ def prelu(call, x, weight):
 def glu(call, x, dim=-1):
     value, gate = jnp.split(x, 2, axis=dim)
     return value * jax.nn.sigmoid(gate)
+
+
+@lowering("polygamma.default")
+def polygamma(call, order, x):
+    (x,) = promote_float(x)
+    return jax.scipy.special.polygamma(order, x)
+
+
+@lowering("special_zeta.default")
+def zeta(call, x, q):
+    return jax.scipy.special.zeta(*promote_float(x, q))
+
+
+@lowering("ldexp.Tensor")
+def ldexp(call, x, power):
+    x, power = promote_float(x, power)
+    return x * jnp.exp2(power)
+
+
+@lowering("frexp.Tensor")
+def frexp(call, x):
+    return tuple(jnp.frexp(x))
+
+
+@lowering("special_erfcx.default")
+def erfcx(call, x):
+    """exp(x^2) erfc(x); above 5 by its asymptotic series, where the factors leave float32."""
+    (x,) = promote_float(x)
+    small = jnp.minimum(x, 5)
+    large = jnp.maximum(x, 5)
+    y = 1 / (2 * large * large)
+    series = (1 - y * (1 - 3 * y * (1 - 5 * y * (1 - 7 * y)))) / (large * math.sqrt(math.pi))
+    return jnp.where(x > 5, series, jnp.exp(small * small) * jax.scipy.special.erfc(small))

@@ -39,19 +39,35 @@ ADVICE_DATA = (
     "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "
     "torch.cond (docs/from_torch.md, What cannot be converted)."
 )
-
+ADVICE_FAULT = "Mend the module or its inputs until module(*inputs) runs in torch."
+ADVICE_READY = "Only a torch.nn.Module that can be called as it is can be recorded."
+ADVICE_WRITTEN = (
+    "The optimizer writes parameters: compute with a changed copy (w = self.weight.clamp(0)), with "
+    "torch.nn.utils.parametrize, or write them between steps."
+)
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
-_MACHINERY = ("/torch/", "<eval_with_key>", "torch_bridge/lowering", "/contextlib.py", "<string>")
+_MACHINERY = (
+    "/torch/",
+    "torch_bridge/lowering",
+    "torch_bridge/from_torch.py",
+    "systems/torch_module/torch_loss.py",
+    "systems/torch_module/torch_batch.py",
+    "/contextlib.py",
+    "<string>",
+    "<eval_with_key>",
+)
 
 
-def source_line(stack_trace: str | None) -> str:
-    """`file:line  code` of the innermost frame outside torch itself, or of the innermost one."""
+def source_line(stack_trace: str | None, own: bool = False) -> str:
+    """`file:line  code` of the innermost frame outside torch itself; where there is none, of the innermost one, or ""
+    with `own`."""
     frames = list(_FRAME.finditer(stack_trace or ""))
-    own = [frame for frame in frames if not any(part in frame["file"] for part in _MACHINERY)]
+    outside = [frame for frame in frames if not any(part in frame["file"] for part in _MACHINERY)]
+    frames = outside or ([] if own else frames)
     if not frames:
         return ""
-    frame = (own or frames)[-1]
+    frame = frames[-1]
     return f"{frame['file']}:{frame['line']}  {(frame['code'] or '').strip()}".rstrip()
 
 

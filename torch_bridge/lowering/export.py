@@ -5,6 +5,7 @@ what has one; mutated buffers become outputs.
 """
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -12,11 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._logging.structured import INTERN_TABLE
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from torch_bridge.lowering import own_gradients
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
+    ADVICE_FAULT,
     ADVICE_OPERATORS,
+    ADVICE_READY,
+    ADVICE_WRITTEN,
     Obstacle,
     UnsupportedModel,
     exception_line,
@@ -25,13 +32,25 @@ from torch_bridge.lowering.errors import (
     source_line,
 )
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.recordable import recordable
 
 log = logging.getLogger(__name__)
 
 # Lowered for graphs that hold them already, but views, copies or kernels of torch's own: taken apart where torch can.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"}
 
-HIGHER_ORDER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled", "wrap_with_autocast")
+DATA_DEPENDENT = "a branch or shape depends on the values of a tensor"
+WRITTEN = "the forward pass writes the parameter"
+
+HIGHER_ORDER = (
+    "cond",
+    "while_loop",
+    "scan",
+    "map_impl",
+    "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
+    own_gradients.OWN_GRADIENT,
+)
 
 
 def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgram:
@@ -42,18 +61,31 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
     sizes = pytree.tree_map(_any_size, inputs)
-    with _quiet(), _plain_kernels():
+    unready = list(_unready(module))
+    if unready:
+        raise UnsupportedModel(_name(module), unready, ADVICE_READY)
+    program, error, obstacles = None, None, []
+    with _quiet(), recordable() as plain:
         try:
             program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             _cut_gradients(program.graph_module)
             program = program.run_decompositions(decompositions())
-        except Exception as error:  # anything the module's own code may raise while it is recorded
-            raise UnsupportedModel(_name(module), _obstacles_of(module, inputs, error), ADVICE_DATA) from error
-    obstacles = list(_obstacles(program))
+            own_gradients.enclose(program.graph_module)
+        except Exception as caught:  # anything the module's own code may raise while it is recorded
+            error = caught
+            obstacles = _obstacles_of(module, inputs, error, plain.reads)
+    if error is not None:
+        fault = _own_fault(module, inputs)
+        if fault is not None:
+            what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
+            raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
+        raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
+    obstacles = [*_obstacles(program), *_written_parameters(program)]
     if obstacles:
         data = any("depends on" in obstacle.what for obstacle in obstacles)
         missing = any("no lowering" in obstacle.what for obstacle in obstacles)
-        advice = "\n".join([ADVICE_OPERATORS] * missing + [ADVICE_DATA] * data)
+        written = any(WRITTEN in obstacle.what for obstacle in obstacles)
+        advice = "\n".join([ADVICE_OPERATORS] * missing + [ADVICE_DATA] * data + [ADVICE_WRITTEN] * written)
         raise UnsupportedModel(_name(module), merge(obstacles), advice)
     return program
 
@@ -85,17 +117,6 @@ def _quiet():
             yield
         finally:
             logging.disable(disabled)
-
-
-@contextlib.contextmanager
-def _plain_kernels():
-    """TransformerEncoder's inference kernel is one opaque operator; its layers say the same in many known ones."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def decompositions() -> dict[Any, Callable]:
@@ -140,16 +161,24 @@ def _obstacles(program: torch.export.ExportedProgram):
                 continue
             name = str(node.target)
             if isinstance(node.target, torch._ops.OpOverload):
-                if name not in TABLE:
-                    yield Obstacle(f"{name} has no lowering", source_line(node.stack_trace), module_path(node))
-                elif _data_dependent(node.meta.get("val")):
-                    yield Obstacle(
-                        f"the shape of {name}'s result depends on the values of a tensor",
-                        source_line(node.stack_trace),
-                        module_path(node),
-                    )
+                if _data_dependent(node.meta.get("val")):
+                    what = f"the shape of {name}'s result depends on the values of a tensor"
+                elif name not in TABLE and name not in HIGHER_ORDER:
+                    what = f"{name} has no lowering"
+                else:
+                    continue
+                yield Obstacle(what, source_line(node.stack_trace), module_path(node))
             elif isinstance(node.target, torch._ops.HigherOrderOperator) and name not in HIGHER_ORDER:
                 yield Obstacle(f"{name} has no lowering", source_line(node.stack_trace), module_path(node))
+
+
+def _written_parameters(program: torch.export.ExportedProgram):
+    """An optimizer holds the parameters; a forward pass that writes them too has no place in a functional step."""
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind == OutputKind.PARAMETER_MUTATION:
+            name = spec.target.removeprefix("wrapped_module.")
+            yield Obstacle(f"{WRITTEN} {name}", source_line(node.stack_trace), module_path(node))
 
 
 def _data_dependent(value: Any) -> bool:
@@ -159,16 +188,24 @@ def _data_dependent(value: Any) -> bool:
     return any(torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(size) for size in sizes)
 
 
-def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
-    """Every reason that torch's draft export finds, or at least the one that stopped the export."""
+def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Obstacle]:
+    """Every reason that torch's draft export finds, or at least the one that stopped the export. reads: filled with the
+    lines at which Python asked for a number; torch's report forgets some of them."""
     first = Obstacle(_reason(error), exception_line(error))
+    reads.clear()
     try:
         draft = torch.export.draft_export(module, inputs, strict=False)
         report = draft._report
-        found = [
-            Obstacle(_failure(failure), _failure_line(failure, report.str_to_filename) or first.where)
-            for failure in report.failures
-        ]
+        found = []
+        files = {number: name for name, number in INTERN_TABLE.items()} | report.str_to_filename
+        for failure in report.failures:
+            line = _failure_line(failure, files)
+            if not line:
+                known = {obstacle.where for obstacle in found}
+                line = next((read for read in reads if read not in known), first.where)
+            found.append(Obstacle(_failure(failure), line))
+        known = {obstacle.where for obstacle in found}
+        found += [Obstacle(DATA_DEPENDENT, read) for read in dict.fromkeys(reads) if read not in known]
         _cut_gradients(draft.graph_module)
         found += _obstacles(draft.run_decompositions(decompositions()))
     except Exception:
@@ -176,24 +213,53 @@ def _obstacles_of(module, inputs, error: Exception) -> list[Obstacle]:
     return merge([obstacle for obstacle in found if obstacle.what]) or [first]
 
 
+def _unready(module: torch.nn.Module):
+    """What cannot be recorded whatever its code says."""
+    for name, inner in module.named_modules():
+        name = name.removeprefix("wrapped_module").removeprefix(".")
+        if isinstance(inner, torch.jit.ScriptModule):
+            yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)
+            return
+        if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
+            kind = type(inner).__name__
+            yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
+
+
+def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
+    """What the module itself raises when torch calls it, a copy of it; None where it runs."""
+    try:
+        copied = copy.deepcopy(module)
+    except Exception:  # what cannot be copied is not called: a call may change it
+        return None
+    try:
+        with torch.no_grad():
+            copied(*inputs)
+    except Exception as error:
+        return error
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")[:300]
+
+
 def _reason(error: Exception) -> str:
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"it cannot be recorded: {type(error).__name__}: {text[:300]}"
+    return f"it cannot be recorded: {type(error).__name__}: {_first_line(error)}"
 
 
 def _failure(failure) -> str:
     if failure.failure_type.name == "DATA_DEPENDENT_ERROR":
-        return f"a branch or shape depends on the values of a tensor ({failure.data.get('expr')})"
+        return f"{DATA_DEPENDENT} ({failure.data.get('expr')})"
     if failure.failure_type.name == "MISSING_FAKE_KERNEL":
         return f"{failure.data.get('op')} does not say the shape of its result (torch.library.register_fake)"
     return ""
 
 
 def _failure_line(failure, files: dict[int, str]) -> str:
-    """A report keeps file names as numbers."""
+    """The line of the user's own code, "" where the report has none. It keeps file names as numbers."""
     frames = [
         f'File "{files[frame["filename"]]}", line {frame["line"]}, in {frame["name"]}\n    {frame.get("loc") or ""}'
         for frame in failure.data.get("user_stack") or failure.data.get("stack") or ()
         if frame["filename"] in files
     ]
-    return source_line("\n".join(frames))
+    return source_line("\n".join(frames), own=True)

@@ -7,15 +7,6 @@ from torch_bridge.lowering.dtypes import cast, result_type
 from torch_bridge.lowering.table import lowering
 
 
-@lowering("embedding.default")
-def embedding(call, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    """The row `padding_idx` gets no gradient."""
-    rows = jnp.take(weight, indices, axis=0, mode="clip")
-    if padding_idx < 0:
-        return rows
-    return jnp.where((indices == padding_idx)[..., None], jax.lax.stop_gradient(rows), rows)
-
-
 @lowering("index_select.default")
 def index_select(call, x, dim, index):
     return jnp.take(x, index, axis=dim, mode="clip") if x.ndim else x
@@ -121,6 +112,26 @@ def scatter_reduce(call, x, dim, index, source, reduce, *, include_self=True):
     return jnp.where(touched, mean.astype(x.dtype), x)
 
 
+@lowering("index_reduce.default")
+def index_reduce(call, x, dim, index, source, reduce, *, include_self=True):
+    dim %= x.ndim
+    wide = jnp.broadcast_to(index.reshape([-1 if axis == dim else 1 for axis in range(x.ndim)]), source.shape)
+    return scatter_reduce(call, x, dim, wide, source, reduce, include_self=include_self)
+
+
+@lowering("put.default")
+def put(call, x, index, source, accumulate=False):
+    target = x.reshape(-1).at[index.reshape(-1)]
+    source = cast(source, x.dtype).reshape(-1)
+    return (target.add(source) if accumulate else target.set(source)).reshape(x.shape)
+
+
+@lowering("repeat_interleave.Tensor")
+def repeat_interleave(call, repeats, *, output_size=None):
+    """Positions, each as often as `repeats` says; the sum of repeats is a number known beforehand."""
+    return jnp.repeat(jnp.arange(repeats.shape[0], dtype=jnp.int32), repeats, total_repeat_length=output_size)
+
+
 @lowering("masked_scatter.default")
 def masked_scatter(call, x, mask, source):
     """The n-th True of the mask takes the n-th element of the source."""
@@ -173,7 +184,7 @@ def kthvalue(call, x, k, dim=-1, keepdim=False):
     return (values, order) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(order, dim))
 
 
-@lowering("searchsorted.Tensor")
+@lowering("searchsorted.Tensor", "searchsorted.Scalar")
 def searchsorted(call, sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
     side = "right" if right or side == "right" else "left"
     values = cast(values, result_type(sorted_sequence, values))
@@ -185,6 +196,6 @@ def searchsorted(call, sorted_sequence, values, *, out_int32=False, right=False,
     return search(sorted_sequence, values).astype(jnp.int32)
 
 
-@lowering("bucketize.Tensor")
+@lowering("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(call, x, boundaries, *, out_int32=False, right=False):
     return jnp.searchsorted(boundaries, x, side="right" if right else "left").astype(jnp.int32)

@@ -15,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.own_gradients import OWN_GRADIENT
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
@@ -66,14 +67,19 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
     signature = program.graph_signature
     changed = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
     own = lambda target: target is not None and target.startswith(prefix)
+    parameters = {_place(program.state_dict[name]): name for name in signature.parameters if own(name)}
     placeholders, inputs, constants = [], [], {}
     for spec in signature.input_specs:
         name = spec.arg.name
         stateful = spec.kind == InputKind.PARAMETER or (
             spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
         )
-        stateful = stateful and own(spec.target)
-        placeholders.append((name, spec.target.removeprefix(prefix) if stateful else None))
+        target = spec.target
+        if spec.kind == InputKind.CONSTANT_TENSOR:  # a parameter met outside its module's registry is itself
+            target = parameters.get(_place(program.constants[target]), target)
+            stateful = target != spec.target
+        stateful = stateful and own(target)
+        placeholders.append((name, target.removeprefix(prefix) if stateful else None))
         if spec.kind == InputKind.USER_INPUT:
             inputs.append(name)
             if isinstance(spec.arg, ConstantArgument):
@@ -92,6 +98,11 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
         structure=Structure.of(program.call_spec.out_spec),
         sizes=Sizes.of(program, inputs),
     )
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    """Two tensors with the same place are the same numbers in memory."""
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
 def _tensor_of(program, target: str) -> torch.Tensor:
@@ -193,6 +204,8 @@ def _attribute(graph_module, target: str) -> Any:
 
 def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call: Call) -> Any:
     target: Any = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator) or str(target) == OWN_GRADIENT:
+        return _HIGHER_ORDER[str(target)](call, *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
         lower = TABLE[str(target)]
         try:
@@ -200,8 +213,6 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
         except Exception as error:
             error.add_note(f"while running {node.name} = {target} at\n{node.stack_trace or 'an unknown line'}")
             raise
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return _HIGHER_ORDER[str(target)](call, *args, **kwargs)
     return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple
 
 
@@ -244,6 +255,22 @@ def _without_gradient(call, enabled, body, *arguments):
     return results if enabled else jax.lax.stop_gradient(results)
 
 
+def _own_gradient(call, ys, xs, residuals, backward):
+    """A torch.autograd.Function: the values of its forward, the gradients of its own backward."""
+    arrays = [index for index, value in enumerate(residuals) if _is_array(value)]
+
+    @jax.custom_vjp
+    def function(ys, xs, kept):
+        return ys
+
+    def pull(kept, cotangents):
+        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))  # the others are sizes
+        return None, _run(backward, [*cotangents, *given.values()], call), None
+
+    function.defvjp(lambda ys, xs, kept: (ys, kept), pull)
+    return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
+
+
 def _autocast(call, device, dtype, enabled, cache, body, *arguments):
     """The casts that autocast makes are operators of the body; precision follows the policy here."""
     return _branch(body, call)(*arguments)
@@ -256,4 +283,5 @@ _HIGHER_ORDER = {
     "map_impl": _map,
     "wrap_with_set_grad_enabled": _without_gradient,
     "wrap_with_autocast": _autocast,
+    OWN_GRADIENT: _own_gradient,
 }

@@ -66,6 +66,21 @@ def soft_margin_loss(call, x, target, reduction=1):
     return _reduce(jax.nn.softplus(-target * x), reduction)
 
 
+@lowering("multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(call, x, target, reduction=1):
+    """target: classes of each row, up to the first -1. The loss, and which classes are targets."""
+    lonely = x.ndim < 2
+    rows, classes = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    listed = jnp.cumsum(classes == -1, axis=-1) == 0
+    safe = jnp.where(listed, classes, 0)
+    is_target = jnp.any(jax.nn.one_hot(safe, rows.shape[1], dtype=bool) & listed[..., None], axis=1)
+    margins = jnp.maximum(1 - jnp.take_along_axis(rows, safe, axis=1)[:, :, None] + rows[:, None], 0)
+    counted = listed[:, :, None] & ~is_target[:, None]
+    values = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
+    values = values[0] if lonely else values
+    return _reduce(values, reduction), is_target.astype(x.dtype).reshape(target.shape)
+
+
 def _class_axis(x) -> int:
     return 1 if x.ndim > 1 else 0
 

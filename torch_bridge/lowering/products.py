@@ -141,6 +141,11 @@ def slogdet(call, x):
     return sign, logarithm, x, jnp.zeros(x.shape[:-1], jnp.int32)
 
 
+@lowering("linalg_solve.default")
+def linalg_solve(call, a, b, *, left=True):
+    return solve(call, a, b, left=left)[0]
+
+
 @lowering("_linalg_solve_ex.default")
 def solve(call, a, b, *, left=True, check_errors=False):
     if not left:
@@ -178,3 +183,13 @@ def fft_c2r(call, x, dim, normalization, last_dim_size):
     sizes = [x.shape[d] for d in dim[:-1]] + [last_dim_size]
     scale = (1.0, 1 / math.sqrt(math.prod(sizes)), 1 / math.prod(sizes))[normalization]
     return jnp.fft.irfftn(x, s=sizes, axes=dim, norm="forward") * scale
+
+
+@lowering("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_mm(call, x, weight, offs=None, bias=None, out_dtype=None):
+    """Rows of x [row, inner], in order of their group, times the matrix of the group, weight [group, inner, outer];
+    offs: where each group ends. Rows past the last end give 0."""
+    if x.ndim != 2 or weight.ndim != 3:
+        raise NotImplementedError(f"_grouped_mm of {x.ndim} and {weight.ndim} axes")
+    x, weight = match_products(x, weight)
+    return jax.lax.ragged_dot(x, weight, jnp.diff(offs, prepend=0))

@@ -53,7 +53,7 @@ def rand(call, size, *, dtype=None, **placement):
     return jax.random.uniform(call.key(), tuple(size), _dtype(dtype))
 
 
-@lowering("rand_like.default")
+@lowering("rand_like.default", "rand_like.generator")
 def rand_like(call, x, *, dtype=None, **placement):
     return jax.random.uniform(call.key(), x.shape, _dtype(dtype, x))
 
@@ -63,17 +63,17 @@ def randn(call, size, *, dtype=None, **placement):
     return jax.random.normal(call.key(), tuple(size), _dtype(dtype))
 
 
-@lowering("randn_like.default")
+@lowering("randn_like.default", "randn_like.generator")
 def randn_like(call, x, *, dtype=None, **placement):
     return jax.random.normal(call.key(), x.shape, _dtype(dtype, x))
 
 
-@lowering("randint.default")
+@lowering("randint.default", "randint.generator")
 def randint(call, high, size, **options):
     return randint_low(call, 0, high, size, **options)
 
 
-@lowering("randint.low")
+@lowering("randint.low", "randint.low_generator")
 def randint_low(call, low, high, size, *, dtype=None, **placement):
     return jax.random.randint(call.key(), tuple(size), low, high).astype(jnp.int32 if dtype is None else _dtype(dtype))
 
@@ -84,7 +84,7 @@ def randint_like(call, x, *bounds, dtype=None, **placement):
     return jax.random.randint(call.key(), x.shape, low, high).astype(_dtype(dtype, x))
 
 
-@lowering("randperm.default")
+@lowering("randperm.default", "randperm.generator")
 def randperm(call, n, *, dtype=None, **placement):
     return jax.random.permutation(call.key(), n).astype(jnp.int32 if dtype is None else _dtype(dtype))
 
@@ -104,6 +104,56 @@ def normal(call, mean, std=1.0, *, generator=None):
     like = mean if hasattr(mean, "shape") else std
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     return jax.random.normal(call.key(), shape, like.dtype) * std + mean
+
+
+@lowering("normal.float_float")
+def normal_numbers(call, mean, std, size, *, dtype=None, **placement):
+    return jax.random.normal(call.key(), tuple(size), _dtype(dtype)) * std + mean
+
+
+@lowering("log_normal.default")
+def log_normal(call, x, mean=1.0, std=2.0, *, generator=None):
+    return jnp.exp(jax.random.normal(call.key(), x.shape, x.dtype) * std + mean)
+
+
+@lowering("cauchy.default")
+def cauchy(call, x, median=0.0, sigma=1.0, *, generator=None):
+    return jax.random.cauchy(call.key(), x.shape, x.dtype) * sigma + median
+
+
+@lowering("geometric.default")
+def geometric(call, x, p, *, generator=None):
+    return jax.random.geometric(call.key(), p, x.shape).astype(x.dtype)
+
+
+@lowering("random.from")
+def random_from(call, x, low, high, *, generator=None):
+    return jax.random.randint(call.key(), x.shape, low, high).astype(x.dtype)
+
+
+@lowering("random.to")
+def random_to(call, x, high, *, generator=None):
+    return random_from(call, x, 0, high)
+
+
+@lowering("poisson.default")
+def poisson(call, rate, generator=None):
+    return jax.random.poisson(call.key(), rate).astype(rate.dtype)
+
+
+@lowering("binomial.default")
+def binomial(call, count, prob, generator=None):
+    return jax.random.binomial(call.key(), count, prob).astype(count.dtype)
+
+
+@lowering("_standard_gamma.default")
+def standard_gamma(call, shape, generator=None):
+    return jax.random.gamma(call.key(), shape)
+
+
+@lowering("_sample_dirichlet.default")
+def sample_dirichlet(call, concentration, generator=None):
+    return jax.random.dirichlet(call.key(), concentration)
 
 
 @lowering("exponential.default")

@@ -50,9 +50,10 @@ def _layers(params, has_biases: bool, projected: bool) -> list[dict]:
     ]
 
 
-def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, real=None):
     """x: [time, batch, width], [batch, time, width] where batch_first, or [time, width]; states: each [layer *
-    direction, batch, width]. Gives the outputs and the last states."""
+    direction, batch, width]. Gives the outputs and the last states. real: bool [time, batch]; elsewhere the state
+    stays and the output is 0."""
     lonely = x.ndim == 2
     if lonely:
         x, states = x[:, None], [state[:, None] for state in states]
@@ -71,8 +72,9 @@ def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, 
             weights = layers[which]
             projected = _project(x, weights["ih"], weights.get("bias_ih"))
             start = tuple(state[which].astype(projected.dtype) for state in states)
-            step = lambda carry, row, weights=weights: cell(carry, row, weights)
-            end, output = jax.lax.scan(step, start, projected, reverse=direction == 1)
+            step = _step(cell, weights, real is not None)
+            rows = projected if real is None else (projected, real)
+            end, output = jax.lax.scan(step, start, rows, reverse=direction == 1)
             outputs.append(output)
             last.append(end)
         x = jnp.concatenate(outputs, axis=-1) if directions == 2 else outputs[0]
@@ -82,24 +84,52 @@ def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, 
     return (jnp.swapaxes(x, 0, 1) if batch_first else x, *finals)
 
 
+def _step(cell, weights, packed: bool):
+    if not packed:
+        return lambda state, row: cell(state, row, weights)
+
+    def step(state, row):
+        projected, real = row
+        moved, output = cell(state, projected, weights)
+        keep = real[:, None]
+        return tuple(jnp.where(keep, new, old) for new, old in zip(moved, state, strict=True)), output * keep
+
+    return step
+
+
+_CELLS = {
+    "LSTM": _lstm_cell,
+    "GRU": _gru_cell,
+    "RNN_TANH": _plain_cell(jnp.tanh),
+    "RNN_RELU": _plain_cell(jax.nn.relu),
+}
+
+
+@lowering("torch_bridge.packed_rnn.default")
+def packed_rnn(call, kind, x, batch_sizes, states, params, *options):
+    """A recurrent layer over padded sequences in order of length; batch_sizes: int [time], how many go on."""
+    real = jnp.arange(x.shape[1]) < batch_sizes[:, None]
+    return _run(call, _CELLS[kind], x, states, params, *options, False, real)
+
+
 @lowering("lstm.input")
 def lstm(call, x, hx, params, *options):
-    return _run(call, _lstm_cell, x, hx, params, *options)
+    return _run(call, _CELLS["LSTM"], x, hx, params, *options)
 
 
 @lowering("gru.input")
 def gru(call, x, hx, params, *options):
-    return _run(call, _gru_cell, x, [hx], params, *options)
+    return _run(call, _CELLS["GRU"], x, [hx], params, *options)
 
 
 @lowering("rnn_tanh.input")
 def rnn_tanh(call, x, hx, params, *options):
-    return _run(call, _plain_cell(jnp.tanh), x, [hx], params, *options)
+    return _run(call, _CELLS["RNN_TANH"], x, [hx], params, *options)
 
 
 @lowering("rnn_relu.input")
 def rnn_relu(call, x, hx, params, *options):
-    return _run(call, _plain_cell(jax.nn.relu), x, [hx], params, *options)
+    return _run(call, _CELLS["RNN_RELU"], x, [hx], params, *options)
 
 
 @lowering("lstm_cell.default")

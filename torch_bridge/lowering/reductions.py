@@ -277,3 +277,30 @@ def equal(call, x, y):
 def isclose(call, x, y, rtol=1e-5, atol=1e-8, equal_nan=False):
 
     return jnp.isclose(x, y, rtol, atol, equal_nan)
+
+
+@lowering("histc.default")
+def histc(call, x, bins=100, min=0, max=0):
+    """Counts in equal bins; the last one holds its upper end. Without limits those of the data."""
+    low, high = (jnp.min(x), jnp.max(x)) if min == max else (min, max)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    x = x.reshape(-1)
+    place = jnp.clip(((x - low) / (high - low) * bins).astype(jnp.int32), 0, bins - 1)
+    return jnp.zeros(bins, x.dtype).at[place].add(((x >= low) & (x <= high)).astype(x.dtype))
+
+
+@lowering("mode.default")
+def mode(call, x, dim=-1, keepdim=False):
+    """The most frequent value, the smallest of several, and its last position."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    moved = jnp.moveaxis(x, dim, -1)
+    count = jnp.sum(moved[..., :, None] == moved[..., None, :], axis=-1)
+    best = jnp.where(count == count.max(-1, keepdims=True), moved, jnp.asarray(jnp.inf, jnp.float32)).min(-1)
+    same = moved == best[..., None].astype(moved.dtype)
+    last = moved.shape[-1] - 1 - jnp.argmax(same[..., ::-1], axis=-1)
+    values = jnp.take_along_axis(moved, last[..., None], axis=-1)
+    where = last[..., None].astype(jnp.int32)
+    values, where = jnp.moveaxis(values, -1, dim), jnp.moveaxis(where, -1, dim)
+    return (values, where) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(where, dim))

@@ -120,3 +120,38 @@ def _sym(draw):
 @case("sym_numel.default", "sym_storage_offset.default")
 def _sym_number(draw):
     return Case((draw.any(draw.shape()),))
+
+
+@case("range.default")
+def _range(draw):
+    return Case((draw.one(0, 0.5, -2), 3))
+
+
+@case("range.step")
+def _range_step(draw):
+    return Case((draw.one(0, 0.5, -2), 3, draw.one(1, 0.5)))
+
+
+@case("fft_fftfreq.default", "fft_rfftfreq.default")
+def _frequencies(draw):
+    return Case((draw.int(1, 7), draw.one(1.0, 0.5)))
+
+
+@case("bartlett_window.default", "blackman_window.default", "hamming_window.default", "kaiser_window.default")
+def _window(draw):
+    return Case((draw.int(1, 8),), {}, scale=4)
+
+
+@case("bartlett_window.periodic", "blackman_window.periodic", "hamming_window.periodic", "kaiser_window.periodic")
+def _periodic_window(draw):
+    return Case((draw.int(1, 8), draw.flag()), scale=4)
+
+
+@case("hamming_window.periodic_alpha", "kaiser_window.beta")
+def _window_of_a_number(draw):
+    return Case((draw.int(1, 8), draw.flag(), draw.one(0.6, 3.0)), scale=4)
+
+
+@case("hamming_window.periodic_alpha_beta")
+def _window_of_two_numbers(draw):
+    return Case((draw.int(1, 8), draw.flag(), 0.6, 0.3), scale=4)

@@ -469,3 +469,64 @@ def _glu(draw):
     dim = draw.dim(len(shape))
     shape = tuple(2 * size if axis == dim % len(shape) else size for axis, size in enumerate(shape))
     return Case((draw.floats(shape), dim))
+
+
+@case("gcd.default", "lcm.default")
+def _divisors(draw):
+    a, b = draw.pair()
+    return Case((draw.ints(a, -12, 12), draw.ints(b, -12, 12)))
+
+
+@case("nextafter.default")
+def _nextafter(draw):
+    a, b = draw.pair()
+    return Case((draw.floats(a), draw.floats(b)), gradient=False)
+
+
+@case("igamma.default", "igammac.default")
+def _igamma(draw):
+    a, b = draw.pair()
+    return Case((draw.floats(a, 0.3, 3), draw.floats(b, 0.1, 4)), gradient=False)
+
+
+@case("polygamma.default")
+def _polygamma(draw):
+    return Case((draw.int(0, 3), draw.floats(draw.shape(), 0.5, 3)), scale=20)
+
+
+@case("special_zeta.default")
+def _zeta(draw):
+    a, b = draw.pair()
+    return Case((draw.floats(a, 1.5, 4), draw.floats(b, 0.5, 3)), gradient=False, scale=4)
+
+
+@case("ldexp.Tensor")
+def _ldexp(draw):
+    a, b = draw.pair()
+    return Case((draw.floats(a), draw.ints(b)), gradient=False)
+
+
+@case("frexp.Tensor")
+def _frexp(draw):
+    return Case((draw.floats(draw.shape(), -4, 4),), gradient=False)
+
+
+@case("i0.default", "special_i0e.default", "special_i1.default", "special_i1e.default", "special_ndtri.default")
+def _special(draw):
+    return Case((draw.floats(draw.shape(), 0.1, 0.9),), scale=4)
+
+
+@case("__lshift__.Tensor", "__rshift__.Tensor")
+def _shift(draw):
+    a, b = draw.pair()
+    return Case((draw.ints(a, 0, 9), draw.ints(b, 0, 4)))
+
+
+@case("__lshift__.Scalar", "__rshift__.Scalar")
+def _shift_by(draw):
+    return Case((draw.ints(draw.shape(), 0, 9), draw.int(0, 4)))
+
+
+@case("special_erfcx.default")
+def _erfcx(draw):
+    return Case((draw.floats(draw.shape(), -2, 12),), gradient=False, scale=4)

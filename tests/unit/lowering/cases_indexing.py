@@ -1,5 +1,7 @@
 """Arguments for the operators of indexing.py."""
 
+import dataclasses
+
 import torch
 
 from tests.unit.lowering.compare import Case, Draw
@@ -19,7 +21,31 @@ def case(*names):
 @case("embedding.default")
 def _embedding(draw):
     rows = draw.int(1, 5)
-    return Case((draw.floats((rows, draw.int(1, 3))), draw.ints(draw.shape(), 0, rows - 1), draw.int(-1, rows - 1)))
+    indices = draw.ints(draw.shape(), 0, rows - 1)
+    return Case((draw.floats((rows, draw.int(1, 3))), indices, draw.int(-1, rows - 1), draw.flag()))
+
+
+@case("_embedding_bag.default")
+def _embedding_bag(draw):
+    rows, n, mode = draw.int(2, 5), draw.int(1, 7), draw.int(0, 2)
+    offsets = torch.tensor([0, *sorted(draw.int(0, n) for _ in range(draw.int(0, 3)))])
+    last = draw.flag()
+    offsets = torch.cat([offsets, torch.tensor([n])]) if last else offsets
+    weights = draw.floats((n,)) if mode == 0 and draw.flag() else None
+    padding = draw.one(-1, 1)
+    table = draw.floats((rows, 3))
+    return Case((table, draw.ints((n,), 0, rows - 1), offsets, False, mode, False, weights, last, padding), outputs=1)
+
+
+CASES["aten._embedding_bag_forward_only.default"] = lambda draw: dataclasses.replace(
+    _embedding_bag(draw), gradient=False
+)
+
+
+@case("embedding_renorm.default")
+def _embedding_renorm(draw):
+    indices = draw.ints(draw.shape(1, 2), 0, 4)
+    return Case((draw.floats((5, 3)), indices, 1.0, draw.one(1.0, 2.0)), gradient=False)
 
 
 def _axis(draw: Draw, x):
@@ -232,3 +258,36 @@ def _searchsorted(draw):
 def _bucketize(draw):
     edges = draw.ints((draw.int(1, 5),)).float().sort().values
     return Case((draw.ints(draw.shape()).float(), edges), {"right": draw.flag()}, gradient=False)
+
+
+@case("index_reduce.default")
+def _index_reduce(draw):
+    x = draw.floats(draw.shape(1, smallest=1))
+    dim, size = _axis(draw, x)
+    index = draw.ints((draw.int(1, 4),), 0, size - 1)
+    shape = list(x.shape)
+    shape[dim] = len(index)
+    how = draw.one("prod", "mean", "amax", "amin")
+    return Case((x, dim, index, draw.floats(shape), how), {"include_self": draw.flag()}, gradient=False)
+
+
+@case("put.default")
+def _put(draw):
+    x, index = draw.floats((3, 4)), torch.from_numpy(draw.rng.permutation(12)[:4])
+    return Case((x, index, draw.floats((4,)), draw.flag()))
+
+
+@case("repeat_interleave.Tensor")
+def _repeat_interleave(draw):
+    repeats = draw.ints((draw.int(1, 4),), 0, 3)
+    return Case((repeats,), {"output_size": int(repeats.sum())})
+
+
+@case("searchsorted.Scalar")
+def _searchsorted_scalar(draw):
+    return Case((draw.floats((5,)).sort()[0], draw.number()), {"right": draw.flag()})
+
+
+@case("bucketize.Scalar")
+def _bucketize_scalar(draw):
+    return Case((draw.number(), draw.floats((5,)).sort()[0]), {"right": draw.flag()})

@@ -177,7 +177,7 @@ def _slogdet(draw):
     return Case((_regular(draw, _size(draw)),), outputs=2, scale=10)
 
 
-@case("_linalg_solve_ex.default")
+@case("_linalg_solve_ex.default", "linalg_solve.default")
 def _solve(draw):
     a = _regular(draw, 3)
     b = draw.floats((*a.shape[:-1],)) if draw.flag() else draw.floats((*a.shape[:-2], 3, 2))
@@ -341,3 +341,89 @@ def _cell(states: int, gates: int):
 CASES["aten.lstm_cell.default"] = _cell(2, 4)
 CASES["aten.gru_cell.default"] = _cell(1, 3)
 CASES["aten.rnn_tanh_cell.default"] = CASES["aten.rnn_relu_cell.default"] = _cell(1, 1)
+
+
+@case("linalg_matrix_exp.default")
+def _matrix_exp(draw):
+    return Case((_regular(draw, _size(draw)) - 1,), scale=10)
+
+
+@case("linalg_qr.default")
+def _qr(draw):
+    if draw.flag():
+        return Case((_regular(draw, 3), draw.one("reduced", "complete")), scale=20)
+    return Case((draw.floats((4, 2)), draw.one("reduced", "r")), gradient=False, scale=10)
+
+
+@case("_linalg_svd.default")
+def _svd(draw):
+    x = _regular(draw, 3) * torch.tensor([1.0, 2, 4])
+    if draw.flag():
+        return Case((x, False, False), scale=10, gradient=False)
+    return Case((x[..., :2], draw.flag(), True), scale=20, gradient=False)
+
+
+@case("_linalg_eigh.default")
+def _eigh(draw):
+    return Case((_regular(draw, 3) * torch.tensor([1.0, 2, 4]), draw.one("L", "U")), outputs=1, scale=10)
+
+
+@case("linalg_householder_product.default")
+def _householder_product(draw):
+    columns = draw.int(1, 3)
+    shape = draw.shape(0, 1, smallest=1, largest=2)
+    return Case((draw.floats((*shape, 4, columns)), draw.floats((*shape, draw.int(1, columns)))), scale=10)
+
+
+@case("linalg_pinv.atol_rtol_tensor")
+def _pinv(draw):
+    limits = {} if draw.flag() else {"rtol": torch.tensor(0.4)}
+    return Case((draw.floats((*draw.shape(0, 1, smallest=1, largest=2), 4, 2)),), limits, gradient=False, scale=40)
+
+
+@case("cholesky.default")
+def _old_cholesky(draw):
+    x = _regular(draw, _size(draw))
+    return Case((x @ x.mT, draw.flag()), scale=10, gradient=False)
+
+
+def _factor(draw):
+    x = _regular(draw, 3)
+    upper = draw.flag()
+    return (x.triu() if upper else x.tril()), upper
+
+
+@case("cholesky_solve.default", "_cholesky_solve_helper.default")
+def _cholesky_solve(draw):
+    factor, upper = _factor(draw)
+    return Case((draw.floats((*factor.shape[:-2], 3, 2)), factor, upper), scale=10, gradient=False)
+
+
+@case("cholesky_inverse.default")
+def _cholesky_inverse(draw):
+    return Case(_factor(draw), scale=10, gradient=False)
+
+
+@case("triangular_solve.default")
+def _triangular_solve(draw):
+    a, upper = _factor(draw)
+    return Case((draw.floats((*a.shape[:-2], 3, 2)), a, upper, draw.flag(), draw.flag()), scale=10, gradient=False)
+
+
+@case("_grouped_mm.default")
+def _grouped_mm(draw):
+    ends = torch.tensor([8, 8, 24, 32], dtype=torch.int32)
+    x, weight = draw.floats((32, 16), dtype=torch.bfloat16), draw.floats((4, 16, 24), dtype=torch.bfloat16)
+    return Case((x, weight, ends), gradient=False, scale=2)
+
+
+@case("linalg_cholesky.default")
+def _linalg_cholesky(draw):
+    x = _regular(draw, _size(draw))
+    return Case((x @ x.mT,), {"upper": draw.flag()}, scale=10, gradient=False)
+
+
+@case("linalg_eigh.default", "linalg_eigvalsh.default")
+def _linalg_eigh(draw):
+    x = _regular(draw, 3) * torch.tensor([1.0, 2, 4])
+    return Case((x, draw.one("L", "U")), outputs=1, scale=10)

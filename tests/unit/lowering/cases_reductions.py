@@ -233,3 +233,15 @@ def _equal(draw):
 def _isclose(draw):
     x = draw.floats(draw.shape())
     return Case((x, x + draw.one(0, 1e-9, 1.0)), gradient=False)
+
+
+@case("histc.default")
+def _histc(draw):
+    limits = draw.one((0, 0), (-1, 1.5))
+    return Case((draw.floats(draw.shape(1, smallest=1)), draw.int(1, 6), *limits), gradient=False)
+
+
+@case("mode.default")
+def _mode(draw):
+    x = draw.floats(draw.shape(1, smallest=1)).round() if draw.flag() else draw.ints(draw.shape(1, smallest=1), 0, 2)
+    return Case((x, draw.dim(x.dim()), draw.flag()), outputs=1)

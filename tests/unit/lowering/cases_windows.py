@@ -192,3 +192,24 @@ def _ctc_tensor(draw):
     lengths = torch.tensor([steps, draw.int(5, steps)]), torch.tensor(sizes)
     targets = draw.ints((sum(sizes),), 1, 3) if draw.flag() else draw.ints((2, labels), 1, 3)
     return Case((log_p, targets, *lengths, 0, draw.int(0, 2), draw.flag()), scale=4, gradient=False)
+
+
+def _grid_sampler(rank):
+    def build(draw):
+        x = draw.floats((2, 2, *(draw.int(1, 5) for _ in range(rank))))
+        grid = draw.floats((2, *(draw.int(1, 3) for _ in range(rank)), rank), -1.4, 1.4)
+        return Case((x, grid, draw.int(0, 2 if rank == 2 else 1), draw.int(0, 2), draw.flag()), scale=8)
+
+    return build
+
+
+CASES["aten.grid_sampler_2d.default"] = _grid_sampler(2)
+CASES["aten.grid_sampler_3d.default"] = _grid_sampler(3)
+
+
+@case("multilabel_margin_loss_forward.default")
+def _multilabel_margin_loss(draw):
+    classes, rows = draw.int(2, 5), draw.one((), (3,))
+    order = torch.from_numpy(draw.rng.random((*rows, classes))).argsort(-1)
+    target = torch.where(torch.arange(classes) < draw.int(0, classes), order, -1)
+    return Case((draw.floats((*rows, classes)), target, draw.int(0, 2)))

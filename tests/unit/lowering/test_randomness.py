@@ -1,5 +1,7 @@
 """Sampling operators have torch's distributions, dtypes and shapes, and take a fresh key each."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,20 @@ SAMPLES = {  # operator: (arguments, mean, standard deviation)
     "randint_like.default": ((LIKE, 4), 1.5, 1.25**0.5),
     "randint_like.low_dtype": ((LIKE, 2, 6), 3.5, 1.25**0.5),
     "randperm.default": ((N,), (N - 1) / 2, N / 12**0.5),
+    "rand_like.generator": ((LIKE,), 0.5, 12**-0.5),
+    "randn_like.generator": ((LIKE,), 0, 1),
+    "randint.generator": ((4, [N]), 1.5, 1.25**0.5),
+    "randint.low_generator": ((2, 6, [N]), 3.5, 1.25**0.5),
+    "randperm.generator": ((N,), (N - 1) / 2, N / 12**0.5),
+    "random.from": ((LIKE, 2, 6), 3.5, 1.25**0.5),
+    "random.to": ((LIKE, 4), 1.5, 1.25**0.5),
+    "normal.float_float": ((2, 3, [N]), 2, 3),
+    "log_normal.default": ((LIKE, 0.0, 0.25), math.exp(0.03125), math.exp(0.03125) * math.expm1(0.0625) ** 0.5),
+    "geometric.default": ((LIKE, 0.25), 4, 12**0.5),
+    "poisson.default": ((LIKE + 3,), 3, 3**0.5),
+    "binomial.default": ((LIKE + 8, THIRD), 8 / 3, 4 / 3),
+    "_standard_gamma.default": ((LIKE + 3,), 3, 3**0.5),
+    "_sample_dirichlet.default": ((jnp.ones((N, 2)),), 0.5, 12**-0.5),
     "uniform.default": ((LIKE, -1, 3), 1, 4 / 12**0.5),
     "normal_functional.default": ((LIKE, 2, 3), 2, 3),
     "normal.Tensor_float": ((LIKE + 2, 3), 2, 3),
@@ -59,6 +75,11 @@ def test_mean_and_deviation_within_three_percent(name):
 def test_the_key_decides(name):
     np.testing.assert_array_equal(_draw(name, 1), _draw(name, 1))
     assert (_draw(name, 1) != _draw(name, 2)).any()
+
+
+def test_half_of_a_cauchy_sample_lies_within_sigma_of_its_median():
+    sample = TABLE["aten.cauchy.default"](Call(), LIKE, 2.0, 3.0)
+    assert float(jnp.mean(jnp.abs(sample - 2) < 3)) == pytest.approx(0.5, abs=0.015)
 
 
 def test_two_draws_of_one_call_differ_and_evaluation_repeats_itself():

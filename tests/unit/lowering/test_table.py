@@ -38,13 +38,18 @@ UNDEFINED_VALUES = {  # torch leaves their memory as it is, so there is nothing 
 NO_VALUES = {  # checks, and numbers read out of tensors
     name for name, function in TABLE.items() if function.__name__ in ("no_check", "item")
 }
+IN_MODELS = {  # compared as parts of models: tests/unit/lowering/test_recordable.py, tests/e2e/models_transformers.py
+    "torch_bridge.packed_rnn.default",
+    "transformers.grouped_mm_fallback.default",
+}
+BY_ITSELF = {"aten.cauchy.default"}  # it has no mean
 
 
 def test_every_name_is_an_operator_of_torch():
-    assert all(isinstance(operator(name), torch._ops.OpOverload) for name in TABLE)
+    assert all(isinstance(operator(name), torch._ops.OpOverload) for name in TABLE if name.startswith("aten."))
 
 
 def test_every_lowering_is_compared_with_torch():
     tested = set().union(*(module.CASES for module in CASES), {f"aten.{name}" for name in SAMPLES})
-    assert TABLE.keys() - tested - UNDEFINED_VALUES - NO_VALUES == set()
+    assert TABLE.keys() - tested - UNDEFINED_VALUES - NO_VALUES - IN_MODELS - BY_ITSELF == set()
     assert tested - TABLE.keys() == set()

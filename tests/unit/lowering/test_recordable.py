@@ -1,0 +1,198 @@
+"""What torch does out of sight of a record: packed sequences, gradients of one's own, `.data`, masks looked at."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tests.e2e.architectures import Architecture, check
+from torch_bridge.from_torch import from_torch
+from torch_bridge.lowering import UnsupportedModel
+
+
+class Packed(nn.Module):
+    """Lengths are those of the tokens that are not 0."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(9, 4), layer
+
+    def forward(self, ids):
+        lengths = (ids != 0).sum(1)
+        packed = pack_padded_sequence(self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        output, last = self.layer(packed)
+        padded, lengths = pad_packed_sequence(output, batch_first=True, padding_value=-1.0)
+        return padded, last, lengths
+
+
+IDS = torch.tensor([[1, 2, 0, 0], [4, 5, 6, 7], [3, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.GRU(4, 3, 2, batch_first=True, bidirectional=True),
+        lambda: nn.LSTM(4, 3, batch_first=True, bidirectional=True, proj_size=2),
+        lambda: nn.RNN(4, 3, batch_first=True, nonlinearity="relu"),
+    ],
+    ids=["gru", "lstm", "rnn"],
+)
+def test_packed_sequences_stop_at_their_lengths(make):
+    check(Architecture("packed", "", lambda: (Packed(make()), (IDS,))))
+
+
+class ReadsRows(nn.Module):
+    def forward(self, x, lengths):
+        return pack_padded_sequence(x, lengths).data.mean()
+
+
+def test_the_rows_of_a_packed_sequence_are_refused():
+    with pytest.raises(UnsupportedModel, match=r"\.data\) depend on the lengths"):
+        from_torch(ReadsRows(), (torch.ones(4, 2, 3), torch.tensor([4, 2])))
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient that is not that of its forward, of two arguments, beside results without one."""
+
+    @staticmethod
+    def forward(ctx, x, weight, factor):
+        ctx.factor = factor
+        ctx.save_for_backward(x, weight)
+        return x * weight, x > 0
+
+    @staticmethod
+    def backward(ctx, slope, _):
+        x, weight = ctx.saved_tensors
+        return -ctx.factor * slope * weight, (slope * x).clamp(-0.1, 0.1).sum(0), None
+
+
+scaled = Scaled.apply
+
+
+class OwnGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x, _ = scaled(torch.tanh(layer(x)), self.weight, 0.5)
+        return x
+
+
+def test_an_autograd_function_keeps_its_own_backward():
+    check(Architecture("own gradient", "", lambda: (OwnGradient(), (torch.randn(3, 4),))))
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.second, self.first(x), use_reentrant=True)
+
+
+def test_a_reentrant_checkpoint_passes_gradients():
+    check(Architecture("checkpoint", "", lambda: (Recomputed(), (torch.randn(3, 4),))))
+
+
+class MovingAverage(nn.Module):
+    """Buffers written through `.data`, as in many vector quantizers; a parameter kept in a plain list too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.extra = [self.layer.weight]
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("size", torch.zeros(4))
+        self.norm = nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x):
+        y = self.norm(self.layer(x) @ self.extra[0])
+        self.mean.data.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        self.size.data = self.size.data + y.detach().square().sum(0)
+        return y + self.mean
+
+
+def test_buffers_written_through_data_move_as_in_torch():
+    check(Architecture("moving average", "", lambda: (MovingAverage(), (torch.randn(5, 4),)), training=True))
+
+
+def test_a_mask_that_is_an_input_may_be_causal_or_not():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8, 0.0), 1)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    check(Architecture("masked", "", lambda: (encoder, {"src": torch.randn(3, 2, 4), "mask": mask})))
+
+
+class Variational(nn.Module):
+    """Distributions check their arguments, GaussianNLLLoss its variances."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.loss = nn.GaussianNLLLoss(full=True)
+
+    def forward(self, x):
+        found = torch.distributions.Normal(self.layer(x), self.layer(x).exp())
+        prior = torch.distributions.Normal(torch.zeros_like(x), torch.ones_like(x))
+        return torch.distributions.kl_divergence(found, prior), self.loss(self.layer(x), x, found.variance)
+
+
+def test_checks_of_values_inside_torch_stand_in_no_way():
+    check(Architecture("variational", "", lambda: (Variational(), (torch.randn(3, 4),))))
+
+
+class Clamps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        self.weight.data.clamp_(-1, 1)
+        return x @ self.weight
+
+
+def test_a_forward_that_writes_a_parameter_is_refused_by_name():
+    with pytest.raises(UnsupportedModel, match=r"writes the parameter weight\s+at .*self\.weight\.data\.clamp_"):
+        from_torch(Clamps(), torch.randn(2, 4))
+
+
+class Hopeless(nn.Module):
+    def forward(self, x, mask):
+        if x.max().item() > 1:
+            x = x / 2
+        for _ in range(int(mask.sum())):
+            x = x + 1
+        if bool((x > 0).any()):
+            x = x * 2
+        return x[mask].sum() + torch.nonzero(mask).sum()
+
+
+def test_one_error_lists_every_line_that_depends_on_data():
+    with pytest.raises(UnsupportedModel) as caught:
+        from_torch(Hopeless(), (torch.randn(3, 4), torch.tensor([True, False, True])))
+    lines = [obstacle.where.rpartition("  ")[2] for obstacle in caught.value.obstacles]
+    assert lines[:3] == [
+        "if x.max().item() > 1:",
+        "for _ in range(int(mask.sum())):",
+        "if bool((x > 0).any()):",
+    ]
+    assert lines[3:] == ["return x[mask].sum() + torch.nonzero(mask).sum()"] * 2
+    assert "register" not in str(caught.value)
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        raise ValueError("three is too many")
+
+
+def test_a_module_that_fails_in_torch_is_told_so():
+    with pytest.raises(UnsupportedModel, match=r"in torch it fails .*three is too many\s+at .*raise ValueError"):
+        from_torch(Broken(), torch.ones(3))
+
+
+def test_layers_without_weights_are_named():
+    with pytest.raises(UnsupportedModel, match=r"a LazyLinear has no weights yet[\s\S]*in 1"):
+        from_torch(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), torch.ones(3, 2))

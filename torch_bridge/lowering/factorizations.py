@@ -1,0 +1,105 @@
+"""Matrix factorizations and what is solved with them."""
+
+import jax
+import jax.numpy as jnp
+
+from torch_bridge.lowering.table import lowering
+
+
+@lowering("linalg_matrix_exp.default")
+def matrix_exp(call, x):
+    return jax.scipy.linalg.expm(x)
+
+
+@lowering("linalg_qr.default")
+def qr(call, x, mode="reduced"):
+    if mode == "r":
+        return jnp.zeros(0, x.dtype), jnp.linalg.qr(x, mode="r")
+    return tuple(jnp.linalg.qr(x, mode=mode))
+
+
+@lowering("_linalg_svd.default")
+def svd(call, x, full_matrices=False, compute_uv=True, *, driver=None):
+    if compute_uv:
+        return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
+    nothing = jnp.zeros(0, x.dtype)
+    return nothing, jnp.linalg.svd(x, compute_uv=False), nothing
+
+
+@lowering("_linalg_eigh.default")
+def eigh(call, x, UPLO="L", compute_v=True):
+    """One triangle is read; the gradient is that of the whole matrix, as in torch."""
+    half = jnp.tril(x) if UPLO.upper() == "L" else jnp.triu(x)
+    diagonal = jnp.eye(x.shape[-1], dtype=bool)
+    whole = half + jnp.where(diagonal, 0, jnp.swapaxes(half, -1, -2).conj())
+    whole = jax.lax.stop_gradient(whole - x) + x
+    values, vectors = jnp.linalg.eigh(whole, symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros(0, x.dtype)
+
+
+@lowering("linalg_householder_product.default")
+def householder_product(call, x, tau):
+    """The product of I - tau v v^T over the columns v of x, whose diagonal counts as 1."""
+    rows, columns = x.shape[-2:]
+    below = jnp.tril(x, -1) + jnp.eye(rows, columns, dtype=x.dtype)
+    product = jnp.broadcast_to(jnp.eye(rows, columns, dtype=x.dtype), x.shape)
+    for k in reversed(range(tau.shape[-1])):
+        v = below[..., k : k + 1]
+        product = product - tau[..., k, None, None] * v * (jnp.swapaxes(v, -1, -2) @ product)
+    return product
+
+
+@lowering("linalg_pinv.atol_rtol_tensor")
+def pinv(call, x, *, atol=None, rtol=None, hermitian=False):
+    """Singular values up to max(atol, rtol * largest) count as 0."""
+    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    if rtol is None:
+        rtol = 0 if atol is not None else max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
+    floor = jnp.maximum(0 if atol is None else atol, rtol * jnp.max(s, axis=-1))
+    kept = s > jnp.asarray(floor)[..., None]
+    inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
+    return jnp.swapaxes(vh, -1, -2) @ (inverse[..., None] * jnp.swapaxes(u, -1, -2))
+
+
+@lowering("linalg_cholesky.default")
+def linalg_cholesky(call, x, *, upper=False):
+    return cholesky(call, x, upper)
+
+
+@lowering("linalg_eigh.default")
+def linalg_eigh(call, x, UPLO="L"):
+    return eigh(call, x, UPLO)
+
+
+@lowering("linalg_eigvalsh.default")
+def eigvalsh(call, x, UPLO="L"):
+    return eigh(call, x, UPLO)[0]
+
+
+@lowering("cholesky.default")
+def cholesky(call, x, upper=False):
+    lower = jnp.linalg.cholesky(x, symmetrize_input=False)
+    return jnp.swapaxes(lower, -1, -2) if upper else lower
+
+
+def _triangular(a, b, upper: bool, transpose: bool = False, unit: bool = False):
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = jnp.broadcast_to(a, batch + a.shape[-2:]), jnp.broadcast_to(b, batch + b.shape[-2:])
+    return jax.scipy.linalg.solve_triangular(a, b, trans=int(transpose), lower=not upper, unit_diagonal=unit)
+
+
+@lowering("cholesky_solve.default", "_cholesky_solve_helper.default")
+def cholesky_solve(call, b, factor, upper=False):
+    first = _triangular(factor, b, upper, transpose=upper)
+    return _triangular(factor, first, upper, transpose=not upper)
+
+
+@lowering("cholesky_inverse.default")
+def cholesky_inverse(call, factor, upper=False):
+    return cholesky_solve(call, jnp.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
+
+
+@lowering("triangular_solve.default")
+def triangular_solve(call, b, a, upper=True, transpose=False, unitriangular=False):
+    """The solution, and the matrix once more."""
+    return _triangular(a, b, upper, transpose, unitriangular), a

@@ -1,0 +1,92 @@
+"""Packed sequences while a module is recorded: they stay padded, and recurrent layers stop at each sequence's length.
+
+torch packs sequences into rows whose number depends on the lengths; JAX wants shapes that do not. A padded one keeps
+the width of its input, so `pad_packed_sequence` gives that width where torch gives the longest length.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.utils import rnn
+from torch.nn.utils.rnn import PackedSequence
+
+_library = torch.library.Library("torch_bridge", "FRAGMENT")
+_library.define(
+    "packed_rnn(str kind, Tensor x, Tensor batch_sizes, Tensor[] states, Tensor[] params, bool has_biases, "
+    "int num_layers, float dropout, bool train, bool bidirectional) -> Tensor[]"
+)
+
+
+@torch.library.register_fake("torch_bridge::packed_rnn", lib=_library)
+def _packed_rnn(kind, x, batch_sizes, states, params, has_biases, num_layers, dropout, train, bidirectional):
+    width = states[0].shape[-1] * (2 if bidirectional else 1)
+    return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(state) for state in states)]
+
+
+class Padded(PackedSequence):
+    """data: [time, batch, ...], sorted by length and padded; batch_sizes: int [time], 0 past the longest."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        if sys._getframe(1).f_globals is vars(rnn):
+            return self[0]
+        raise NotImplementedError(
+            "the rows of a packed sequence (.data) depend on the lengths, so JAX keeps sequences padded: use "
+            "pad_packed_sequence and a mask"
+        )
+
+
+class _Kernels:
+    """What torch.nn.utils.rnn asks of torch._VF."""
+
+    @staticmethod
+    def _pack_padded_sequence(x, lengths, batch_first):
+        x = x.transpose(0, 1) if batch_first else x
+        return x, (lengths[None] > torch.arange(x.shape[0])[:, None]).sum(1)
+
+    @staticmethod
+    def _pad_packed_sequence(x, batch_sizes, batch_first, padding_value, width):
+        real = torch.arange(x.shape[1])[None] < batch_sizes[:, None]
+        x = torch.where(real.reshape(*real.shape, *(1,) * (x.dim() - 2)), x, padding_value)
+        if width != x.shape[0]:
+            x = torch.cat([x, x.new_full((width - x.shape[0], *x.shape[1:]), padding_value)])
+        return (x.transpose(0, 1) if batch_first else x), real.sum(0)
+
+
+def _init(data, batch_sizes=None, sorted_indices=None, unsorted_indices=None):
+    return Padded(*rnn._packed_sequence_init_args(data, batch_sizes, sorted_indices, unsorted_indices))
+
+
+def _forward(plain):
+    """A recurrent layer's forward that takes padded sequences too."""
+
+    def forward(self, input, hx=None):
+        if not isinstance(input, Padded):
+            return plain(self, input, hx)
+        x, batch_sizes, order, back = input
+        states = _states(self, x, hx, order)
+        options = (self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional)
+        params = [getattr(self, name) for name in self._flat_weights_names]
+        y, *last = torch.ops.torch_bridge.packed_rnn(self.mode, x, batch_sizes, states, params, *options)
+        last = tuple(state if back is None else state.index_select(1, back) for state in last)
+        return Padded(y, batch_sizes, order, back), last if len(last) == 2 else last[0]
+
+    return forward
+
+
+def _states(layer, x, hx: Any, order) -> list[torch.Tensor]:
+    if hx is not None:
+        states = list(hx) if isinstance(hx, tuple) else [hx]
+        return states if order is None else [state.index_select(1, order) for state in states]
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    widths = [layer.proj_size or layer.hidden_size, layer.hidden_size][: 2 if layer.mode == "LSTM" else 1]
+    return [x.new_zeros((count, x.shape[1], width)) for width in widths]
+
+
+def swap(stack, put) -> None:
+    """Exchange what torch.nn.utils.rnn and the recurrent layers do with packed sequences."""
+    put(stack, rnn, "_VF", _Kernels)
+    put(stack, rnn, "_packed_sequence_init", _init)
+    for layer in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
+        put(stack, layer, "forward", _forward(vars(layer)["forward"]))

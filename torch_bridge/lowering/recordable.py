@@ -1,0 +1,110 @@
+"""While a module is recorded, parts of torch that branch on values or hide their work use plain operators."""
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from torch_bridge.lowering import own_gradients, packed
+from torch_bridge.lowering.errors import source_line
+
+
+@contextlib.contextmanager
+def recordable() -> Iterator["PlainFunctions"]:
+    """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    validates = torch.distributions.Distribution._validate_args
+    with contextlib.ExitStack() as stack:
+        # TransformerEncoder's inference kernel is one opaque operator; its layers say the same in many known ones.
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, before)
+        torch.distributions.Distribution.set_default_validate_args(False)
+        stack.callback(torch.distributions.Distribution.set_default_validate_args, validates)
+        _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
+        _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
+        packed.swap(stack, _swap)
+        _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(own_gradients.apply))
+        yield stack.enter_context(PlainFunctions())
+
+
+def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:  # inherited
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+def _is_causal(mask, is_causal=None, size=None) -> bool:
+    """torch looks whether the mask happens to be causal, for a quicker kernel; the mask says it all."""
+    return is_causal is True
+
+
+_batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
+
+
+def _batch_norm(self, x):
+    """momentum=None, the average over all batches so far: torch reads their number as a Python float."""
+    if self.momentum is not None or not self.training or not self.track_running_stats:
+        return _batch_norm_forward(self, x)
+    self._check_input_dim(x)
+    mean, var = torch.zeros_like(self.running_mean), torch.ones_like(self.running_var)
+    y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+    self.num_batches_tracked.add_(1)
+    for running, new in ((self.running_mean, mean), (self.running_var, var)):
+        running.copy_(running + (new - running) / self.num_batches_tracked)
+    return y
+
+
+class PlainFunctions(TorchFunctionMode):
+    """`.data` is the tensor without gradient; gaussian_nll_loss does not look for negative variances; a list of
+    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again.
+
+    reads: where Python asked for a number, in order.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.reads: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in _READS and getattr(args[0], "constant", None) is None:
+            self.reads.append(source_line("".join(traceback.format_stack())))
+        if function in (torch.as_tensor, torch.tensor) and _read_numbers(args[0]):
+            return torch.stack([torch.scalar_tensor(n, dtype=kwargs.get("dtype", torch.int64)) for n in args[0]])
+        if function == _get_data:
+            return args[0].detach()
+        if function == _set_data and isinstance(args[1], torch.Tensor) and args[1].shape == args[0].shape:
+            args[0].detach().copy_(args[1])
+            return None
+        if function is F.gaussian_nll_loss:
+            return _gaussian_nll_loss(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+_READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
+_get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+
+
+def _read_numbers(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, torch.SymInt) for item in value)
+
+
+def _gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+    """Source: torch.nn.functional.gaussian_nll_loss."""
+    if not isinstance(var, torch.Tensor):
+        var = torch.full((), float(var), dtype=input.dtype) * torch.ones_like(input)
+    if var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    with torch.no_grad():
+        floor = var.clamp(min=eps)
+    var = var + (floor - var).detach()  # torch clamps without a gradient
+    value = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        value = value + 0.9189385332046727  # half the logarithm of 2 pi
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()

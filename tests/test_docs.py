@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -22,3 +23,21 @@ def test_the_tables_of_config_keys_and_operators_are_as_the_code_has_them(page):
     command = [sys.executable, f"docs/generate_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, f"run `python docs/generate_{page}.py` {result.stderr}"
+
+
+def test_the_messages_that_troubleshooting_quotes_are_those_of_the_code():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quoted = [*re.findall(r"^\| `([^`]+)`", page, re.M), *re.findall(r"```text\n(.*?)```", page, re.S)]
+    files = [path for package in ("jaxtrain", "torch_bridge") for path in (ROOT / package).rglob("*.py")]
+    code = _words("".join(path.read_text() for path in files))
+    parts = {part.strip() for text in quoted for part in _words(text).split("|")}
+    put_together = {"Unable to load cuDNN", "the training step would compile again"}  # by a library, from a name
+    wanted = {part for part in parts if len(part) > 17} - put_together
+    assert len(wanted) >= 30
+    assert {part for part in wanted if part not in code} == set()
+
+
+def _words(text: str) -> str:
+    """Runs of words, with | for all else: numbers, names, braces. The parts of a broken string are joined."""
+    joined = re.sub(r'"\s*\n\s*f?"', "", text).replace("`", "")
+    return re.sub(r"[^A-Za-z' ]+", "|", " ".join(joined.split(" ")))

@@ -7,12 +7,15 @@ from typing import Any
 
 import jax
 
+from jaxtrain.errors import UserError
 from jaxtrain.train import flops
 from jaxtrain.train.out_of_memory import OutOfMemoryError, is_out_of_memory
 
 
-class RetraceError(RuntimeError):
+class RetraceError(UserError):
     """The compiled step was called with arrays of another shape or dtype."""
+
+    exit_code = 1
 
 
 class Compiled:

@@ -247,9 +247,11 @@ class Loop:
             path = self.trainer.folder / "not_finite.json"
             shown = {k: str(v) for k, v in values.items()}
             path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
+            newest = self.checkpoints.newest
+            last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
             raise NotFiniteError(
-                f"{what}. The update was not applied; the batch's sample indices are in {path}. The last checkpoint is "
-                f"step {self.checkpoints.newest}. Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
+                f"{what}. The update was not applied; the batch's sample indices are in {path}. {last}. "
+                "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
             )
 
     def _endures(self) -> bool:
@@ -404,8 +406,10 @@ class Call:
         return self.began + (self.ended - self.began) * (step - self.first) / self.count
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(UserError):
     """Training met NaN or infinity and the policy is to stop."""
+
+    exit_code = 1
 
 
 def _even(most: int, boundaries: list[int]) -> int:

@@ -495,8 +495,10 @@ class Trainer:
         }
 
 
-class ProcessLostError(RuntimeError):
+class ProcessLostError(UserError):
     """Another process of the run was killed, stopped or cut off."""
+
+    exit_code = 1
 
 
 def _abstract(array, sharding) -> jax.ShapeDtypeStruct:

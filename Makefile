@@ -20,6 +20,7 @@ lint: .venv/installed-test
 
 .venv/installed-run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv: jax, torch and what they need; minutes, once"
 	$(PIP_INSTALL) -e '.[torch]'
 	touch $@
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtrain.train import runs
 
     folder = pathlib.Path(arguments.run)
-    _, _, checkpoints = runs.open_run(folder)
+    checkpoints = runs.open_checkpoints(folder)
     if arguments.action == "prune":
         rows = _prune(folder, checkpoints, arguments.keep_last, arguments.keep_best)
     else:

@@ -188,6 +188,7 @@ NOT_RUN = {
         "make run",
         "make test",
         "pip install -e '.[cuda,torch]'",
+        "pip install -e '.[torch]'",
         "pip install 'jaxtrain[cuda]'",
         "pip install 'jaxtrain[torch]'",
         "pip install 'jaxtrain[fmri]'",

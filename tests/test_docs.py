@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from jaxtrain import load_config
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -41,3 +43,19 @@ def _words(text: str) -> str:
     """Runs of words, with | for all else: numbers, names, braces. The parts of a broken string are joined."""
     joined = re.sub(r'"\s*\n\s*f?"', "", text).replace("`", "")
     return re.sub(r"[^A-Za-z' ]+", "|", " ".join(joined.split(" ")))
+
+
+def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from jaxtrain.systems.digits.torch_twin import DigitsViT
+
+    monkeypatch.chdir(tmp_path)
+    own, back = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    namespace: dict = {}
+    exec(own, namespace)
+    assert namespace["trainer"].evaluate()["loss"] < 0.1
+    weights = pathlib.Path("runs/digits/exports/best.pt")  # the quick start writes it; here a twin's own
+    weights.parent.mkdir(parents=True)
+    torch.save(DigitsViT(load_config("configs/digits.yaml").model).state_dict(), weights)
+    exec(back, namespace)
+    assert namespace["module"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)

@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from jaxtrain import config_io
+from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
 from jaxtrain.train.checkpoint import Checkpoints
@@ -17,16 +18,35 @@ from torch_bridge.layouts import abstract
 def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
     """Task, config and checkpoints of a run folder. Raises UserError where it is none."""
     folder = pathlib.Path(folder)
+    if _settings(folder).get("task") is None:
+        raise UserError(
+            f"{folder}: its model was handed over in Python, no command can build it again; in that script "
+            "`trainer.evaluate()` gives the metrics and `torch_bridge.files.save(trainer.state_dict(), 'F.pt')` exports"
+        )
+    task, config = config_io.load(folder / "config.yaml")
+    return task, config, _checkpoints(folder, config)
+
+
+def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
+    """Those of any run folder, whose task need not be known."""
+    folder = pathlib.Path(folder)
+    values = _settings(folder)
+    if values.get("task") is None:
+        return _checkpoints(folder, config_io.validate(TrainingConfig, values, folder / "config.yaml"))
+    return open_run(folder)[2]
+
+
+def _settings(folder: pathlib.Path) -> dict[str, Any]:
     if not (folder / "config.yaml").is_file():
         raise UserError(
             f"{folder}: no run folder, config.yaml is missing; wanted what jaxtrain.run wrote, as in runs/digits"
         )
-    task, config = config_io.load(folder / "config.yaml")
+    return config_io.read(folder / "config.yaml")
+
+
+def _checkpoints(folder: pathlib.Path, config: TrainingConfig) -> Checkpoints:
     evaluation, keep = config.evaluation, config.checkpoint
-    checkpoints = Checkpoints(
-        folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode
-    )
-    return task, config, checkpoints
+    return Checkpoints(folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode)
 
 
 def pick(checkpoints: Checkpoints, which: str) -> int:

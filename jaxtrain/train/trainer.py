@@ -258,6 +258,8 @@ class Trainer:
             tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
             for change in record.changes(self.folder, self.config):
                 tracker.say(f"changed since then: {change}")
+            if step == self.total_steps:
+                tracker.say("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
         elif config.init_from is not None:
             loop.start_from(init_from.apply(self, config.init_from))
         if origin is not checkpoints:

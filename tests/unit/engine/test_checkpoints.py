@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from jaxtrain import UserError, checkpoints
+from jaxtrain import UserError, checkpoints, export
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
@@ -93,8 +93,6 @@ def test_older_checkpoints_stay_until_the_new_one_is_verified(whole, tmp_path, m
 
 def test_list_verify_and_prune_on_the_command_line(whole, tmp_path, capsys):
     copy(whole[0], tmp_path)
-    config = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(config.replace("task: null", "task: digits.classify"))
     assert checkpoints.main(["verify", "--run", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("whole") == 2
     name = next(iter(seal.read(tmp_path / "checkpoints/8")["files"]))
@@ -105,6 +103,17 @@ def test_list_verify_and_prune_on_the_command_line(whole, tmp_path, capsys):
     assert checkpoints.main(["prune", "--keep-last", "1", "--run", str(tmp_path)]) == 0
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["6"]
     assert checkpoints.main(["prune", "--keep-last", "0", "--run", str(tmp_path)]) == 2
+
+
+def test_a_command_that_needs_the_model_of_a_script_says_what_does_it_there(whole, capsys):
+    assert export.main(["--run", str(whole[0]), "--output", "a.pt"]) == 2
+    assert "its model was handed over in Python" in capsys.readouterr().err
+
+
+def test_a_run_that_is_complete_says_how_to_go_on(whole, tmp_path, capsys):
+    copy(whole[0], tmp_path)
+    trainer(tmp_path, **SAVING, run__quiet=False).train()
+    assert "this run is complete: more train.epochs go on with it" in capsys.readouterr().out
 
 
 def test_a_second_run_in_the_same_folder_is_refused_with_pid_and_host(tmp_path):

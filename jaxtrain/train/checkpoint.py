@@ -28,7 +28,7 @@ from etils import epath
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.launch import coordination
-from jaxtrain.train import seal
+from jaxtrain.train import orbax_memory, seal
 from jaxtrain.train.state import TrainState
 
 PART, DAMAGED = ".part", ".damaged"
@@ -66,6 +66,7 @@ class Checkpoints:
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
         self.warn = warn
         logging.getLogger("absl").addFilter(_is_news)
+        orbax_memory.spare()
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
         self._saving: _Saving | None = None
         self._failures = 0  # in a row

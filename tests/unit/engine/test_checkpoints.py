@@ -1,6 +1,7 @@
 """Checkpoints that can be trusted, and folders that belong to one run."""
 
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from jaxtrain import UserError, checkpoints, export
@@ -274,3 +276,19 @@ def test_a_console_that_is_gone_does_not_stop_a_run(tmp_path, monkeypatch):
         patched.setattr(sys, "stdout", Gone())
         trainer(tmp_path, run__quiet=False).train()
     assert len(points(tmp_path)) == 8
+
+
+def test_a_save_leaves_fewer_than_one_object_per_array_behind(tmp_path):
+    made = trainer(tmp_path)
+    state = made.state.replace(frozen={f"w{i}": np.ones(3, np.float32) for i in range(100)})
+    saver = Checkpoints(tmp_path / "checkpoints", 2, 1, "loss", "min")
+
+    def blocks_after(saves: range) -> int:
+        for step in saves:
+            saver.save(state, step, {"metrics": {}})
+            assert saver.wait()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = blocks_after(range(1, 6))
+    assert (blocks_after(range(6, 16)) - before) / 10 < 100

@@ -45,22 +45,39 @@ def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, 
     assert difference(train(curve(reference)), train(curve(tmp_path))) < 1e-5
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_process_is_named_within_a_minute(sent, tmp_path):
-    settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, "train.epochs=100000", "checkpoint.every_steps=50")
-    running = start(2, *settings)
+LONGER = (*QUICK, "train.epochs=8", "checkpoint.every_steps=20")
+
+
+def lose(number: int, folder: pathlib.Path) -> tuple[int, str, float]:
+    """Exit code and output of process 0 of two, and the seconds it took, after process 1 got this signal."""
+    running = start(2, "--config", CONFIG, f"run.dir={folder}", *LONGER)
     deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("checkpoints/*/meta.json")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.kill(running[1].pid, sent)
+    while not list(folder.glob("checkpoints/*/meta.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(running[1].pid, number)
     lost = time.monotonic()
     (code, output) = finish(running[:1], 120)[0]
     took = time.monotonic() - lost
     running[1].kill()
     running[1].communicate()
+    return code, output, took
+
+
+def test_a_stopped_process_is_named_within_a_minute(tmp_path):
+    code, output, took = lose(signal.SIGSTOP, tmp_path)
     assert code == 1, output
     assert "process 1" in output
     assert took < 60
+
+
+def test_a_killed_process_is_named_within_a_minute_and_a_relaunch_goes_on(tmp_path):
+    code, output, took = lose(signal.SIGKILL, tmp_path / "lost")
+    assert code == 1, output
+    assert "process 1" in output
+    assert took < 60
+    for folder, processes in (("lost", 2), ("alone", 1)):
+        run(processes, "--config", CONFIG, f"run.dir={tmp_path / folder}", *LONGER)
+    assert difference(curve(tmp_path / "alone"), curve(tmp_path / "lost")) < 1e-5
 
 
 def test_processes_with_different_settings_say_which(tmp_path):

@@ -1,6 +1,7 @@
 """Train: `python -m jaxtrain.run --config configs/digits.yaml [section.key=value ...]`."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -68,8 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(explanation + config_io.dump(config), end="")
         return 0
-    if not arguments.dry_run:
-        PREEMPTION.listen()
+    with contextlib.nullcontext() if arguments.dry_run else PREEMPTION.listening():
+        return start(task, config, explanation, arguments)
+
+
+def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
+    """Meet the other processes, train, export."""
+    from jaxtrain import config_io
+
     commands.quiet_jax()
     from jaxtrain.runtime import launch
 

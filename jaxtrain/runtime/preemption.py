@@ -68,6 +68,19 @@ class Preemption:
         threading.Thread(target=self._hear, args=[self._reader], name="jaxtrain-preemption", daemon=True).start()
         return True
 
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Signals are taken within, and given back after; a process that obeys one has ended with it."""
+        mine, obeyed = self.listen(), False
+        try:
+            yield
+        except Preempted:
+            obeyed = True
+            raise
+        finally:
+            if mine and not obeyed:
+                self.close()
+
     def close(self) -> None:
         """Give the signals back."""
         self._ended.set()

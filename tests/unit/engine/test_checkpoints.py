@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxtrain import UserError, checkpoints, export
+from jaxtrain import UserError, checkpoints, export, run
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
@@ -233,6 +233,14 @@ def test_a_signal_that_was_obeyed_ends_no_later_run(monkeypatch):
     assert not preemption.due
     preemption.close()
     assert ends == []
+
+
+def test_the_run_command_gives_the_signals_back(tmp_path):
+    handler = signal.getsignal(signal.SIGUSR1)
+    config = pathlib.Path(__file__).parents[3] / "configs/digits_tiny.yaml"
+    settings = ["train.steps=2", "evaluation.every_epochs=null", "tracking.tensorboard=false", "run.quiet=true"]
+    assert run.main(["--config", str(config), f"run.dir={tmp_path}", "shard.devices=1", *settings]) == 0
+    assert signal.getsignal(signal.SIGUSR1) == handler
 
 
 def test_a_signal_ends_train_with_75_and_the_next_call_goes_on(tmp_path):

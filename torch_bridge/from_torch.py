@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, key_of
 from torch_bridge.lowering import export as recording
+from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
@@ -113,11 +115,24 @@ class Record:
         """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
         graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
-        state = {name: variables[name].get_value() for name in graph.state}
+        state = {name: _read(variables[name].get_value()) for name in graph.state}
         outputs, changed = graph.run(state, leaves, Call(rngs, valid))
         for name, value in changed.items():
             variables[name].set_value(jnp.asarray(value, variables[name].dtype))
         return outputs
+
+
+def _read(value: jax.Array) -> jax.Array:
+    """A complex parameter's gradient is torch's, the conjugate of JAX's: the direction of steepest ascent."""
+    return _torch_slope(value) if jnp.iscomplexobj(value) else value
+
+
+@jax.custom_vjp
+def _torch_slope(value):
+    return value
+
+
+_torch_slope.defvjp(lambda value: (value, None), lambda _, slope: (jnp.conj(slope),))
 
 
 def _example(leaf: Any) -> Any:
@@ -179,7 +194,7 @@ def _fill(
         if id(tensor) not in made:
             array = to_numpy(tensor)
             zeros = empty and kind is not Carry
-            made[id(tensor)] = kind(jnp.zeros(array.shape, array.dtype) if zeros else jnp.array(array))
+            made[id(tensor)] = kind(jnp.zeros(array.shape, jax_dtype(array.dtype)) if zeros else jnp.array(array))
         return made[id(tensor)]
 
     for name, parameter in module._parameters.items():

@@ -31,7 +31,7 @@ class Optimizer:
     clip_norm: float | None
 
     def init(self, params: Params):
-        return self.direction.init(params)
+        return self.direction.init(_real(params))
 
     def update(self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None):
         """New parameters, optimizer state and the gradients' global norm before clipping.
@@ -39,6 +39,8 @@ class Optimizer:
         lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
         Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
+        kinds = {key: param.dtype for key, param in params.items()}
+        grads, params = _real(grads), _real(params)
         norm = global_norm(grads)
         if self.clip_norm is not None:
             grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
@@ -46,7 +48,7 @@ class Optimizer:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
         updates, opt_state = self.direction.update(grads, opt_state, params)
         params = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
-        return params, opt_state, norm
+        return _as_before(params, kinds), opt_state, norm
 
     def _with_l2(self, key: str, grad, param, weight_decay: Params):
         if not self.decays[key]:
@@ -59,6 +61,19 @@ class Optimizer:
         if self.decoupled and self.decays[key]:
             new = new * (1 - rate * weight_decay[self.groups[key]])
         return (new - rate * update.astype(jnp.float32)).astype(param.dtype)
+
+
+def _real(arrays: Params) -> Params:
+    """Complex arrays as pairs of real ones, [..., 2], as torch's optimizers see them."""
+    pair = lambda value: jnp.stack([value.real, value.imag], axis=-1)
+    return {key: pair(value) if jnp.iscomplexobj(value) else value for key, value in arrays.items()}
+
+
+def _as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
+    whole = lambda value: jax.lax.complex(value[..., 0], value[..., 1])
+    return {
+        key: whole(value) if jnp.issubdtype(kinds[key], jnp.complexfloating) else value for key, value in arrays.items()
+    }
 
 
 def global_norm(grads: Params) -> jax.Array:

@@ -17,7 +17,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import own_gradients
+from torch_bridge.lowering import gradients
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
@@ -49,7 +49,8 @@ HIGHER_ORDER = (
     "map_impl",
     "wrap_with_set_grad_enabled",
     "wrap_with_autocast",
-    own_gradients.OWN_GRADIENT,
+    gradients.OWN_GRADIENT,
+    gradients.GRADIENT,
 )
 
 
@@ -70,7 +71,7 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
             program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             _cut_gradients(program.graph_module)
             program = program.run_decompositions(decompositions())
-            own_gradients.enclose(program.graph_module)
+            gradients.enclose(program.graph_module)
         except Exception as caught:  # anything the module's own code may raise while it is recorded
             error = caught
             obstacles = _obstacles_of(module, inputs, error, plain.reads)
@@ -232,8 +233,7 @@ def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
     except Exception:  # what cannot be copied is not called: a call may change it
         return None
     try:
-        with torch.no_grad():
-            copied(*inputs)
+        copied(*pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs))
     except Exception as error:
         return error
     return None

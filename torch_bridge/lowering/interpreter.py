@@ -14,8 +14,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
+from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
 from torch_bridge.lowering.operators import TABLE
-from torch_bridge.lowering.own_gradients import OWN_GRADIENT
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
@@ -204,7 +204,7 @@ def _attribute(graph_module, target: str) -> Any:
 
 def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call: Call) -> Any:
     target: Any = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) or str(target) == OWN_GRADIENT:
+    if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in _HIGHER_ORDER:
         return _HIGHER_ORDER[str(target)](call, *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
         lower = TABLE[str(target)]
@@ -271,6 +271,12 @@ def _own_gradient(call, ys, xs, residuals, backward):
     return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
 
 
+def _gradient(call, xs, slopes, residuals, forward):
+    """torch.autograd.grad."""
+    outputs, pull = jax.vjp(lambda *xs: _run(forward, [*xs, *residuals], call), *xs)
+    return list(pull([slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True)]))
+
+
 def _autocast(call, device, dtype, enabled, cache, body, *arguments):
     """The casts that autocast makes are operators of the body; precision follows the policy here."""
     return _branch(body, call)(*arguments)
@@ -284,4 +290,5 @@ _HIGHER_ORDER = {
     "wrap_with_set_grad_enabled": _without_gradient,
     "wrap_with_autocast": _autocast,
     OWN_GRADIENT: _own_gradient,
+    GRADIENT: _gradient,
 }

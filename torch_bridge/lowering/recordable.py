@@ -1,6 +1,7 @@
 """While a module is recorded, parts of torch that branch on values or hide their work use plain operators."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torch_bridge.lowering import own_gradients, packed
+from torch_bridge.lowering import gradients, packed
 from torch_bridge.lowering.errors import source_line
 
 
@@ -27,7 +28,7 @@ def recordable() -> Iterator["PlainFunctions"]:
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
         packed.swap(stack, _swap)
-        _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(own_gradients.apply))
+        _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
         yield stack.enter_context(PlainFunctions())
 
 
@@ -82,13 +83,25 @@ class PlainFunctions(TorchFunctionMode):
         if function == _set_data and isinstance(args[1], torch.Tensor) and args[1].shape == args[0].shape:
             args[0].detach().copy_(args[1])
             return None
+        if function in _ASKS and not _from_torch(sys._getframe()):
+            return args[0]  # JAX needs not be told
+        if function is torch.autograd.grad:
+            return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **kwargs)
         return function(*args, **kwargs)
 
 
 _READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
+_ASKS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
 _get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+
+
+def _from_torch(frame) -> bool:
+    """Whether torch's own code made this call, rather than the module's."""
+    while frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
 def _read_numbers(value: Any) -> bool:

@@ -1,11 +1,17 @@
 """Modules and Datasets for the example configurations and the tests: small, offline, deterministic."""
 
+import difflib
+import importlib.util
+import pathlib
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
+
+from jaxtrain.errors import UserError
 
 
 class DigitsNet(nn.Module):
@@ -79,11 +85,62 @@ def hugging_face(head: str, name: str | None = None, model_type: str | None = No
     """A transformers model: `head` is an Auto class ("AutoModelForSequenceClassification").
 
     name: a model of the hub or a local folder, with its weights. model_type ("bert", "llama", ...) instead: random
-    weights. settings: entries of its configuration.
+    weights. settings: entries of its configuration. Raises UserError for a model that is not to be had.
     """
+    declare_torchvision()
     import transformers
 
-    auto = getattr(transformers, head)
-    if name is not None:
+    auto = getattr(transformers, head, None)
+    if auto is None:
+        near = difflib.get_close_matches(head, [known for known in dir(transformers) if known.startswith("AutoModel")])
+        raise UserError(f"model.kwargs.head: transformers has no {head!r}; near it are {', '.join(near) or 'none'}")
+    if name is None:
+        return auto.from_config(transformers.AutoConfig.for_model(model_type, **settings))
+    try:
         return auto.from_pretrained(name, **settings)
-    return auto.from_config(transformers.AutoConfig.for_model(model_type, **settings))
+    except (OSError, ValueError) as error:
+        folder = pathlib.Path(name).expanduser()
+        if folder.exists():
+            raise UserError(f"model.kwargs.name: {name} holds no model for {head}: {_line(error)}") from error
+        if name.startswith((".", "/", "~")):
+            raise UserError(f"model.kwargs.name: there is no folder {name}") from error
+        raise UserError(
+            f"model.kwargs.name: {name!r} is no folder here and cannot be downloaded ({_line(error)}). Where there is "
+            f"a network, `hf download {name} --local-dir {folder.name}`; then model.kwargs.name={folder.name}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200]
+
+
+def timm(model_name: str, **settings: Any) -> nn.Module:
+    """A model of timm, `timm.create_model(model_name, **settings)`."""
+    declare_torchvision()
+    import timm
+
+    known = timm.list_models()
+    if model_name.partition(".")[0] not in known and ":" not in model_name:
+        near = difflib.get_close_matches(model_name, known)
+        raise UserError(f"model.kwargs.model_name: timm has no {model_name!r}; near it are {', '.join(near) or 'none'}")
+    return timm.create_model(model_name, **settings)
+
+
+def declare_torchvision() -> None:
+    """timm and transformers import torchvision, whose wheel from PyPI is built for CUDA. Beside a CPU build of torch
+    its kernels do not load, and its import then fails for two operators that it expects to be declared; models use
+    none of them."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in ("nms", "qnms"):
+            _declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
+_declared = torch.library.Library("torchvision", "FRAGMENT")

@@ -19,6 +19,7 @@ from jaxtrain.systems.torch_module.torch_loss import LossEntry, check_loss, main
 from jaxtrain.task import Loss, Statistics, Task, TorchTwin
 from torch_bridge.from_torch import Forward, Record, TorchModule, state_of, write_back
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.errors import exception_line
 
 RESERVED = ("valid", "index")
 
@@ -243,3 +244,8 @@ def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:
         return made(**kwargs)
     except TypeError as error:
         raise UserError(f"{key}: {path} does not take these arguments ({', '.join(kwargs)}): {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own code does
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error

@@ -189,3 +189,24 @@ def test_bfloat16_parameters_stay_bfloat16(name):
     new, new_state, _ = optimizer.update(params, state, params, rates, rates)
     assert {value.dtype.name for value in new.values()} == {"bfloat16"}
     assert [leaf.dtype for leaf in jax.tree.leaves(new_state)] == [leaf.dtype for leaf in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_complex_parameters_move_as_torchs(name, theirs):
+    rng = np.random.default_rng(0)
+    draw = lambda: (rng.normal(size=4) + 1j * rng.normal(size=4)).astype(np.complex64)
+    params = {"w": draw()}
+    weight = torch.nn.Parameter(torch.from_numpy(params["w"].copy()))
+    twin = theirs([weight], lr=1e-2, weight_decay=0.1)
+    optimizer = optimizers.build(
+        OptimConfig(name=name, clip_norm=1.0, momentum=0.0, decay_bias_and_norm=True), params, lambda key: "all"
+    )
+    state = optimizer.init(params)
+    for _ in range(5):
+        slope = draw()
+        weight.grad = torch.from_numpy(slope.copy())
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        twin.step()
+        lr, decay = {"all": np.float32(1e-2)}, {"all": np.float32(0.1)}
+        params, state, _ = optimizer.update({"w": slope}, state, params, lr, decay)
+    np.testing.assert_allclose(params["w"], weight.detach().numpy(), rtol=1e-5)

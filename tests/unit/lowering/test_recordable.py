@@ -196,3 +196,35 @@ def test_a_module_that_fails_in_torch_is_told_so():
 def test_layers_without_weights_are_named():
     with pytest.raises(UnsupportedModel, match=r"a LazyLinear has no weights yet[\s\S]*in 1"):
         from_torch(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), torch.ones(3, 2))
+
+
+class HeatEquation(nn.Module):
+    """u, and u_t - u_xx by torch.autograd.grad."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        x = x.clone().detach().requires_grad_(True)
+        u = self.layers(x)
+        slope = torch.autograd.grad(u, x, grad_outputs=torch.ones_like(u), create_graph=True)[0]
+        bend = torch.autograd.grad(slope[:, :1].sum(), x, create_graph=True)[0]
+        return u, slope[:, 1:] - bend[:, :1]
+
+
+def test_derivatives_by_inputs_are_part_of_the_model():
+    check(Architecture("heat equation", "", lambda: (HeatEquation(), (torch.randn(5, 2),))))
+
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x, n=6) * self.weight, n=6)
+
+
+def test_a_complex_parameter_has_torchs_gradient():
+    check(Architecture("spectral", "", lambda: (Spectral(), (torch.randn(3, 6),))))

@@ -1,7 +1,8 @@
-"""torch.autograd.Function: its own backward is recorded beside its forward and becomes jax.custom_vjp.
+"""Gradients that a module's own code defines or asks for.
 
-While a module is recorded, `apply` runs both; marker operators say where the gradient enters. `enclose` then moves the
-backward's operators into a graph of their own.
+torch.autograd.Function: its backward is recorded beside its forward and becomes jax.custom_vjp. torch.autograd.grad
+becomes jax.vjp of the operators between its inputs and outputs. While a module is recorded, marker operators say where
+these gradients enter and leave; `enclose` then moves what belongs to them into graphs of their own.
 """
 
 import itertools
@@ -13,10 +14,11 @@ from torch.utils.checkpoint import CheckpointFunction
 
 _library = torch.library.Library("torch_bridge", "FRAGMENT")
 _library.define("cotangent(Tensor y, int which) -> Tensor")
+_library.define("gradient(Tensor[] ys, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
 _library.define("own_gradient(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
 _numbers = itertools.count()
 
-COTANGENT, OWN_GRADIENT = "torch_bridge.cotangent.default", "torch_bridge.own_gradient.default"
+OWN_GRADIENT, GRADIENT = "torch_bridge.own_gradient.default", "torch_bridge.gradient.default"
 
 
 @torch.library.register_fake("torch_bridge::cotangent", lib=_library)
@@ -27,6 +29,11 @@ def _cotangent(y, which):
 @torch.library.register_fake("torch_bridge::own_gradient", lib=_library)
 def _own_gradient(ys, cotangents, xs, slopes):
     return [torch.empty_like(y) for y in ys]
+
+
+@torch.library.register_fake("torch_bridge::gradient", lib=_library)
+def _gradient(ys, xs, slopes):
+    return [torch.empty_like(x) for x in xs]
 
 
 class Context:
@@ -87,48 +94,70 @@ def apply(cls, *args):
     return tuple(results) if isinstance(result, tuple) else results[0]
 
 
+def grad(outputs, inputs, grad_outputs=None, allow_unused=None, materialize_grads=False, **options):
+    """In place of torch.autograd.grad. `create_graph` is always true."""
+    one = lambda value: [value] if isinstance(value, torch.Tensor) else list(value)
+    outputs, inputs = one(outputs), one(inputs)
+    slopes = [None] * len(outputs) if grad_outputs is None else one(grad_outputs)
+    slopes = [torch.ones_like(y) if slope is None else slope for y, slope in zip(outputs, slopes, strict=True)]
+    return tuple(torch.ops.torch_bridge.gradient(outputs, inputs, slopes))
+
+
 def enclose(graph_module: torch.fx.GraphModule) -> None:
-    """Each own_gradient(ys, cotangents, xs, slopes) becomes own_gradient(ys, xs, residuals, backward): the operators
-    that lead from the cotangents to the slopes are moved into the graph `backward`."""
+    """Operators that a gradient belongs to are put into a graph of their own, which runs when the gradient is wanted:
+
+    own_gradient(ys, cotangents, xs, slopes) becomes own_gradient(ys, xs, residuals, backward), where `backward` leads
+    from the cotangents to the slopes; gradient(ys, xs, slopes) becomes gradient(xs, slopes, residuals, forward), where
+    `forward` leads from xs to ys.
+    """
     for inner in list(graph_module.modules()):
         if isinstance(inner, torch.fx.GraphModule):
             for node in list(inner.graph.nodes):
                 if str(node.target) == OWN_GRADIENT:
-                    _enclose(inner, node)
+                    ys, cotangents, xs, slopes = node.args
+                    node.args = (ys, xs, *_part(inner, node, cotangents, slopes))
+                    _drop(inner.graph, cotangents)
+                elif str(node.target) == GRADIENT:
+                    ys, xs, slopes = node.args
+                    node.args = (xs, slopes, *_part(inner, node, xs, ys))
             inner.recompile()
 
 
-def _enclose(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    ys, cotangents, xs, slopes = node.args
-    reached = set(cotangents)
-    for other in graph_module.graph.nodes:
-        if other is not node and reached.intersection(other.all_input_nodes):
+def _drop(graph: torch.fx.Graph, starts) -> None:
+    """Remove what follows from `starts` alone and is used no more."""
+    reached = set(starts)
+    for other in graph.nodes:
+        if reached.intersection(other.all_input_nodes):
             reached.add(other)
-    wanted, stack = set(), list(slopes)
+    for other in reversed(list(graph.nodes)):
+        if other in reached and not other.users and other.op == "call_function":
+            graph.erase_node(other)
+
+
+def _part(graph_module, node, starts, ends) -> tuple[list, torch.fx.Node]:
+    """A graph of what leads from `starts` to `ends`, held before `node`, and what else it needs as inputs."""
+    reached = set(starts)
+    for other in graph_module.graph.nodes:
+        if reached.intersection(other.all_input_nodes):
+            reached.add(other)
+    wanted, stack = set(), list(ends)
     while stack:
         other = stack.pop()
         if other in reached and other not in wanted:
             wanted.add(other)
-            stack.extend(other.all_input_nodes)
-    steps = [other for other in graph_module.graph.nodes if other in wanted and other not in cotangents]
-    inside = {*steps, *cotangents}
-    residuals = list(
-        dict.fromkeys(
-            [used for step in steps for used in step.all_input_nodes if used not in inside]
-            + [slope for slope in slopes if slope not in inside]
-        )
-    )
+            if other not in starts:
+                stack.extend(other.all_input_nodes)
+    steps = [other for other in graph_module.graph.nodes if other in wanted and other not in starts]
+    inside = {*steps, *starts}
+    needed = [used for step in steps for used in step.all_input_nodes] + list(ends)
+    needed = list(dict.fromkeys(used for used in needed if used not in inside))
     graph = torch.fx.Graph()
-    copies = {other: graph.placeholder(other.name) for other in [*cotangents, *residuals]}
-    for step in steps:
+    residuals = [used for used in needed if used.op != "get_attr"]
+    copies = {other: graph.placeholder(other.name) for other in [*starts, *residuals]}
+    for step in [used for used in needed if used.op == "get_attr"] + steps:
         copies[step] = graph.node_copy(step, copies.__getitem__)
-    graph.output(tuple(copies[slope] for slope in slopes))
-    name = f"{node.name}_backward"
-    backward = torch.fx.GraphModule(graph_module, graph)
-    graph_module.register_module(name, backward)
+    graph.output(tuple(copies[end] for end in ends))
+    name = f"{node.name}_part"
+    graph_module.register_module(name, torch.fx.GraphModule(graph_module, graph))
     with graph_module.graph.inserting_before(node):
-        held = graph_module.graph.get_attr(name)
-    node.args = (ys, xs, residuals, held)
-    for step in [*reversed(steps), *cotangents]:
-        if not step.users:
-            graph_module.graph.erase_node(step)
+        return residuals, graph_module.graph.get_attr(name)

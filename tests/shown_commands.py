@@ -185,6 +185,7 @@ ELSEWHERE = {
 
 NOT_RUN = {
     "installs an environment; the continuous integration and tests/chaos/packaging.py do": [
+        "python -m tests.chaos.packaging",
         "make run",
         "make test",
         "pip install -e '.[cuda,torch]'",
@@ -212,12 +213,13 @@ NOT_RUN = {
         "python -m benchmarks.startup",
         "python -m benchmarks.steps_per_call",
     ],
-    "destroys runs on purpose, for minutes to hours; done by hand before a release": [
+    "takes minutes to hours; done by hand before a release": [
         "python -m tests.chaos.config_fuzz --count 500 --seed S",
         "python -m tests.chaos.damages --damages 50",
         "python -m tests.chaos.full_disk",
         "python -m tests.chaos.kills --kills 100",
         "python -m tests.chaos.resume_matrix",
+        "python -m tests.chaos.shown_commands",
         "python -m tests.chaos.tasks_in_processes --tasks memory_lm.adapter --processes 4",
         'python -m tests.chaos.terms --terms 2 --phases "two processes"',
         "python -m tests.chaos.terms --terms 8 --phases start compile rescue step evaluation stall commit twice",

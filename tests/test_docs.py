@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from jaxtrain import load_config
+from jaxtrain import Trainer, TrainingConfig, load_config
+from torch_bridge import files
 
 ROOT = pathlib.Path(__file__).parents[1]
+FILES = {".json", ".log", ".pt", ".py", ".safetensors"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
@@ -59,3 +61,50 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch):
     torch.save(DigitsViT(load_config("configs/digits.yaml").model).state_dict(), weights)
     exec(back, namespace)
     assert namespace["module"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_every_setting_that_a_page_names_exists():
+    keys, section = set(), ""
+    for line in (ROOT / "docs/reference.md").read_text().splitlines():
+        if line.startswith("#"):
+            heading = re.match(r"#+ `([\w.]+)`", line)
+            section = f"{heading.group(1)}." if heading else ""
+        elif key := re.match(r"\| `([\w.]+)`", line):
+            keys.add(section + key.group(1))
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    known = lambda key: key in keys or any(other.startswith(f"{key}.") for other in keys)
+    wrong = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.S | re.M)
+        for span in re.findall(r"`([^`\n]+)`", text):
+            found = re.findall(r"(?:^|[ {])([a-z_]+\.[a-z_.]*[a-z_])(?=$|[:= ,])", span)
+            found = [
+                key for key in found if key.partition(".")[0] in sections and pathlib.Path(key).suffix not in FILES
+            ]
+            wrong += [f"{page.name}: {key}" for key in found if not known(key)]
+    assert wrong == []
+
+
+def test_what_replaces_torchs_code_runs_as_the_page_shows_it(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(# jaxtrain\n.*?)```", (ROOT / "docs/from_pytorch.md").read_text(), re.S)
+    assert len(blocks) == 5
+    data = torch.utils.data.TensorDataset(torch.randn(64, 3), torch.zeros(64, 1))
+    namespace = {
+        "DataLoader": torch.utils.data.DataLoader,
+        "TrainingConfig": lambda **given: TrainingConfig(**given | {"num_epochs": 1}),
+        "Trainer": Trainer,
+        "collate": torch.utils.data.default_collate,
+        "dataset": data,
+        "files": files,
+        "loss": torch.nn.MSELoss(),
+        "model": torch.nn.Linear(3, 1),
+        "torch": torch,
+        "train_dataset": data,
+        "val_dataset": data,
+    }
+    for block in blocks:
+        exec(block, namespace)
+    assert namespace["history"]["best_val_loss"] > 0
+    assert torch.load("mine.pt", weights_only=True).keys() == namespace["model"].state_dict().keys()

@@ -1,8 +1,10 @@
 """What a wheel holds: the packages, their data and the command; nothing else. tests/chaos/packaging.py installs it."""
 
 import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
@@ -56,3 +58,11 @@ def test_a_config_of_the_package_is_found_in_a_folder_without_one(tmp_path, monk
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/digits_tiny.yaml").write_text("task: digits.classify\nseed: 7\n")
     assert config_io.load("configs/digits_tiny.yaml")[1].seed == 7
+
+
+def test_one_version_of_the_project_and_of_its_linter_stands_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version} " in (ROOT / "CHANGELOG.md").read_text()
+    linter = re.search(r"^ruff==(\S+)", (ROOT / "constraints.txt").read_text(), re.M).group(1)
+    assert f"rev: v{linter}\n" in (ROOT / ".pre-commit-config.yaml").read_text()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from jaxtrain.errors import UserError
 
 FAILED = 1
+BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # what switches theirs off
 EXTRAS = {  # module -> the extra that brings it
     "torch": "torch",
     "sympy": "torch",
@@ -44,6 +45,8 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     With --json, what it leaves in `arguments.found` is the one thing that goes to the output.
     """
     output = sys.stdout
+    if getattr(arguments, "quiet", False) or not sys.stderr.isatty():
+        os.environ.update(dict.fromkeys(BARS, "1"))  # before those libraries are imported
     try:
         with _elsewhere(arguments):
             code = command(arguments) or 0

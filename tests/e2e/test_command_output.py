@@ -4,7 +4,9 @@ import ast
 import contextlib
 import io
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tomllib
 
@@ -20,6 +22,17 @@ TINY = ["--config", "configs/digits_tiny.yaml", "shard.devices=1", "train.steps=
 TINY += ["tracking.tensorboard=false", "evaluation.every_steps=2"]
 OF_THE_CORE = {"etils", "ml_dtypes", "orbax", "scipy", "sklearn", "yaml"}  # under other names, or brought by it
 ASKED_FOR = {"boto3"}  # by a message of its own
+
+READS = """
+import argparse
+from jaxtrain import commands
+
+def read(arguments):
+    import datasets
+    datasets.load_dataset("json", data_files="a.jsonl", split="train", cache_dir="cache")
+
+commands.main(read, argparse.Namespace())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +76,15 @@ def test_a_run_outside_a_terminal_draws_no_bar(tmp_path, capfd):
     assert "exported" in out
     assert "\r" not in out
     assert err == ""
+
+
+def test_reading_a_dataset_of_hugging_faces_draws_no_bar_either(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", READS]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("given", [[], ["--json"]])

@@ -18,9 +18,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import pytest  # noqa: E402
+
+from tests.processes import COMPILE_QUICKLY  # noqa: E402
+
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{COMPILE_QUICKLY} --xla_force_host_platform_device_count=8 {given}"
 
 KEPT_BYTES = 3 * 10**9
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+COMPILE_QUICKLY = "--xla_backend_optimization_level=0"  # nothing here runs long enough to repay optimised code
+
 
 def free_port() -> int:
     """A port whose neighbour is free too: torchrun's store takes the one, JAX's coordinator the other."""
@@ -53,7 +55,8 @@ def start(
     running = []
     for process in range(processes):
         own = environment(launcher, process, processes, port) if processes > 1 else {}
-        env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {k: str(v) for k, v in own.items()} | extra
+        own["XLA_FLAGS"] = COMPILE_QUICKLY
+        env = os.environ | {k: str(v) for k, v in own.items()} | extra
         command = [sys.executable, "-m", module, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         running.append(subprocess.Popen(command, env=env, text=True, **pipes))

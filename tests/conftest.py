@@ -8,6 +8,8 @@ import gc
 import importlib.util
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -23,8 +25,9 @@ import pytest  # noqa: E402
 
 from tests.processes import COMPILE_QUICKLY  # noqa: E402
 
-given = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{COMPILE_QUICKLY} --xla_force_host_platform_device_count=8 {given}"
+OPTIMISED = "JAXTRAIN_TESTS_OPTIMISED" in os.environ
+flags = ["--xla_force_host_platform_device_count=8", *([] if OPTIMISED else [COMPILE_QUICKLY])]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 KEPT_BYTES = 3 * 10**9
 
@@ -47,6 +50,19 @@ def _small_worker():
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # glibc only
             ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test marked `optimised` is about what users' programs compute: a process of its own compiles it as theirs."""
+    if OPTIMISED or pyfuncitem.get_closest_marker("optimised") is None:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_FLAGS", "PYTEST_"))}
+    environment["JAXTRAIN_TESTS_OPTIMISED"] = "1"
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 def pytest_handlecrashitem(crashitem, report, sched):

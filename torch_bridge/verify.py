@@ -111,8 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
     batches = [batch for _, _, batch in loader.batches((i, 1) for i in range(max(1, arguments.batches)))]
     loader.close()
     report = compare(task, config, model, twin, batches)
-    print(f"{config.task}, step {step}, {len(batches)} batches of {arguments.split}; relative L2 differences")
-    print(report)
+    if not arguments.json:
+        print(f"{config.task}, step {step}, {len(batches)} batches of {arguments.split}; relative L2 differences")
+        print(report)
     arguments.found = {"run": str(folder), "checkpoint": step, "split": arguments.split, "batches": len(batches)}
     arguments.found |= {"agrees": report.first is None, "not compared": report.unmatched}
     arguments.found["differences"] = [dataclasses.asdict(d) | {"departs": d.departs} for d in report.differences]

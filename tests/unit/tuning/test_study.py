@@ -84,15 +84,26 @@ def test_a_study_without_a_finished_trial_fails_and_says_why(files, capsys):
     assert "this trial is broken" in capsys.readouterr().err
 
 
-def test_the_median_pruner_ends_hopeless_trials_early(files):
-    space = """
-study: {trials: 4, sampler: {name: grid}, pruner: {name: median, startup_trials: 2, warmup_evaluations: 2}}
-optim.lr: {type: categorical, choices: [0.03, 0.02, 1.0e-6, 0.04]}
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        "{name: median, startup_trials: 2, warmup_evaluations: 2}",
+        "{name: asha, reduction_factor: 2}",
+        "{name: hyperband, reduction_factor: 2}",
+    ],
+    ids=["median", "asha", "hyperband"],
+)
+def test_a_pruner_ends_hopeless_trials_early_and_no_good_one(pruner, files):
+    space = f"""
+study: {{trials: 7, sampler: {{name: grid}}, pruner: {pruner}}}
+optim.lr: {{type: categorical, choices: [0.03, 1.0e-6, 2.0e-6, 1.0e-7, 2.0e-7, 3.0e-7, 4.0e-7]}}
 """
     assert tune.main([*files(space), "--no-plots"]) == 0
-    slow = next(trial for trial in history() if trial["params"]["optim.lr"] == 1e-6)
-    assert slow["state"] == "PRUNED"
-    assert len(slow["intermediate_values"]) < 10
+    trials = {trial["params"]["optim.lr"]: trial for trial in history()}
+    assert trials.pop(0.03)["state"] == "COMPLETE"
+    pruned = [trial for trial in trials.values() if trial["state"] == "PRUNED"]
+    assert len(pruned) >= 1
+    assert all(len(trial["intermediate_values"]) < 10 for trial in pruned)
 
 
 SEEDS = "seed: {type: categorical, choices: [1, 2]}\noptim.lr: {type: categorical, choices: [0.01, 0.03]}\n"

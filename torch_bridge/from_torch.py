@@ -35,10 +35,22 @@ def from_torch(
     modes: which graphs to record now; another is recorded when it is first called.
     The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
     """
+    module = unwrapped(module)
     record = Record(Forward(module))
     for mode in modes:
         record.graph(bind(module, *as_arguments(example_inputs)), training=mode == "training")
     return TorchModule(record, module)
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside torch.compile, DataParallel and DistributedDataParallel, which have no part in JAX."""
+    while True:
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            module = module._orig_mod
+        elif isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            module = module.module
+        else:
+            return module
 
 
 def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
@@ -224,5 +236,6 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
 
     Raises RuntimeError, as torch does, where names or shapes differ. Gives the module.
     """
-    module.load_state_dict({key: to_torch(array) for key, array in state_dict(model).items()}, strict=True)
+    state = {key: to_torch(array) for key, array in state_dict(model).items()}
+    unwrapped(module).load_state_dict(state, strict=True)
     return module

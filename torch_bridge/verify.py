@@ -298,9 +298,10 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
     words = []
     for side, collected in sides.items():
         metrics = evaluation.finish(task, config, *evaluation.collect(collected)) if collected else {}
-        words.append(f"{side} " + " ".join(f"{name} {value:.6f}" for name, value in metrics.items()))
-    size = describe_size(source)
-    return f"step {step} on {size} validation samples: {', '.join(words)}; largest output difference {largest:.1e}"
+        words += [f"{side} " + " ".join(f"{name} {value:.6f}" for name, value in metrics.items())] if metrics else []
+    found = [", ".join(words)] if words else []
+    found.append(f"largest output difference {largest:.1e}")
+    return f"step {step} on {describe_size(source)} validation samples: {'; '.join(found)}"
 
 
 def _best_or_last(folder: pathlib.Path) -> str:

@@ -17,7 +17,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.torch_module.torch_batch import Plan
 from jaxtrain.systems.torch_module.torch_loss import LossEntry, check_loss, main_output, takes_target
 from jaxtrain.task import Loss, Statistics, Task, TorchTwin
-from torch_bridge.from_torch import Forward, Record, TorchModule, state_of, write_back
+from torch_bridge.from_torch import Forward, Record, TorchModule, state_of, unwrapped, write_back
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import exception_line
 
@@ -35,6 +35,7 @@ class Definition:
         inputs: list[str] | None = None,
         target: str | None = None,
     ):
+        module = unwrapped(module)
         self.module = module
         example = {key: value for key, value in example_batch.items() if key not in RESERVED}
         self.plan = Plan.of(module, list(example), inputs, target)

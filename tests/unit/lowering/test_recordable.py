@@ -228,3 +228,9 @@ class Spectral(nn.Module):
 
 def test_a_complex_parameter_has_torchs_gradient():
     check(Architecture("spectral", "", lambda: (Spectral(), (torch.randn(3, 6),))))
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compile", "parallel"])
+def test_the_module_inside_a_wrapper_is_converted_under_its_own_names(wrap):
+    model = from_torch(wrap(nn.Linear(3, 2)), torch.ones(1, 3), ["evaluation"])
+    assert list(model.variables()) == ["weight", "bias"]

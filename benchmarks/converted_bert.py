@@ -17,8 +17,8 @@ import torch
 
 from benchmarks import parser, save
 from jaxtrain import Trainer, TrainingConfig, config_io
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from jaxtrain.task import find_task
-from tests.e2e import torchvision_schemas
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
@@ -68,7 +68,7 @@ def flax_steps(sizes: dict, columns: dict, options: dict) -> Callable[[int], Non
 
 
 def bert(sizes: dict) -> torch.nn.Module:
-    torchvision_schemas.declare()
+    declare_torchvision()
     import transformers
 
     torch.manual_seed(0)

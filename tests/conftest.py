@@ -128,6 +128,6 @@ def _imported(node):
 
 _TORCH_FREE = importlib.util.find_spec("torch") is None
 if not _TORCH_FREE:
-    from tests.e2e.torchvision_schemas import declare
+    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision as declare
 
     declare()  # before anything imports timm or transformers

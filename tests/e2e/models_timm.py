@@ -2,10 +2,10 @@
 
 import torch
 
-from tests.e2e import torchvision_schemas
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.architectures import Architecture
 
-torchvision_schemas.declare()
+declare_torchvision()
 
 
 def _image(name: str, kind: str, size: int = 32, training: bool = False, **options) -> Architecture:

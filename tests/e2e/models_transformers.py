@@ -3,10 +3,10 @@
 import torch
 import transformers
 
-from tests.e2e import torchvision_schemas
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.architectures import Architecture
 
-torchvision_schemas.declare()
+declare_torchvision()
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 VOCABULARY = 40
@@ -99,6 +99,7 @@ DECODERS = [
     _decoder("BLOOM, ALiBi", "Bloom", n_layer=2, n_head=2),
     _decoder("Llama, grouped queries", "Llama", **GQA),
     _decoder("Qwen2", "Qwen2", **GQA),
+    _decoder("Mixtral, grouped experts", "Mixtral", num_local_experts=4, **{**GQA, "num_hidden_layers": 1}),
     _decoder("Mistral, sliding window", "Mistral", sliding_window=3, **GQA),
     _decoder("Gemma 2, soft caps", "Gemma2", sliding_window=3, **GQA),
     _decoder("Phi-3", "Phi3", num_key_value_heads=1, pad_token_id=0),

@@ -162,7 +162,8 @@ def _obstacles(program: torch.export.ExportedProgram):
                 continue
             name = str(node.target)
             if isinstance(node.target, torch._ops.OpOverload):
-                if _data_dependent(node.meta.get("val")):
+                given = set().union(*(_free_sizes(used.meta.get("val")) for used in node.all_input_nodes))
+                if _free_sizes(node.meta.get("val")) - given:
                     what = f"the shape of {name}'s result depends on the values of a tensor"
                 elif name not in TABLE and name not in HIGHER_ORDER:
                     what = f"{name} has no lowering"
@@ -182,11 +183,12 @@ def _written_parameters(program: torch.export.ExportedProgram):
             yield Obstacle(f"{WRITTEN} {name}", source_line(node.stack_trace), module_path(node))
 
 
-def _data_dependent(value: Any) -> bool:
+def _free_sizes(value: Any) -> set:
+    """The symbols in a value's shape that stand for what only the data will tell."""
     if isinstance(value, (tuple, list)):
-        return any(map(_data_dependent, value))
+        return set().union(*map(_free_sizes, value))
     sizes = [size for size in getattr(value, "shape", ()) if isinstance(size, torch.SymInt)]
-    return any(torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(size) for size in sizes)
+    return set().union(*map(torch.fx.experimental.symbolic_shapes.free_unbacked_symbols, sizes))
 
 
 def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Obstacle]:

@@ -183,6 +183,22 @@ def test_one_error_lists_every_line_that_depends_on_data():
     assert "register" not in str(caught.value)
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.expert = nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = torch.nonzero(x[:, 0] > 0)[:, 0]
+        return torch.relu(self.expert(x[rows])).sum()
+
+
+def test_what_follows_from_a_shape_of_the_data_is_not_listed_too():
+    with pytest.raises(UnsupportedModel) as caught:
+        from_torch(Experts(), torch.randn(3, 4))
+    assert [obstacle.what.split()[3] for obstacle in caught.value.obstacles] == ["aten.nonzero.default's"]
+
+
 class Broken(nn.Module):
     def forward(self, x):
         raise ValueError("three is too many")

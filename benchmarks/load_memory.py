@@ -7,7 +7,6 @@ the host's.
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import pathlib
@@ -18,6 +17,7 @@ import tempfile
 import numpy as np
 
 from benchmarks import parser, save
+from jaxtrain.runtime import host_memory
 
 ALLOWED = 1.1  # times the largest tensor
 
@@ -62,7 +62,7 @@ def measure(path: pathlib.Path, layers: int, side: int) -> dict[str, float]:
     first = path.parent / f"first{path.suffix or '.safetensors'}"
     files.load(files.save({"x": np.zeros(2, np.float32)}, first))  # the code that reads is imported
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what creating the model left behind
+    host_memory.give_back()  # what creating the model left behind
     _reset_peak()
     before = _status("VmRSS")
     init_from.apply(trainer, path)

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib.util
@@ -46,10 +45,11 @@ def _small_worker():
     if _resident_bytes() > KEPT_BYTES:
         import jax
 
+        from jaxtrain.runtime import host_memory
+
         jax.clear_caches()
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc only
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        host_memory.give_back()
 
 
 @pytest.hookimpl(tryfirst=True)

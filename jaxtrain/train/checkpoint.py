@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import coordination
 from jaxtrain.train import orbax_memory, seal
 from jaxtrain.train.state import TrainState
@@ -231,6 +232,7 @@ class Checkpoints:
             saving.error = _reason(error)
             with contextlib.suppress(OSError):
                 self._clear_part(saving.step)
+        host_memory.give_back()  # the arrays' host copies
         self._agree(saving)
 
     def _finish(self, step: int, meta: dict) -> None:

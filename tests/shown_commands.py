@@ -214,7 +214,7 @@ NOT_RUN = {
         "python -m benchmarks.steps_per_call",
     ],
     "takes minutes to hours; done by hand before a release": [
-        "python -m tests.chaos.config_fuzz --count 500 --seed S",
+        "python -m tests.chaos.config_fuzz --count 2000 --seed 7",
         "python -m tests.chaos.damages --damages 50",
         "python -m tests.chaos.full_disk",
         "python -m tests.chaos.kills --kills 100",

@@ -183,7 +183,8 @@ class Population:
             loop.save(step, evaluated)
             loop.checkpoints.wait()
             loop.samples_per_s = loop.clock.samples_per_s(step)
-            record.write_summary(member.folder, member.summary(loop, time.perf_counter() - loop.clock.began))
+            summary = member.summary(loop, time.perf_counter() - loop.clock.began)
+            record.write_summary(member.folder, summary, member.layout.mesh.size)
             loop.tracker.close()
             self.ended[k], self.best[k] = True, None
 

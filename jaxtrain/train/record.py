@@ -18,27 +18,27 @@ def folder_of(config: TrainingConfig) -> pathlib.Path:
     return pathlib.Path(config.run.dir or pathlib.Path("runs") / (config.run.name or "run"))
 
 
-def environment() -> dict[str, Any]:
-    """What a result depends on: device, versions, git revision."""
+def environment(devices: int) -> dict[str, Any]:
+    """What a result depends on: the devices of its mesh, versions, git revision."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "device": f"{devices} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "versions": {name: metadata.version(name) for name in names},
         "git": git.stdout.strip() or None,
     }
 
 
-def write_start(folder: pathlib.Path, config: TrainingConfig) -> None:
+def write_start(folder: pathlib.Path, config: TrainingConfig, devices: int) -> None:
     """config.yaml and environment.json."""
     write(folder, "config.yaml", config_io.dump(config))
-    write(folder, "environment.json", json.dumps(environment(), indent=1))
+    write(folder, "environment.json", json.dumps(environment(devices), indent=1))
 
 
-def write_summary(folder: pathlib.Path, summary: dict[str, Any]) -> None:
+def write_summary(folder: pathlib.Path, summary: dict[str, Any], devices: int) -> None:
     """summary.json of a run that ended."""
-    write(folder, "summary.json", json.dumps(summary | environment(), indent=1))
+    write(folder, "summary.json", json.dumps(summary | environment(devices), indent=1))
 
 
 def changes(folder: pathlib.Path, config: TrainingConfig) -> list[str]:

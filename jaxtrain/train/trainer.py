@@ -219,7 +219,7 @@ class Trainer:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run(after_evaluation)
             if jax.process_index() == 0:
-                record.write_summary(self.folder, self.summary(loop, time.time() - started))
+                record.write_summary(self.folder, self.summary(loop, time.time() - started), self.layout.mesh.size)
             failed = False
         except Preempted:
             failed = False
@@ -267,7 +267,7 @@ class Trainer:
         tracker.rewind(int(self.state.step), loop.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
-            record.write_start(self.folder, config)
+            record.write_start(self.folder, config, self.layout.mesh.size)
         return loop
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:

@@ -23,7 +23,7 @@ from tests.contract.tasks import (
     tiny_file,
 )
 
-STEPS = ("train.steps=8", "evaluation.every_epochs=null", "evaluation.every_steps=3")  # compiled once for all tests
+STEPS = ("train.steps=9", "evaluation.every_epochs=null", "evaluation.every_steps=3")
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 

@@ -12,6 +12,8 @@ from jaxtrain.__main__ import COMMANDS
 from jaxtrain.tuning import space
 from tests.shown_commands import ELSEWHERE, LONG, NOT_RUN, RUN, in_turn, words
 
+pytest.importorskip("torch", reason="the commands of the pages export to torch and verify there")
+
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs", ROOT / "examples")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for folder in FOLDERS for page in folder.rglob("*.md"))]

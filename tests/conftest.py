@@ -7,8 +7,6 @@ import gc
 import importlib.util
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -19,14 +17,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import pytest  # noqa: E402
-
-from tests.processes import COMPILE_QUICKLY  # noqa: E402
-
-OPTIMISED = "JAXTRAIN_TESTS_OPTIMISED" in os.environ
-flags = ["--xla_force_host_platform_device_count=8", *([] if OPTIMISED else [COMPILE_QUICKLY])]
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 KEPT_BYTES = 3 * 10**9
 
@@ -50,19 +43,6 @@ def _small_worker():
         jax.clear_caches()
         gc.collect()
         host_memory.give_back()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """A test marked `optimised` is about what users' programs compute: a process of its own compiles it as theirs."""
-    if OPTIMISED or pyfuncitem.get_closest_marker("optimised") is None:
-        return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_FLAGS", "PYTEST_"))}
-    environment["JAXTRAIN_TESTS_OPTIMISED"] = "1"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return True
 
 
 def pytest_handlecrashitem(crashitem, report, sched):

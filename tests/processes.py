@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 
-COMPILE_QUICKLY = "--xla_backend_optimization_level=1"  # few runs here repay more; at 0 XLA computes wrongly
-
 
 def free_port() -> int:
     """A port whose neighbour is free too: torchrun's store takes the one, JAX's coordinator the other."""
@@ -55,8 +53,7 @@ def start(
     running = []
     for process in range(processes):
         own = environment(launcher, process, processes, port) if processes > 1 else {}
-        own["XLA_FLAGS"] = COMPILE_QUICKLY
-        env = os.environ | {k: str(v) for k, v in own.items()} | extra
+        env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {k: str(v) for k, v in own.items()} | extra
         command = [sys.executable, "-m", module, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         running.append(subprocess.Popen(command, env=env, text=True, **pipes))

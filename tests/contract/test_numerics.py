@@ -26,7 +26,6 @@ def test_bf16_and_fp16_reach_the_loss_of_fp32_within_the_tasks_tolerance(name, t
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=find_task(name).tolerance)
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("name", TASKS)
 def test_several_steps_per_call_give_the_same_bits_as_one(name, tmp_path):
     results = []

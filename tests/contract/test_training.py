@@ -23,7 +23,7 @@ from tests.contract.tasks import (
     tiny_file,
 )
 
-STEPS = ("train.steps=9", "evaluation.every_epochs=null", "evaluation.every_steps=3")
+STEPS = ("train.steps=6", "evaluation.every_epochs=null", "evaluation.every_steps=3")
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
@@ -71,7 +71,7 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(name, tmp_path):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
-    settings = (*STEPS, "checkpoint.every_steps=2", "train.log_every_steps=1")
+    settings = (*STEPS, "checkpoint.every_steps=2", "train.log_every_steps=1", "train.steps=8")
     whole = tiny(name, tmp_path / "whole", *settings)
     whole.train()
     folder = tmp_path / "killed"

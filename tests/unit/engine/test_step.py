@@ -15,7 +15,6 @@ from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits, difference, points, trained
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("count", [4, 16])
 def test_steps_per_call_gives_the_same_bits_as_one_step_at_a_time(tmp_path, count):
     network = runs.task(runs.Network)

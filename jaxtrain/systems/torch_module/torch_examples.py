@@ -117,8 +117,10 @@ def _line(error: Exception) -> str:
 def timm(model_name: str, **settings: Any) -> nn.Module:
     """A model of timm, `timm.create_model(model_name, **settings)`."""
     declare_torchvision()
-    import timm
-
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        raise UserError(f"model.target: this model is timm's, and there is no {error.name}: pip install timm") from None
     known = timm.list_models()
     if model_name.partition(".")[0] not in known and ":" not in model_name:
         near = difflib.get_close_matches(model_name, known)

@@ -215,6 +215,7 @@ NOT_RUN = {
     ],
     "takes minutes to hours; done by hand before a release": [
         "python -m tests.chaos.config_fuzz --count 2000 --seed 7",
+        "python -m tests.chaos.soak --minutes 30",
         "python -m tests.chaos.damages --damages 50",
         "python -m tests.chaos.full_disk",
         "python -m tests.chaos.kills --kills 100",

@@ -1,10 +1,11 @@
 """Checkpoints of a run: written aside in the background, sealed with the hash of every file, committed by a rename.
 
-    checkpoints/<step>/state/       the TrainState, in orbax's format, sharded
-    checkpoints/<step>/meta.json    what the host knows (metrics, best so far, plateau, unfinished averages), size and
-                                    SHA-256 of every file, and the hash of all that
-    checkpoints/<step>.part         unfinished: a save under way, or one that was killed
-    checkpoints/<step>.damaged      found damaged, set aside
+    checkpoints/<step>/state/         the TrainState, in orbax's format, sharded
+    checkpoints/<step>/history.jsonl  the epochs and evaluations of the run
+    checkpoints/<step>/meta.json      what else the host knows (metrics, best so far, plateau, unfinished averages),
+                                      size and SHA-256 of every file, and the hash of all that
+    checkpoints/<step>.part           unfinished: a save under way, or one that was killed
+    checkpoints/<step>.damaged        found damaged, set aside
 
 Older checkpoints go after a new one was read back and found whole.
 """
@@ -29,7 +30,7 @@ from etils import epath
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import coordination
-from jaxtrain.train import orbax_memory, seal
+from jaxtrain.train import histories, orbax_memory, seal
 from jaxtrain.train.state import TrainState
 
 PART, DAMAGED = ".part", ".damaged"
@@ -91,7 +92,8 @@ class Checkpoints:
 
     def meta(self, step: int) -> dict:
         """What the host knew at `step`. Raises UserError where the file is damaged."""
-        return seal.read(self.folder / str(step))
+        folder = self.folder / str(step)
+        return histories.read(folder, seal.read(folder))
 
     def problems(self, step: int) -> list[str]:
         """What is not as it was written, file by file; empty where the checkpoint is whole."""
@@ -148,6 +150,7 @@ class Checkpoints:
             return
         if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
             return
+        meta, history = histories.apart(meta)
         meta = copy.deepcopy(meta)  # the run goes on changing its own
         saving = self._saving = _Saving(step, next(_saves))
         try:
@@ -158,7 +161,7 @@ class Checkpoints:
             self._saver.save(epath.Path(self._part(step)) / "state", args=ocp.args.PyTreeSave(tree), force=True)
         except Exception as error:
             saving.error = _reason(error)
-        saving.thread = threading.Thread(target=self._commit, args=[saving, meta], name="jaxtrain-commit")
+        saving.thread = threading.Thread(target=self._commit, args=[saving, meta, history], name="jaxtrain-commit")
         saving.thread.start()
 
     def _check_room(self, step: int, tree: dict[str, Any]) -> None:
@@ -215,7 +218,7 @@ class Checkpoints:
                 )
             time.sleep(min(left, max(0.0, self._retry_at - time.monotonic())))
 
-    def _commit(self, saving: "_Saving", meta: dict) -> None:
+    def _commit(self, saving: "_Saving", meta: dict, history: dict[str, list]) -> None:
         """In a thread: all processes' arrays on disk, then the seal, the rename, the check, and the pruning."""
         try:
             self._saver.wait_until_finished()
@@ -225,7 +228,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 self._hear_others(saving)
                 if not saving.error:
-                    self._finish(saving.step, meta)
+                    self._finish(saving.step, meta, history)
                 else:
                     self._clear_part(saving.step)
         except Exception as error:
@@ -235,9 +238,9 @@ class Checkpoints:
         host_memory.give_back()  # the arrays' host copies
         self._agree(saving)
 
-    def _finish(self, step: int, meta: dict) -> None:
+    def _finish(self, step: int, meta: dict, history: dict[str, list]) -> None:
         part, final = self._part(step), self.folder / str(step)
-        seal.write(part, meta)
+        seal.write(part, meta | histories.write(part, history))
         if final.exists():
             shutil.rmtree(final)
         part.rename(final)
@@ -266,7 +269,11 @@ class Checkpoints:
 
     def _renew(self, step: int, meta: dict) -> None:
         """The arrays of `step` stand; what the host knows may be newer (an evaluation that was still to come)."""
-        if jax.process_index() == 0 and seal.renew(self.folder / str(step), meta):
+        if jax.process_index() != 0:
+            return
+        folder = self.folder / str(step)
+        meta, history = histories.apart(meta)
+        if seal.renew(folder, meta | histories.after(history, seal.read(folder).get(histories.WRITTEN, {}))):
             self._prune()
 
     def _part(self, step: int) -> pathlib.Path:
@@ -284,7 +291,8 @@ class Checkpoints:
         scored = []
         for step in self.steps():
             with contextlib.suppress(UserError):  # damaged: it is no candidate
-                scored.append((step, self.meta(step).get("metrics", {}).get(self.metric)))
+                sealed = seal.read(self.folder / str(step))
+                scored.append((step, sealed.get("metrics", {}).get(self.metric)))
         scored = [(sign * value, step) for step, value in scored if value is not None and value == value]
         return [step for _, step in sorted(scored)]
 

@@ -15,7 +15,7 @@ READERS = 4  # files hashed at a time
 
 def write(folder: pathlib.Path, meta: dict[str, Any]) -> None:
     """Seal the files that are in `folder` now."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent != folder]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME]
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         digests = list(pool.map(_digest, paths))
     files = {

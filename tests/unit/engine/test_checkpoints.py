@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def test_an_early_stop_stays_one_after_a_restart(tmp_path, monkeypatch):
 
 
 class Signalling:
-    """The runs' data, item by item; reading the `at`-th sends SIGUSR1."""
+    """The runs' data, item by item; reading the `at`-th sends SIGUSR1, and the next ones leave a second to obey it."""
 
     def __init__(self, at=None):
         self.columns, self.at, self.read = data(), at, 0
@@ -218,6 +219,8 @@ class Signalling:
         self.read += 1
         if self.read == self.at:
             os.kill(os.getpid(), signal.SIGUSR1)
+        if self.at is not None and 0 < self.read - self.at <= 20:
+            time.sleep(0.05)
         return {name: column[index] for name, column in self.columns.items()}
 
 
@@ -300,3 +303,68 @@ def test_a_save_leaves_fewer_than_one_object_per_array_behind(tmp_path):
 
     before = blocks_after(range(1, 6))
     assert (blocks_after(range(6, 16)) - before) / 10 < 100
+
+
+LONG = {
+    "train_history": [{"loss": 1 / (i + 1), "lr": float("nan")} for i in range(5000)],
+    "val_history": [{"loss": i / 7} for i in range(3000)],
+}
+
+
+@pytest.fixture
+def saver(tmp_path):
+    """Saves one small state: saver(step, meta) gives the checkpoints of the folder."""
+    state = trainer(tmp_path / "run").state
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, 1, "loss", "min")
+
+    def save(step, meta):
+        checkpoints.save(state, step, meta)
+        assert checkpoints.wait()
+        return checkpoints
+
+    return save
+
+
+def test_a_save_needs_no_more_memory_for_a_long_history(saver):
+    """A hundredth of what its entries take: lists of them, and one line of text at a time."""
+
+    def most_bytes(step: int, meta: dict) -> int:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        saver(step, meta)
+        return tracemalloc.get_traced_memory()[1] - before
+
+    long = {"metrics": {}, "train_history": LONG["train_history"] * 5, "val_history": []}
+    saver(1, long)
+    tracemalloc.start()
+    try:
+        short = most_bytes(2, {"metrics": {}, "train_history": [], "val_history": []})
+        assert most_bytes(3, long) < short + 1e6  # 25,000 entries; copied, they are 10 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_checkpoint_gives_the_history_back(saver):
+    meta = saver(4, {"metrics": {}, **LONG}).meta(4)
+    np.testing.assert_equal({name: meta[name] for name in LONG}, LONG)
+
+
+def test_an_evaluation_after_a_save_joins_its_history(saver, tmp_path):
+    saver(4, {"metrics": {}, **LONG})
+    later = {"metrics": {"loss": 0.5}, **LONG, "val_history": [*LONG["val_history"], {"loss": 0.5}]}
+    np.testing.assert_equal(saver(4, later).meta(4), {**later, "files": seal.read(tmp_path / "checkpoints/4")["files"]})
+
+
+def test_a_changed_history_is_damage(saver, tmp_path):
+    checkpoints = saver(4, {"metrics": {}, **LONG})
+    path = tmp_path / "checkpoints/4/history.jsonl"
+    path.write_text(path.read_text().replace("0.5", "0.6", 1))
+    assert checkpoints.problems(4) == ["history.jsonl: its content has changed"]
+
+
+def test_a_history_within_meta_json_is_read(saver, tmp_path):
+    """As checkpoints were before they had a file for it."""
+    checkpoints = saver(4, {"metrics": {}})
+    folder = tmp_path / "checkpoints/4"
+    seal.write(folder, {"metrics": {}, **LONG})
+    assert checkpoints.meta(4)["val_history"] == LONG["val_history"]

@@ -2,6 +2,10 @@
 
 import jax
 
+from jaxtrain.runtime import threefry
+
+threefry.install()
+
 
 class Rngs:
     """A source of fresh keys inside one traced call; `None` in its place means evaluation mode.

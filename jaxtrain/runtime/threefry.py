@@ -1,0 +1,34 @@
+"""jax's generator of random bits on a CPU as straight code: the same bits, without the loops that jax lowers it to.
+
+A loop keeps the state of the whole array in memory and is a dozen kernels to compile; straight code is fused into what
+uses the bits, as on a GPU. Source: Salmon et al. 2011 (Threefry-2x32, 20 rounds).
+"""
+
+import jax
+import jax.numpy as jnp
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+
+
+def install() -> None:
+    """For every program of this process that is compiled for a CPU from now on. A jax without these names keeps its
+    own: the bits are the same."""
+    try:
+        from jax.extend.core.primitives import threefry2x32_p
+        from jax.interpreters import mlir
+    except ImportError:
+        return
+    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")
+
+
+def threefry(key0, key1, x0, x1) -> tuple[jax.Array, jax.Array]:
+    """uint32 arrays that broadcast -> two of bits."""
+    keys = (key0, key1, key0 ^ key1 ^ jnp.uint32(PARITY))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = x0 ^ (x1 << jnp.uint32(rotation) | x1 >> jnp.uint32(32 - rotation))
+        x0, x1 = x0 + keys[(group + 1) % 3], x1 + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x0, x1

@@ -17,12 +17,59 @@ def collate(items: Sequence[Any]) -> dict[str, Any]:
     """
     first = items[0]
     if isinstance(first, Mapping):
-        return {str(key): stack([item[key] for item in items], str(key)) for key in first}
+        return {str(key): stack(_parts(items, key, str(key)), str(key)) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return {name: stack([item[i] for item in items], name) for i, name in enumerate(first._fields)}
+        return {name: stack(_parts(items, i, name), name) for i, name in enumerate(first._fields)}
     if isinstance(first, (tuple, list)):
-        return {str(i): stack([item[i] for item in items], str(i)) for i in range(len(first))}
+        return {str(i): stack(_parts(items, i, str(i)), str(i)) for i in range(len(first))}
     return {"0": stack(items, "0")}
+
+
+# key in an item (None: the item itself), name in the batch, rows, and what every further array has to have
+_Column = tuple[Any, str, Any, tuple[int, ...] | None, np.dtype | None]
+
+
+class Columns:
+    """`collate` of `size` items that are appended one by one, to the same batch or the same error.
+
+    An array is copied into its row at once, while the processor's caches hold it, and its memory serves the next item.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self._count = 0
+        self._columns: list[_Column] = []
+
+    def append(self, item: Any) -> None:
+        row = self._count
+        if not row:
+            self._columns = self._begin(item)
+        for i, (key, name, rows, shape, dtype) in enumerate(self._columns):
+            value = item if key is None else _part(item, key, name)
+            if shape is None:
+                rows.append(value)
+            elif type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
+                rows[row] = value
+            else:  # for `stack` to join or to refuse
+                self._columns[i] = key, name, [*rows[:row], value], None, None
+        self._count += 1
+
+    def _begin(self, first: Any) -> list[_Column]:
+        if isinstance(first, Mapping):
+            return [self._column(key, str(key), first[key]) for key in first]
+        if isinstance(first, (tuple, list)):
+            names = getattr(first, "_fields", range(len(first)))
+            return [self._column(i, str(name), first[i]) for i, name in enumerate(names)]
+        return [self._column(None, "0", first)]
+
+    def _column(self, key: Any, name: str, first: Any) -> _Column:
+        if type(first) is np.ndarray and first.ndim and first.dtype.isnative and _is_number(first.dtype):
+            return key, name, np.empty((self.size, *first.shape), first.dtype), first.shape, first.dtype
+        return key, name, [], None, None
+
+    def batch(self) -> dict[str, Any]:
+        """Raises UserError as `collate` does."""
+        return {name: stack(rows, name) if shape is None else narrow(rows) for _, name, rows, shape, _ in self._columns}
 
 
 def as_batch(value: Any) -> dict[str, Any]:
@@ -51,9 +98,9 @@ def stack(values: Sequence[Any], name: str) -> Any:
     """One array [batch, ...]; nested mappings and sequences stay nested. int64 becomes int32, float64 float32."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {str(key): stack([value[key] for value in values], f"{name}.{key}") for key in first}
+        return {str(key): stack(_parts(values, key, f"{name}.{key}"), f"{name}.{key}") for key in first}
     if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
-        return tuple(stack([value[i] for value in values], f"{name}.{i}") for i in range(len(first)))
+        return tuple(stack(_parts(values, i, f"{name}.{i}"), f"{name}.{i}") for i in range(len(first)))
     arrays = [np.asarray(value) for value in values]
     if len({array.shape for array in arrays}) > 1:
         shapes = list(dict.fromkeys(array.shape for array in arrays))
@@ -68,6 +115,25 @@ def stack(values: Sequence[Any], name: str) -> Any:
     if not shape:
         return narrow(np.array(arrays))
     return narrow(np.concatenate(arrays).reshape(len(arrays), *shape))  # np.stack takes longer
+
+
+def _parts(items: Sequence[Any], key: Any, name: str) -> list[Any]:
+    return [_part(item, key, name) for item in items]
+
+
+def _part(item: Any, key: Any, name: str) -> Any:
+    try:
+        return item[key]
+    except (LookupError, TypeError):
+        kind = f"has the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"is a {_described(item)}"
+        raise UserError(
+            f"the dataset is ragged: one item has `{name}` and another has not: it {kind}; return the same in every "
+            "item, or give the task a collate function"
+        ) from None
+
+
+def _described(item: Any) -> str:
+    return f"{type(item).__name__} of {len(item)}" if isinstance(item, (tuple, list)) else type(item).__name__
 
 
 def _no_number(value: Any, name: str) -> UserError:

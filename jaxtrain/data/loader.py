@@ -1,5 +1,6 @@
 """From positions to batches on the device: read, collate, place, keep a few ready."""
 
+import collections
 import itertools
 import math
 import queue
@@ -146,19 +147,21 @@ class Loader:
 
     def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict]]]:
         """(first step, count, host batches) of every call."""
+        calls = iter(calls)
         if isinstance(self.stream, Sequence):
-            start, calls = itertools.tee(calls)
-            batches = itertools.chain.from_iterable(self._sequence(self.crew, first) for first, _ in [next(start)])
+            begin = next(calls)
+            calls, batches = itertools.chain([begin], calls), self._sequence(self.crew, begin[0])
         else:
-            calls = list(calls)
-            batches = self._positions(calls)
+            calls, ahead = itertools.tee(calls)  # not a list: a run has millions
+            batches = self._positions(ahead)
+            del ahead
         for first, count in calls:
             together = list(itertools.islice(batches, count))
             if len(together) < count:
                 return
             yield first, count, together
 
-    def _positions(self, calls: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    def _positions(self, calls: Calls) -> Iterator[dict[str, Any]]:
         """The batch of every step, read ahead by the crew; those of one call share a shape."""
 
         def asked() -> Iterator[tuple[dict, Request | None]]:
@@ -166,13 +169,18 @@ class Loader:
                 together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
                 yield from (self._request(first + i, None, together) for i in range(count))
 
-        known, requests = itertools.tee(asked())
         if self.on_device or self._columnar:
-            yield from (batch for batch, _ in known)
+            yield from (batch for batch, _ in asked())
             return
-        answers = workers.in_turn(self.crew, (request for _, request in requests))
-        for answer in answers:
-            yield next(known)[0] | answer
+        known: collections.deque[dict] = collections.deque()
+
+        def requests() -> Iterator[Request]:
+            for batch, request in asked():
+                known.append(batch)
+                yield request
+
+        for answer in workers.in_turn(self.crew, requests()):
+            yield known.popleft() | answer
 
     @property
     def _columnar(self) -> bool:

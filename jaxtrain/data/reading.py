@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxtrain.data.collate import Columns
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.data.sources import BucketedSource, HookedSource, SequentialSource
@@ -124,7 +125,7 @@ class Reader:
             if set_epoch is not None:
                 set_epoch(epoch)
 
-    def _items(self, request: Request, seeded: Sequence[RandomState]) -> list[Any]:
+    def _items(self, request: Request, seeded: Sequence[RandomState]) -> list[Any] | Columns:
         many = getattr(self.source, "__getitems__", None)  # torch's protocol: several items in one go
         if many is None or seeded:
             return self._read_each(request, seeded)
@@ -134,28 +135,36 @@ class Reader:
         except Exception as error:
             raise _raised(error, f"samples {shorten(request.indices)}") from error
 
-    def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any]:
+    def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any] | Columns:
         """One after another; `states` are seeded anew before each."""
-        source, epoch, reading, items = self.source, request.epoch, self.reading, []
+        source, epoch, reading = self.source, request.epoch, self.reading
         indices = request.indices.tolist()
+        plain = self.collate is default_collate and not isinstance(source, BucketedSource)
+        items: list[Any] | Columns = Columns(len(indices)) if plain else []
         seeds = mix(self.seed, epoch, request.indices).tolist() if states else indices
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
                 for state in states:
                     state.seed(seed)
-                items.append(source[SampleIndex.of(index, epoch)])
+                item = source[SampleIndex.of(index, epoch)]
             except Exception as error:
                 raise _raised(error, f"sample {index}") from error
+            try:
+                items.append(item)
+            except UserError as error:
+                raise UserError(f"{error} (sample {index})") from None
         return items
 
-    def _collate(self, items: list[Any], request: Request) -> dict[str, Any]:
+    def _collate(self, items: list[Any] | Columns, request: Request) -> dict[str, Any]:
         bucketed = isinstance(self.source, BucketedSource)
         collate = self.source.collate_for(request.together) if bucketed else self.collate
         try:
-            return collate(items)
+            return items.batch() if isinstance(items, Columns) else collate(items)
         except UserError as error:
             raise UserError(f"{error} (samples {shorten(request.indices)})") from None
+        except Exception as error:
+            raise _raised(error, f"samples {shorten(request.indices)}", "the dataset's collate function") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +232,8 @@ def mix(*numbers: int | np.ndarray) -> np.ndarray:
     return value >> np.uint64(1)
 
 
-def _raised(error: Exception, where: str) -> DataError:
-    return DataError(f"the dataset raised at {where}: {type(error).__name__}: {error}")
+def _raised(error: Exception, where: str, what: str = "the dataset") -> DataError:
+    return DataError(f"{what} raised at {where}: {type(error).__name__}: {error}")
 
 
 def shorten(indices: np.ndarray) -> str:

@@ -115,6 +115,7 @@ GOOD = {"image": np.zeros((1, 8, 8), np.float32), "label": np.int32(1)}
     [
         ((), "the dataset is empty"),
         ((GOOD, {**GOOD, "image": np.zeros((1, 8, 7), np.float32)}), "the dataset is ragged: `image` has shape"),
+        ((GOOD, {"image": GOOD["image"]}), "the dataset's collate function raised at samples 0, 1: KeyError: 'label'"),
         ((GOOD, {**GOOD, "label": "seven"}), "returns str for `label`"),
         ((GOOD, broken), "the dataset raised at sample 1: KeyError: 'no such column'"),
         ((GOOD, {**GOOD, "label": np.int64(1) << 40}), "does not fit into 32 bits"),

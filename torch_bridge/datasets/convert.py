@@ -11,6 +11,8 @@ _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no suc
 _VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
 _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for tensor, (_, own) in _VIEWS.items()}
 
+_SCALARS = (int, float, str, np.generic, np.ndarray)
+
 
 def to_numpy(value: Any) -> Any:
     """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
@@ -19,6 +21,8 @@ def to_numpy(value: Any) -> Any:
             bits, own = _VIEWS[value.dtype]
             return value.detach().cpu().view(bits).numpy().view(own)
         return value.numpy(force=True)
+    if isinstance(value, _SCALARS):  # asking for a Mapping takes longer
+        return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(to_numpy, value))
     if isinstance(value, (tuple, list)):

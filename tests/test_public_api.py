@@ -25,6 +25,18 @@ def test_importing_jaxtrain_loads_neither_jax_nor_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_from_torch_is_a_function_under_both_of_its_names_and_its_package_loads_no_torch():
+    code = "import sys, torch_bridge; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    torch = pytest.importorskip("torch")
+    import torch_bridge
+    from torch_bridge.from_torch import from_torch
+
+    module, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    for convert in (torch_bridge.from_torch, from_torch):
+        assert convert(module, (x,))(x.numpy()).shape == (4, 2)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         jaxtrain.Nothing  # noqa: B018

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import sys
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -239,3 +241,13 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
     state = {key: to_torch(array) for key, array in state_dict(model).items()}
     unwrapped(module).load_state_dict(state, strict=True)
     return module
+
+
+class _Function(types.ModuleType):
+    """This file has its function's name: `torch_bridge.from_torch(...)` is the function too."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> TorchModule:
+        return from_torch(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Function

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.nn.correlation import correlate
-from torch_bridge.lowering.dtypes import cast, match_products, promote
+from torch_bridge.lowering.dtypes import cast, jax_dtype, match_products, promote
 from torch_bridge.lowering.table import lowering
 
 
@@ -187,9 +187,21 @@ def fft_c2r(call, x, dim, normalization, last_dim_size):
 
 @lowering("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
 def grouped_mm(call, x, weight, offs=None, bias=None, out_dtype=None):
-    """Rows of x [row, inner], in order of their group, times the matrix of the group, weight [group, inner, outer];
-    offs: where each group ends. Rows past the last end give 0."""
-    if x.ndim != 2 or weight.ndim != 3:
-        raise NotImplementedError(f"_grouped_mm of {x.ndim} and {weight.ndim} axes")
+    """Products of groups. offs: where each group ends on the axis that x or weight has no groups on.
+
+    x [row, inner], weight [group, inner, outer]: rows of each group times its matrix; rows past the last end give 0.
+    x [group, row, inner], weight [inner, column]: the columns of each group. Both 2-D: the inner axis is cut, the
+    result is [group, row, column]. Both 3-D: a batched product. Source: torch.nn.functional.grouped_mm.
+    """
     x, weight = match_products(x, weight)
-    return jax.lax.ragged_dot(x, weight, jnp.diff(offs, prepend=0))
+    if (x.ndim, weight.ndim) == (2, 3):
+        out = jax.lax.ragged_dot(x, weight, jnp.diff(offs, prepend=0))
+    elif (x.ndim, weight.ndim) == (3, 3):
+        out = jnp.matmul(x, weight)
+    else:
+        ends = offs[:, None]
+        place = jnp.arange(weight.shape[1] if x.ndim == 3 else weight.shape[0])
+        own = ((place < ends) & (place >= jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]]))).astype(x.dtype)
+        out = jnp.einsum("gmk,kn,gn->mn" if x.ndim == 3 else "mk,kn,gk->gmn", x, weight, own)
+    out = out if bias is None else out + bias
+    return out if out_dtype is None else out.astype(jax_dtype(out_dtype))

@@ -297,8 +297,9 @@ def mode(call, x, dim=-1, keepdim=False):
         return x, jnp.zeros((), jnp.int32)
     moved = jnp.moveaxis(x, dim, -1)
     count = jnp.sum(moved[..., :, None] == moved[..., None, :], axis=-1)
-    best = jnp.where(count == count.max(-1, keepdims=True), moved, jnp.asarray(jnp.inf, jnp.float32)).min(-1)
-    same = moved == best[..., None].astype(moved.dtype)
+    largest = jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).max
+    best = jnp.where(count == count.max(-1, keepdims=True), moved, jnp.asarray(largest, x.dtype)).min(-1)
+    same = moved == best[..., None]
     last = moved.shape[-1] - 1 - jnp.argmax(same[..., ::-1], axis=-1)
     values = jnp.take_along_axis(moved, last[..., None], axis=-1)
     where = last[..., None].astype(jnp.int32)

@@ -412,9 +412,15 @@ def _triangular_solve(draw):
 
 @case("_grouped_mm.default")
 def _grouped_mm(draw):
-    ends = torch.tensor([8, 8, 24, 32], dtype=torch.int32)
-    x, weight = draw.floats((32, 16), dtype=torch.bfloat16), draw.floats((4, 16, 24), dtype=torch.bfloat16)
-    return Case((x, weight, ends), gradient=False, scale=2)
+    x, weight, ends = draw.one(
+        ((32, 16), (4, 16, 24), (8, 8, 24, 32)),
+        ((4, 8, 16), (4, 16, 24), None),
+        ((8, 16), (16, 24), (8, 8, 16)),
+        ((3, 8, 16), (16, 24), (8, 8, 24)),
+    )
+    dtype = draw.one(torch.bfloat16, torch.float32)
+    ends = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    return Case((draw.floats(x, dtype=dtype), draw.floats(weight, dtype=dtype), ends), gradient=False, scale=2)
 
 
 @case("linalg_cholesky.default")

@@ -243,5 +243,6 @@ def _histc(draw):
 
 @case("mode.default")
 def _mode(draw):
-    x = draw.floats(draw.shape(1, smallest=1)).round() if draw.flag() else draw.ints(draw.shape(1, smallest=1), 0, 2)
+    shape, least = draw.shape(1, smallest=1), draw.one(0, 2**30)  # float32 holds no integer of the second kind
+    x = draw.floats(shape).round() if draw.flag() else draw.ints(shape, least, least + 2)
     return Case((x, draw.dim(x.dim()), draw.flag()), outputs=1)

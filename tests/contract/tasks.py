@@ -25,8 +25,10 @@ def tiny_file(name: str) -> pathlib.Path:
 
 
 def tiny(name: str, folder: pathlib.Path, *overrides: str, **options) -> Trainer:
-    """A trainer of the task's tiny config in `folder`, on one of the fake devices unless told otherwise."""
-    settings = [f"run.dir={folder}", "tracking.tensorboard=false", "run.quiet=true", "shard.devices=1", *overrides]
+    """A trainer of the task's tiny config in `folder`, on one of the fake devices and a step a call unless told
+    otherwise: tests that change neither model nor optimizer share one compiled step."""
+    settings = ["tracking.tensorboard=false", "run.quiet=true", "shard.devices=1", "train.steps_per_call=1"]
+    settings = [f"run.dir={folder}", *settings, *overrides]
     task, config = config_io.load(tiny_file(name), settings)
     return Trainer(config=config, task=task, **options)
 

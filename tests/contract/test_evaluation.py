@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 from jaxtrain.task import find_task
 from jaxtrain.train import init_from, training_file
@@ -16,6 +17,14 @@ from torch_bridge.state_dict import load_state_dict, state_dict
 
 RANKED = ("auroc",)  # of an untrained model: scores that rounding alone tells apart may change places
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
+
+
+def loss_of(trainer, batch):
+    """The task's Loss in evaluation mode, compiled."""
+    graph, state = nnx.split(trainer.model())
+    return jax.jit(lambda state, batch: trainer.task.loss(nnx.merge(graph, state), batch, trainer.config, None))(
+        state, batch
+    )
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -34,7 +43,7 @@ def test_padding_a_batch_changes_neither_loss_nor_weight(name, tmp_path):
     whole = trainer.train_loader.host_batch(0)
     padded = jax.tree.map(lambda rows: np.concatenate([rows, rows[:2]]), whole)
     padded["valid"][-2:] = False
-    losses = [trainer.task.loss(trainer.model(), batch, trainer.config, None) for batch in (whole, padded)]
+    losses = [loss_of(trainer, batch) for batch in (whole, padded)]
     assert float(losses[1].value) == pytest.approx(float(losses[0].value), rel=1e-5)
     assert float(losses[1].weight) == float(losses[0].weight)
 
@@ -44,7 +53,7 @@ def test_a_batch_without_a_valid_sample_adds_nothing(name, tmp_path):
     trainer = tiny(name, tmp_path, "data.batch_size=4", "data.placement=host")
     batch = trainer.train_loader.host_batch(0)
     batch["valid"] = np.zeros_like(batch["valid"])
-    loss = trainer.task.loss(trainer.model(), batch, trainer.config, None)
+    loss = loss_of(trainer, batch)
     assert (float(loss.value), float(loss.weight)) == (0.0, 0.0)
 
 

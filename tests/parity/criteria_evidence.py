@@ -37,6 +37,8 @@ def claims(name: str, case: dict) -> bool:
 def kind_of(case: dict) -> str | None:
     if "head_cfgs" in case:
         return "heads"
+    if "_span_metrics" in case:
+        return "spans"
     if "evidence_max_length" in case and "ok_rows" in case:
         return "data"
     if case.get("family") in FAMILIES and {"encoder", "criteria_encoder"} & set(case):
@@ -49,6 +51,7 @@ def kind_of(case: dict) -> str | None:
 def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     recipes = {
         "heads": replay_heads,
+        "spans": replay_spans,
         "data": replay_data,
         "variants": replay_variants,
         "trainer": replay_trainer,
@@ -332,6 +335,28 @@ def loaded(module: nnx.Module, tensors: dict[str, np.ndarray], prefix: str) -> n
     weights = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     load_state_dict(module, weights, strict=True)
     return module
+
+
+def replay_spans(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The original's evaluations of the given logits: `<function>/<metric>`."""
+    found = span_evaluations(case, tensors)
+    return {f"{name}/{metric}": np.float64(value) for name, values in found.items() for metric, value in values.items()}
+
+
+def span_evaluations(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """{the original's function: its metrics}."""
+    given = {key.removeprefix("in/"): value for key, value in tensors.items()}
+    ends = [given[f"{name}_logits"].argmax(-1) for name in ("start", "end")]
+    spans = scores.span_scores(*ends, given["start_positions"], given["end_positions"])
+    rows = [scores.cross_entropy_rows(given[f"{n}_logits"], given[f"{n}_positions"]) for n in ("start", "end")]
+    size, weights = case["batch_size"], case["loss_weights"]
+    span_loss = scores.mean_of_batch_means((rows[0] + rows[1]) / 2, size)
+    classes = scores.engine_scores(given["labels"], given["cls_logits"].argmax(-1))
+    class_loss = scores.mean_of_batch_means(scores.cross_entropy_rows(given["cls_logits"], given["labels"]), size)
+    total = weights["criteria"] * class_loss + weights["evidence"] * span_loss
+    both = {**scores.combined_scores(classes, spans), "loss": total}
+    evidence = {**spans, "loss": span_loss}
+    return {"_span_metrics": spans, "evidence._evaluate": evidence, "share._evaluate": both, "joint._evaluate": both}
 
 
 # --- the trainer ---------------------------------------------------------------------------------------------------

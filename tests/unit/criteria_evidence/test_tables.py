@@ -8,6 +8,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import csv_files, decoding, groundtruth, scores, splits, tokenization
 from jaxtrain.systems.criteria_evidence.alignment import find_answer_span, token_span_from_char
 from jaxtrain.train.early_stop import Best
+from tests.parity.criteria_evidence import span_evaluations
 from tests.unit.criteria_evidence.golden import FOLDER, assert_near, table
 
 CLASSIFICATION = table("metrics_classification")["cases"]
@@ -123,19 +124,8 @@ def test_an_unknown_evaluator_task_raises_typeerror_as_the_original():
 
 def test_span_and_joint_scores_are_the_originals():
     case, tensors = table("metrics_span"), load_file(FOLDER / "metrics_span.safetensors")
-    given = {key.removeprefix("in/"): value for key, value in tensors.items()}
-    ends = [given["start_logits"].argmax(-1), given["end_logits"].argmax(-1)]
-    spans = scores.span_scores(*ends, given["start_positions"], given["end_positions"])
-    assert_near(spans, case["_span_metrics"])
-    rows = [scores.cross_entropy_rows(given[f"{n}_logits"], given[f"{n}_positions"]) for n in ("start", "end")]
-    size, weights = case["batch_size"], case["loss_weights"]
-    span_loss = scores.mean_of_batch_means((rows[0] + rows[1]) / 2, size)
-    assert_near({**spans, "loss": span_loss}, case["evidence._evaluate"])
-    classes = scores.engine_scores(given["labels"], given["cls_logits"].argmax(-1))
-    class_loss = scores.mean_of_batch_means(scores.cross_entropy_rows(given["cls_logits"], given["labels"]), size)
-    total = weights["criteria"] * class_loss + weights["evidence"] * span_loss
-    for name in ("share", "joint"):
-        assert_near({**scores.combined_scores(classes, spans), "loss": total}, case[f"{name}._evaluate"])
+    for name, found in span_evaluations(case, tensors).items():
+        assert_near(found, case[name])
 
 
 @pytest.mark.parametrize("case", table("early_stopping")["cases"])

@@ -11,7 +11,7 @@ from typing import Any
 from jaxtrain import commands
 
 CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
-EXTRAS = {  # module -> what needs it
+OPTIONAL = {  # module -> what needs it
     "torch": "torch Datasets and .pt exports",
     "transformers": "the text systems",
     "PIL": "hjepa",
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     known = {name: importlib.metadata.version(name) for name in CORE}
     providers = importlib.metadata.packages_distributions()  # the module mlflow comes from mlflow or mlflow-skinny
-    for module, purpose in EXTRAS.items():
+    for module, purpose in OPTIONAL.items():
         names = providers.get(module)
         known[module] = importlib.metadata.version(names[0]) if names else f"not installed ({purpose})"
     return known

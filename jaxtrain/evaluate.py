@@ -18,8 +18,7 @@ def main(argv: commands.Arguments = None) -> int:
     commands.add_checkpoint(p)
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--output", metavar="F.json", help="write the metrics here too")
-    p.add_argument("--json", action="store_true", help="on one line, and all else to the error output")
-    p.set_defaults(found=None)
+    commands.add_json(p)
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the run's config.yaml")
     return commands.main(run, p.parse_intermixed_args(argv))
 

@@ -63,6 +63,8 @@ class Preemption:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = {number: signal.signal(number, _wake) for number in SIGNALS}
+        # A process is born with the signals blocked that its parent, perhaps a fork server, had blocked.
+        self._blocked_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) & set(SIGNALS)
         # A Python handler waits until the main thread is back from C++; the pipe is written at once.
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=[self._reader], name="jaxtrain-preemption", daemon=True).start()
@@ -89,6 +91,7 @@ class Preemption:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked_before)
         self._before = {}
         os.close(self._writer)
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 
+_PLAIN_NUMBERS = {bool, int, float}
+
 
 def collate(items: Sequence[Any]) -> dict[str, Any]:
     """Stack items into a dict: a mapping keeps its keys, a tuple gets "0", "1", ..., a single array is "0".
@@ -101,6 +103,8 @@ def stack(values: Sequence[Any], name: str) -> Any:
         return {str(key): stack(_parts(values, key, f"{name}.{key}"), f"{name}.{key}") for key in first}
     if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
         return tuple(stack(_parts(values, i, f"{name}.{i}"), f"{name}.{i}") for i in range(len(first)))
+    if set(map(type, values)) <= _PLAIN_NUMBERS and _is_number((joined := np.array(values)).dtype):
+        return narrow(joined)
     arrays = [np.asarray(value) for value in values]
     if len({array.shape for array in arrays}) > 1:
         shapes = list(dict.fromkeys(array.shape for array in arrays))

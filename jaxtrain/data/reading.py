@@ -131,23 +131,23 @@ class Reader:
             return self._read_each(request, seeded)
         self.reading(int(request.indices[0]))
         try:
-            return list(many([SampleIndex.of(index, request.epoch) for index in request.indices.tolist()]))
+            return list(many(self._positions(request)))
         except Exception as error:
             raise _raised(error, f"samples {shorten(request.indices)}") from error
 
     def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any] | Columns:
         """One after another; `states` are seeded anew before each."""
-        source, epoch, reading = self.source, request.epoch, self.reading
-        indices = request.indices.tolist()
+        source, reading = self.source, self.reading
+        indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
         items: list[Any] | Columns = Columns(len(indices)) if plain else []
-        seeds = mix(self.seed, epoch, request.indices).tolist() if states else indices
+        seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
                 for state in states:
                     state.seed(seed)
-                item = source[SampleIndex.of(index, epoch)]
+                item = source[index]
             except Exception as error:
                 raise _raised(error, f"sample {index}") from error
             try:
@@ -155,6 +155,13 @@ class Reader:
             except UserError as error:
                 raise UserError(f"{error} (sample {index})") from None
         return items
+
+    def _positions(self, request: Request) -> list[int]:
+        """A dataset of another world gets plain integers: it hears of epochs by `set_epoch`."""
+        indices = request.indices.tolist()
+        if isinstance(self.source, HookedSource):
+            return indices
+        return [SampleIndex.of(index, request.epoch) for index in indices]
 
     def _collate(self, items: list[Any] | Columns, request: Request) -> dict[str, Any]:
         bucketed = isinstance(self.source, BucketedSource)

@@ -50,6 +50,12 @@ BERT = (
     "model.encoder={vocab_size: 30522, hidden_size: %d, num_hidden_layers: %d, num_attention_heads: %d, "
     "intermediate_size: %d, max_position_embeddings: 512, pad_token_id: 0}"
 )
+SAE_FROM_THE_START = (  # every step updates, with the coefficients that the schedules end at, and revives nothing
+    "sae.primary=null",
+    "sae.steps_before_train=16",
+    "sae.l1_warmup_steps=0",
+    "sae.resample_steps=[]",
+)
 CASES: dict[str, dict[str, Case]] = {
     "fmri_autoencoder": {
         "small": Case(
@@ -66,6 +72,18 @@ CASES: dict[str, dict[str, Case]] = {
     "set_completion": {
         "small": Case("configs/splat_small.yaml", (), 32, "validation"),
         "reference": Case("configs/splat_production.yaml", ("data.synthetic.sets=100000",), 1024, "validation"),
+    },
+    "sparse_autoencoder": {
+        "small": Case("configs/splat_sae.yaml", SAE_FROM_THE_START, 16, "validation"),
+        "reference": Case(
+            "configs/splat_sae.yaml",
+            (*SAE_FROM_THE_START, "model.vocab_size=140", "model.weapon_vocab_size=130", "model.hidden_dim=512",
+             "model.num_layers=3", "model.num_heads=8", "model.num_inducing_points=32",
+             "sae.expansion_factor=48", "sae.buffer_size=100000", "sae.batch_size=1024",
+             "data.synthetic.sets=20000", "data.synthetic.weapons=130"),
+            32,
+            "validation",
+        ),
     },
     "hjepa": {
         "small": Case("configs/hjepa_digits.yaml", ("masking.where=loader",), 128),

@@ -51,7 +51,7 @@ TASKS = {
         couples_samples=True,  # the loss is of the buffer's rows
         initial_weights=features.initial_weights,
         report=_later("reports", "feature_report"),
-        twin=TorchTwin(build=_twin("build_features"), call=_twin("call_features"), loss=_twin("loss_features")),
+        twin=TorchTwin(**{part: _twin(f"{part}_features") for part in ("build", "call", "loss", "after_update")}),
         numbers=("seed", "sae.l1_coefficient", "sae.usage_coefficient", "sae.target_usage"),
         tiny_config="splat_sae_tiny",
     ),

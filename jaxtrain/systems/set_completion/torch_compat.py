@@ -9,6 +9,7 @@ import torch
 
 from jaxtrain.systems.set_completion.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.masking import SetDataset
+from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
 from jaxtrain.systems.set_completion.torch_twin import SetCompletionModel, SparseAutoencoder
 from torch_bridge.state_dict import convert_ddp_state
 
@@ -29,44 +30,6 @@ __all__ = [
     "train_epoch",
     "validate",
 ]
-
-
-class ActivationBuffer:
-    """A ring buffer of activations in torch; a run of the `sae` task keeps its own on the device.
-
-    size: rows kept. dim: their width, taken from the first rows if left out. exact_fill_bug: count as the original does
-    when writes end exactly at the end (nothing is there until the next wrap).
-    """
-
-    def __init__(self, size: int = 819_200, dim: int | None = None, device="cpu", exact_fill_bug: bool = False):
-        self.size, self.device, self.exact_fill_bug = size, device, exact_fill_bug
-        self.buffer = None if dim is None else torch.zeros(size, dim, device=device)
-        self.position, self.full = 0, False
-
-    def __len__(self) -> int:
-        return self.size if self.full else self.position
-
-    def add(self, activations) -> None:
-        """Write rows [row, dim]; further axes are flattened to rows. Raises ValueError for another width."""
-        rows = activations.detach().reshape(-1, activations.shape[-1]).to(self.device, torch.float32)
-        if self.buffer is None:
-            self.buffer = torch.zeros(self.size, rows.shape[1], device=self.device)
-        if rows.shape[1] != self.buffer.shape[1]:
-            raise ValueError(f"activations are {rows.shape[1]} wide, the buffer {self.buffer.shape[1]}")
-        if len(rows) >= self.size:
-            self.buffer[:] = rows[-self.size :]
-            self.position, self.full = 0, True
-            return
-        end = self.position + len(rows)
-        self.buffer[torch.arange(self.position, end, device=self.device) % self.size] = rows
-        self.full = self.full or (end > self.size if self.exact_fill_bug else end >= self.size)
-        self.position = end % self.size
-
-    def get_loader(self, batch_size: int, shuffle: bool = True):
-        """A DataLoader over what is there, or None while nothing is."""
-        if not len(self):
-            return None
-        return torch.utils.data.DataLoader(self.buffer[: len(self)], batch_size=batch_size, shuffle=shuffle)
 
 
 def create_collate_fn(pad_token_id: int):

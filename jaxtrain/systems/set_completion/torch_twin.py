@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
+
 
 def feedforward(width):
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -187,11 +189,19 @@ class SparseAutoencoder(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """The frozen model and the autoencoder on its pooled vectors: what the `sae` task exports."""
+    """The frozen model and the autoencoder on its pooled vectors: what the `sae` task exports.
 
-    def __init__(self, primary, sae):
+    recent: the pooled vectors of the last batches, for training only.
+    """
+
+    def __init__(self, primary, sae, recent):
         super().__init__()
-        self.primary, self.sae = primary, sae
+        self.primary, self.sae, self.recent = primary, sae, recent
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.primary.eval()  # it is frozen, and drops nothing
+        return self
 
 
 def build(config):
@@ -202,7 +212,7 @@ def build_features(config):
     settings = config.sae
     trained = settings.train_decoder and config.compat != "original"
     sae = SparseAutoencoder(config.model.hidden_dim, settings.expansion_factor, trained, settings.top_k)
-    return FeatureModel(build(config), sae)
+    return FeatureModel(build(config), sae, ActivationBuffer(settings.buffer_size))
 
 
 def inputs_of(module, batch):
@@ -253,13 +263,26 @@ def call_features(module, batch):
 
 
 def loss_features(module, batch, config):
-    """The autoencoder's loss on the batch's own pooled vectors, as in evaluation; the usage average stays."""
+    """Evaluation: the loss on the batch's own pooled vectors. Training: on rows of the buffer that they go into, and 0
+    until it holds sae.steps_before_train; the usage average moves. Coefficients are those that the schedules end at."""
+    settings, sae = config.sae, module.sae
     with torch.no_grad():
         tokens, weapon, hidden, present = inputs_of(module.primary, batch)
         x = module.primary.pooled(tokens, weapon, hidden)[present & batch["valid"]]
-    reconstruction, h = module.sae(x)
-    settings = config.sae
-    rho, p = settings.target_usage, module.sae.usage_ema.clamp(1e-7, 1 - 1e-7)
+    if module.training:
+        module.recent.add(x)
+        if len(module.recent) < settings.steps_before_train:
+            return 0.0 * sae.encoder.bias.sum()
+        x = module.recent.sample(settings.batch_size)
+    reconstruction, h = sae(x)
+    if module.training:
+        sae.usage_ema.lerp_((h > 0).float().mean(0).detach(), 0.01)
+    rho, p = settings.target_usage, sae.usage_ema.clamp(1e-7, 1 - 1e-7)
     usage = (rho * torch.log(rho / p) + (1 - rho) * torch.log((1 - rho) / (1 - p))).mean()
     mse = (reconstruction - x).square().mean()
     return mse + settings.l1_coefficient * h.abs().sum(1).mean() + settings.usage_coefficient * usage
+
+
+def after_update_features(module, updates, config):
+    """Unit columns again. Dead features are not resampled here."""
+    module.sae.normalize_decoder()

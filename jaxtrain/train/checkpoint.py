@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -36,6 +37,9 @@ from jaxtrain.train.state import TrainState
 PART, DAMAGED = ".part", ".damaged"
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
+SPLIT_BYTES = (
+    64 * 2**20
+)  # replicas share the writing of an array from this many on each; a slice is a program to compile
 OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
 
 
@@ -69,7 +73,13 @@ class Checkpoints:
         self.warn = warn
         logging.getLogger("absl").addFilter(_is_news)
         orbax_memory.spare()
-        self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
+        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SPLIT_BYTES)
+        handlers = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        )
+        self._saver = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=handlers)
+        )
         self._saving: _Saving | None = None
         self._failures = 0  # in a row
         self._retry_at = float("inf")

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import logging
 import os
 import pathlib
 import random
@@ -13,6 +14,7 @@ import threading
 import time
 import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from jaxtrain import UserError, checkpoints, export, run
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
-from jaxtrain.train import seal
+from jaxtrain.train import checkpoint, seal
 from jaxtrain.train.checkpoint import Checkpoints, SaveError
 from jaxtrain.train.early_stop import Best
 from tests.chaos.damages import DAMAGES
@@ -368,3 +370,15 @@ def test_a_history_within_meta_json_is_read(saver, tmp_path):
     folder = tmp_path / "checkpoints/4"
     seal.write(folder, {"metrics": {}, **LONG})
     assert checkpoints.meta(4)["val_history"] == LONG["val_history"]
+
+
+@pytest.mark.parametrize("split_bytes", [checkpoint.SPLIT_BYTES, 16])
+def test_replicas_share_the_writing_of_large_arrays_only(split_bytes, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint, "SPLIT_BYTES", split_bytes)
+    made, again = (trainer(tmp_path, shard__devices=8, **SAVING) for _ in range(2))
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        made.train()
+    slices = [record for record in caplog.records if record.getMessage().startswith("Compiling jit(slice)")]
+    assert bool(slices) == (split_bytes == 16)
+    again.train()
+    assert_same_bits(arrays(made), arrays(again))

@@ -141,13 +141,14 @@ class Reader:
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
         items: list[Any] | Columns = Columns(len(indices)) if plain else []
+        read = getattr(source, "raw", source.__getitem__) if plain else source.__getitem__
         seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
                 for state in states:
                     state.seed(seed)
-                item = source[index]
+                item = read(index)
             except Exception as error:
                 raise _raised(error, f"sample {index}") from error
             try:

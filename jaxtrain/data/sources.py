@@ -52,6 +52,7 @@ class HookedSource:
 
     workers_wanted: worker processes that it asks for, where data.num_workers does not.
     random_states: further global generators that its items may draw from (reading.RandomState).
+    raw: the sample at a position as the dataset gives it, if `collate` knows its kind (collate.as_array, collate.join).
     enter_worker: called once in every worker process, before the first item.
     enter_thread: called in the thread that reads ahead, where there are no worker processes.
     reducers: type -> function, for values in it that pickle would copy for every worker (as copyreg has them).

@@ -1,11 +1,13 @@
 """Tensors <-> numpy arrays, inside any nesting of dicts, lists and tuples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+
+from jaxtrain.data import collate
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
 _VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
@@ -33,6 +35,17 @@ def to_numpy(value: Any) -> Any:
     if kind is dict or isinstance(value, Mapping):
         return {key: to_numpy(inner) for key, inner in value.items()}
     return value
+
+
+collate.as_array.register(torch.Tensor, to_numpy)
+
+
+@collate.join.register(torch.Tensor)
+def _join(first: torch.Tensor, values: Sequence[Any]) -> np.ndarray | None:
+    same = (first.shape, first.dtype)
+    if all(type(value) is torch.Tensor and (value.shape, value.dtype) == same for value in values):
+        return to_numpy(torch.stack(values))
+    return None
 
 
 def to_torch(array: Any) -> torch.Tensor:

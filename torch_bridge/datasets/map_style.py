@@ -31,6 +31,9 @@ class TorchHooks(HookedSource):
     dataset: Any
     worker_init_fn: Callable[[int], None] | None = None
 
+    def raw(self, index: int) -> Any:
+        return self.dataset[index]
+
     def random_states(self) -> list:
         return [TorchRandom()]
 

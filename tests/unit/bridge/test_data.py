@@ -9,12 +9,14 @@ import torch
 from torch.utils import data
 
 from jaxtrain.data import workers
+from jaxtrain.data.collate import Columns, collate
 from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
 from jaxtrain.data.reading import Request
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import DataError, UserError
 from tests.unit.bridge import data_sets as sets
+from torch_bridge.datasets import to_numpy
 
 
 def loader(dataset, count: int = 0, batch_size: int = 8, training: bool = True, timeout_s: float = 60, shuffle=True):
@@ -279,3 +281,24 @@ def test_batches_that_are_made_already_pass_as_they_are():
     items = [torch.arange(4 * i, 4 * i + 4) for i in range(3)]
     given = data.DataLoader(items, batch_size=None)
     assert values_of(read(loader(given, batch_size=4), 0, 3)) == list(range(12))
+
+
+@pytest.mark.parametrize("size", [4, 40_000])  # joined in one go, and copied row by row
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_of_any_size_and_dtype_make_the_batch_that_arrays_make(size, dtype):
+    rows = [(torch.arange(size) % 7 + i).to(dtype).requires_grad_(dtype.is_floating_point) for i in range(3)]
+    columns = Columns(3)
+    for row in rows:
+        columns.append({"x": row, "label": 1})
+    batch, wanted = columns.batch(), collate([{"x": to_numpy(row), "label": 1} for row in rows])
+    assert batch["x"].dtype == wanted["x"].dtype
+    np.testing.assert_array_equal(batch["x"], wanted["x"])
+    np.testing.assert_array_equal(batch["label"], wanted["label"])
+
+
+def test_tensors_that_do_not_fit_together_are_refused_by_name():
+    columns = Columns(2)
+    for length in (3, 4):
+        columns.append((torch.ones(length), 0))
+    with pytest.raises(UserError, match=r"ragged: `0` has shape \[3\] in one item and \[4\] in another"):
+        columns.batch()

@@ -14,7 +14,6 @@ same numbers bit for bit.
 
 import argparse
 import dataclasses
-import itertools
 import json
 import pathlib
 import re
@@ -93,57 +92,53 @@ def told(worst: Mapping[str, float]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """Runs of every task under both strategies; their folders lie in `place`. more: settings that win."""
+    """Runs of a task under both strategies; their folders lie in `place`. more: settings that win."""
 
-    tasks: list[str]
+    task: str
     steps: int
     place: pathlib.Path
     more: tuple[str, ...] = ()
 
-    def runs(self, count: int) -> dict[tuple[str, str], pathlib.Path]:
-        """Folders of the runs with so many processes, by (task, strategy)."""
-        pairs = itertools.product(self.tasks, STRATEGIES)
-        return {(task, strategy): self.place / f"{task}-{count}-{strategy}" for task, strategy in pairs}
+    def runs(self, count: int) -> dict[str, pathlib.Path]:
+        """Folders of the runs with so many processes, by strategy."""
+        return {strategy: self.place / f"{self.task}-{count}-{strategy}" for strategy in STRATEGIES}
 
-    def train(self, count: int, folders: Mapping[tuple[str, str], pathlib.Path]) -> None:
-        together.train(
-            count, [self.job(task, strategy, folder) for (task, strategy), folder in folders.items()], self.place
-        )
+    def train(self, count: int, folders: Mapping[str, pathlib.Path]) -> None:
+        together.train(count, [self.job(strategy, folder) for strategy, folder in folders.items()], self.place)
 
-    def job(self, task: str, strategy: str, folder: pathlib.Path) -> together.Job:
+    def job(self, strategy: str, folder: pathlib.Path) -> together.Job:
         from tests.contract.tasks import tiny_file
 
         own = (f"run.dir={folder}", f"shard.strategy={strategy}")
-        return tiny_file(task), (*settings(task, self.steps), *self.more, *own)
+        return tiny_file(self.task), (*settings(self.task, self.steps), *self.more, *own)
 
     def change_the_last_bit(self) -> None:
         """One process against one process whose initial weights differ in their last bit."""
-        for task in self.tasks:
-            folder = self.place / f"{task}-changed"
-            process = Forked([self.job(task, "ddp", folder)], {}, self.place / "changed.log", work=_train_changed)
-            assert process.wait(together.LIMIT_S) == 0, (self.place / "changed.log").read_text()[-3000:]
-            worst = largest_differences(values(self.runs(1)[task, "ddp"]), values(folder))
-            print(f"{task}, initial weights changed in their last bit: {told(worst)}", flush=True)
+        folder, log = self.place / f"{self.task}-changed", self.place / "changed.log"
+        process = Forked([self.job("ddp", folder)], {}, log, work=_train_changed)
+        assert process.wait(together.LIMIT_S) == 0, log.read_text()[-3000:]
+        worst = largest_differences(values(self.runs(1)["ddp"]), values(folder))
+        print(f"{self.task}, initial weights changed in their last bit: {told(worst)}", flush=True)
 
     def differ(self, count: int) -> list[bool]:
         """Which runs with so many processes, just trained, are not as one process' run with ddp."""
         found = []
-        for (task, strategy), folder in self.runs(count).items():
-            worst = largest_differences(values(self.runs(1)[task, "ddp"]), values(folder))
+        for strategy, folder in self.runs(count).items():
+            worst = largest_differences(values(self.runs(1)["ddp"]), values(folder))
             found.append(max(worst["loss"], worst["evaluation"]) > LIMIT or worst["decisions"] > ONE_SAMPLE)
-            print(f"{task} {count} x {strategy}: {told(worst)}{'  DIFFERS' if found[-1] else ''}", flush=True)
+            print(f"{self.task} {count} x {strategy}: {told(worst)}{'  DIFFERS' if found[-1] else ''}", flush=True)
         return found
 
     def resume(self, count: int) -> list[bool]:
         """Which runs with so many processes, taken back to their middle, do not go on as before."""
         runs = self.runs(count)
-        copies = {key: take_back(folder, self.steps // 2) for key, folder in runs.items()}
+        copies = {strategy: take_back(folder, self.steps // 2) for strategy, folder in runs.items()}
         self.train(count, copies)
         found = []
-        for (task, strategy), folder in runs.items():
-            found.append(max(largest_differences(values(folder), values(copies[task, strategy])).values()) > 0)
+        for strategy, folder in runs.items():
+            found.append(max(largest_differences(values(folder), values(copies[strategy])).values()) > 0)
             said = "  DIFFERS" if found[-1] else " with the same bits"
-            print(f"{task} {count} x {strategy}: resumed at step {self.steps // 2}{said}", flush=True)
+            print(f"{self.task} {count} x {strategy}: resumed at step {self.steps // 2}{said}", flush=True)
         return found
 
 
@@ -176,15 +171,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = p.parse_intermixed_args(argv)
     bad: list[bool] = []
     with tempfile.TemporaryDirectory() as temporary:
-        matrix = Matrix(arguments.tasks, arguments.steps, pathlib.Path(temporary), tuple(arguments.overrides))
-        alone = matrix.runs(1)
-        matrix.train(1, {key: folder for key, folder in alone.items() if key[1] == "ddp"})
-        if arguments.last_bit:
-            matrix.change_the_last_bit()
-            return 0
-        for count in arguments.processes:
-            matrix.train(count, matrix.runs(count))
-            bad += matrix.differ(count) + (matrix.resume(count) if arguments.resume else [])
+        for task in arguments.tasks:
+            matrix = Matrix(task, arguments.steps, pathlib.Path(temporary), tuple(arguments.overrides))
+            matrix.train(1, {"ddp": matrix.runs(1)["ddp"]})
+            if arguments.last_bit:
+                matrix.change_the_last_bit()
+                continue
+            for count in arguments.processes:
+                matrix.train(count, matrix.runs(count))
+                bad += matrix.differ(count) + (matrix.resume(count) if arguments.resume else [])
     print(f"{len(bad) - sum(bad)} of {len(bad)} runs hold over {arguments.steps} steps: equal to {LIMIT:g}")
     return 1 if any(bad) else 0
 

@@ -141,7 +141,7 @@ class Reader:
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
         items: list[Any] | Columns = Columns(len(indices)) if plain else []
-        read = getattr(source, "raw", source.__getitem__) if plain else source.__getitem__
+        read = source.raw if plain and isinstance(source, HookedSource) else source.__getitem__
         seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)

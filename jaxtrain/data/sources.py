@@ -60,6 +60,9 @@ class HookedSource:
 
     workers_wanted: int = 0
 
+    def raw(self, index: int) -> Any:
+        return self[index]
+
     def random_states(self) -> list:
         return []
 

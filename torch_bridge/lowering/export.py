@@ -253,7 +253,7 @@ def _failure(failure) -> str:
     if failure.failure_type.name == "DATA_DEPENDENT_ERROR":
         return f"{DATA_DEPENDENT} ({failure.data.get('expr')})"
     if failure.failure_type.name == "MISSING_FAKE_KERNEL":
-        return f"{failure.data.get('op')} does not say the shape of its result (torch.library.register_fake)"
+        return f"{failure.data.get('op')} does not say the shape of its result (torch's register_fake would)"
     return ""
 
 

@@ -9,10 +9,11 @@ import itertools
 from typing import Any
 
 import torch
+from torch import library
 from torch.autograd.function import _is_setup_context_defined
 from torch.utils.checkpoint import CheckpointFunction
 
-_library = torch.library.Library("torch_bridge", "FRAGMENT")
+_library = library.Library("torch_bridge", "FRAGMENT")
 _library.define("cotangent(Tensor y, int which) -> Tensor")
 _library.define("gradient(Tensor[] ys, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
 _library.define("own_gradient(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
@@ -21,17 +22,17 @@ _numbers = itertools.count()
 OWN_GRADIENT, GRADIENT = "torch_bridge.own_gradient.default", "torch_bridge.gradient.default"
 
 
-@torch.library.register_fake("torch_bridge::cotangent", lib=_library)
+@library.register_fake("torch_bridge::cotangent", lib=_library)
 def _cotangent(y, which):
     return torch.empty_like(y)
 
 
-@torch.library.register_fake("torch_bridge::own_gradient", lib=_library)
+@library.register_fake("torch_bridge::own_gradient", lib=_library)
 def _own_gradient(ys, cotangents, xs, slopes):
     return [torch.empty_like(y) for y in ys]
 
 
-@torch.library.register_fake("torch_bridge::gradient", lib=_library)
+@library.register_fake("torch_bridge::gradient", lib=_library)
 def _gradient(ys, xs, slopes):
     return [torch.empty_like(x) for x in xs]
 
@@ -69,7 +70,7 @@ def apply(cls, *args):
     if cls is CheckpointFunction:
         function, _, *inner = args
         return function(*inner)
-    if cls.__module__.partition(".")[0] == "torch":  # torch.library's, around an operator that the table holds
+    if cls.__module__.partition(".")[0] == "torch":  # torch's own, around an operator that the table holds
         return super(torch.autograd.function._SingleLevelFunction, cls).apply(*args)
     context = Context(args)
     if _is_setup_context_defined(cls.setup_context):

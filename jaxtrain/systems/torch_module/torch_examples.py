@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import library, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from jaxtrain.errors import UserError
@@ -145,4 +145,4 @@ def declare_torchvision() -> None:
             del sys.modules[name]
 
 
-_declared = torch.library.Library("torchvision", "FRAGMENT")
+_declared = library.Library("torchvision", "FRAGMENT")

@@ -31,3 +31,20 @@ def test_calls_are_asked_for_as_they_are_needed():
     batches = loader.batches((step, 1) for step in itertools.count())
     assert [first for first, _, _ in itertools.islice(batches, 3)] == [0, 1, 2]
     batches.close()
+
+
+class WithRaw:
+    """A dataset of the user's that has an attribute by the name of one of ours."""
+
+    raw = np.arange(40.0)
+
+    def __len__(self):
+        return len(self.raw)
+
+    def __getitem__(self, index):
+        return {"x": -self.raw[index]}
+
+
+def test_a_dataset_may_have_an_attribute_called_raw():
+    loader = Loader(WithRaw(), IndexStream(40, 4, shuffle=False), lambda batches: batches[0], np.arange(4))
+    assert loader.host_batch(0)["x"].tolist() == [0, -1, -2, -3]

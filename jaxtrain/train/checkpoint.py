@@ -37,9 +37,7 @@ from jaxtrain.train.state import TrainState
 PART, DAMAGED = ".part", ".damaged"
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
-SPLIT_BYTES = (
-    64 * 2**20
-)  # replicas share the writing of an array from this many on each; a slice is a program to compile
+SPLIT_BYTES = 64 * 2**20  # from so many each on, replicas share the writing of an array: slices have to be compiled
 OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
 
 

@@ -6,8 +6,9 @@ import torch
 class ActivationBuffer:
     """A ring buffer of activations in torch; a run of the `sae` task keeps its own on the device.
 
-    size: rows kept. dim: their width, taken from the first rows if left out. exact_fill_bug: count as the original does
-    when writes end exactly at the end (nothing is there until the next wrap).
+    size: rows kept. dim: their width, taken from the first rows if left out. device: None is that of the first rows.
+    exact_fill_bug: count as the original does when writes end exactly at the end (nothing is there until the next
+    wrap).
     """
 
     def __init__(self, size: int = 819_200, dim: int | None = None, device="cpu", exact_fill_bug: bool = False):
@@ -20,6 +21,7 @@ class ActivationBuffer:
 
     def add(self, activations) -> None:
         """Write rows [row, dim]; further axes are flattened to rows. Raises ValueError for another width."""
+        self.device = activations.device if self.device is None else self.device
         rows = activations.detach().reshape(-1, activations.shape[-1]).to(self.device, torch.float32)
         if self.buffer is None:
             self.buffer = torch.zeros(self.size, rows.shape[1], device=self.device)

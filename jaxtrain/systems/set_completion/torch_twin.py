@@ -212,7 +212,7 @@ def build_features(config):
     settings = config.sae
     trained = settings.train_decoder and config.compat != "original"
     sae = SparseAutoencoder(config.model.hidden_dim, settings.expansion_factor, trained, settings.top_k)
-    return FeatureModel(build(config), sae, ActivationBuffer(settings.buffer_size))
+    return FeatureModel(build(config), sae, ActivationBuffer(settings.buffer_size, device=None))
 
 
 def inputs_of(module, batch):

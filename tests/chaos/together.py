@@ -2,7 +2,8 @@
 
 import pathlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tests import processes
 from tests.chaos.forked import Forked
@@ -15,8 +16,8 @@ class RunFailedError(RuntimeError):
     """A process ended with another exit code than 0."""
 
 
-def train(count: int, jobs: Sequence[Job], place: pathlib.Path) -> None:
-    """So many processes, connected as torchrun's are, train every job; logs go to `place`.
+def train(count: int, jobs: Sequence[Job], place: pathlib.Path, work: Callable[[Sequence[Job]], int] | None = None):
+    """So many processes, connected as torchrun's are, train every job; logs go to `place`. work: what trains them.
 
     A job restores what its folder holds into a trainer of its own, so nothing passes from one to the next but compiled
     programs. Raises RunFailedError with what the first bad process printed.
@@ -27,7 +28,7 @@ def train(count: int, jobs: Sequence[Job], place: pathlib.Path) -> None:
         own = processes.environment("torchrun", process, count, port) if count > 1 else {}
         environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | {key: str(value) for key, value in own.items()}
         logs.append(place / f"together-{count}-{process}.log")
-        running.append(Forked(jobs, environment, logs[-1], work=_train))
+        running.append(Forked(jobs, environment, logs[-1], work=work or train_jobs))
     codes: list[int | None] = []
     try:
         codes = [one.wait(LIMIT_S) for one in running]
@@ -42,7 +43,7 @@ def train(count: int, jobs: Sequence[Job], place: pathlib.Path) -> None:
         raise RunFailedError(f"exit codes {codes}: {logs[bad[0]].read_text()[-3000:]}")
 
 
-def _train(jobs: Sequence[Job]) -> int:
+def train_jobs(jobs: Sequence[Job], prepare: Callable[[Any], None] = lambda trainer: None) -> int:
     from jaxtrain import config_io
     from jaxtrain.runtime import launch
     from jaxtrain.train.trainer import Trainer
@@ -50,6 +51,8 @@ def _train(jobs: Sequence[Job]) -> int:
     launch.setup_distributed()
     for config, settings in jobs:
         task, loaded = config_io.load(config, ("tracking.tensorboard=false", *settings))
-        Trainer(config=loaded, task=task).train()
+        trainer = Trainer(config=loaded, task=task)
+        prepare(trainer)
+        trainer.train()
     launch.wait_for_all("end of the jobs")
     return 0

@@ -2,7 +2,7 @@
 
 import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtrain.errors import UserError
 
 _PLAIN_NUMBERS = {bool, int, float}
+Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # as np.empty
 
 
 def collate(items: Sequence[Any]) -> dict[str, Any]:
@@ -34,8 +35,9 @@ def as_array(value: Any) -> Any:
 
 
 @functools.singledispatch
-def join(first: Any, values: Sequence[Any]) -> np.ndarray | None:
-    """Values of the kind of `first` in one array [batch, ...], or None where only `as_array` of each will tell."""
+def join(first: Any, values: Sequence[Any], empty: Empty = np.empty) -> np.ndarray | None:
+    """Values of the kind of `first` in one array [batch, ...], or None where only `as_array` of each will tell.
+    empty: where memory comes from."""
     if set(map(type, values)) <= _PLAIN_NUMBERS:
         return np.array(values)
     return None
@@ -50,11 +52,12 @@ class Columns:
     """`collate` of `size` items that are appended one by one, to the same batch or the same error.
 
     An array is copied into its row at once, while the processor's caches hold it, and its memory serves the next item.
-    Small tensors wait, to be joined in one go: less work for each.
+    Small tensors wait, to be joined in one go: less work for each. empty: where the batch's memory comes from.
     """
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, empty: Empty = np.empty):
         self.size = size
+        self.empty = empty
         self._count = 0
         self._columns: list[_Column] = []
 
@@ -86,12 +89,13 @@ class Columns:
         if type(first) is np.ndarray or getattr(first, "nbytes", 0) >= LARGE:
             array = as_array(first)
             if type(array) is np.ndarray and array.ndim and array.dtype.isnative and _is_number(array.dtype):
-                return key, name, np.empty((self.size, *array.shape), array.dtype), array.shape, array.dtype
+                return key, name, self.empty((self.size, *array.shape), array.dtype), array.shape, array.dtype
         return key, name, [], None, None
 
     def batch(self) -> dict[str, Any]:
         """Raises UserError as `collate` does."""
-        return {name: stack(rows, name) if shape is None else narrow(rows) for _, name, rows, shape, _ in self._columns}
+        joined = lambda rows, name, shape: stack(rows, name, self.empty) if shape is None else narrow(rows)
+        return {name: joined(rows, name, shape) for _, name, rows, shape, _ in self._columns}
 
 
 def as_batch(value: Any) -> dict[str, Any]:
@@ -116,14 +120,14 @@ def _narrow_all(value: Any, name: str) -> Any:
     return narrow(array)
 
 
-def stack(values: Sequence[Any], name: str) -> Any:
+def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:
     """One array [batch, ...]; nested mappings and sequences stay nested. int64 becomes int32, float64 float32."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {str(key): stack(_parts(values, key, f"{name}.{key}"), f"{name}.{key}") for key in first}
+        return {str(key): stack(_parts(values, key, f"{name}.{key}"), f"{name}.{key}", empty) for key in first}
     if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
-        return tuple(stack(_parts(values, i, f"{name}.{i}"), f"{name}.{i}") for i in range(len(first)))
-    joined = join(first, values)
+        return tuple(stack(_parts(values, i, f"{name}.{i}"), f"{name}.{i}", empty) for i in range(len(first)))
+    joined = join(first, values, empty)
     if joined is not None and _is_number(joined.dtype):
         return narrow(joined)
     arrays = [as_array(value) for value in values]

@@ -81,28 +81,25 @@ class Loader:
         A call of several steps gets their batches stacked along a new first axis. An error there is raised here. A
         sequence that is to pass once ends where it ends, whatever the calls.
         """
-        ready: queue.Queue = queue.Queue(self.prefetch_batches)
+        ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
+        room: queue.SimpleQueue = queue.SimpleQueue()
         closed = threading.Event()
-
-        def put(item) -> bool:
-            while not closed.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    return True
-                except queue.Full:
-                    continue
-            return False
+        for _ in range(self.prefetch_batches):
+            room.put(None)
 
         def produce():
             try:
                 if isinstance(self.source, HookedSource):
                     self.source.enter_thread()
                 for first, count, batches in self._read(calls):
-                    if not put((first, count, self.place(batches))):
+                    batch = self.place(batches)
+                    room.get()
+                    if closed.is_set():
                         return
-                put(None)
+                    ready.put((first, count, batch))
+                ready.put(None)
             except BaseException as error:  # carried over to the consumer, whatever it is
-                put(error)
+                ready.put(error)
 
         thread = threading.Thread(target=produce, name="jaxtrain-loader", daemon=True)
         thread.start()
@@ -110,9 +107,11 @@ class Loader:
             while (item := self._take(ready)) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                room.put(None)
                 yield item
         finally:
             closed.set()
+            room.put(None)
             thread.join(5)
             if thread.is_alive():
                 self.crew.close()
@@ -121,7 +120,7 @@ class Loader:
         """End the worker processes; the next iteration would start new ones."""
         self.crew.close()
 
-    def _take(self, ready: queue.Queue) -> Any:
+    def _take(self, ready: queue.SimpleQueue) -> Any:
         """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
         before = time.perf_counter()
         limit = self.timeout_s if isinstance(self.crew, workers.Inline) else math.inf
@@ -134,7 +133,7 @@ class Loader:
         self.stall_s += time.perf_counter() - before
         return item
 
-    def _patiently(self, ready: queue.Queue, deadline: float) -> Any:
+    def _patiently(self, ready: queue.SimpleQueue, deadline: float) -> Any:
         while time.perf_counter() < deadline:
             try:
                 return ready.get(timeout=min(NAP_S, max(0.0, deadline - time.perf_counter())))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxtrain.data.buffers import Buffers
 from jaxtrain.data.collate import Columns
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
@@ -41,13 +42,28 @@ class RandomState(Protocol):
 
 
 class PythonRandom:
-    get = staticmethod(random.getstate)
+    """Python's global generator. Its state as a tuple takes 9 us to get and 5 to compare, so a copy of the words in its
+    object is kept beside the tuple, and a new tuple is made when they changed."""
+
+    def __init__(self):
+        self._kept: Any = None
+        self._state: Any = None
+        self._generator = random.getstate.__self__
+        words = np.array(random.getstate()[1][:-1], np.uint32).tobytes()
+        self._found = words in _contents(self._generator)  # as in CPython
+
+    def get(self) -> Any:
+        now = (_contents(self._generator), self._generator.gauss_next) if self._found else None
+        if now is None or now != self._kept:
+            self._kept, self._state = now, random.getstate()
+        return self._state
+
     set = staticmethod(random.setstate)
     seed = staticmethod(random.seed)
 
     @staticmethod
     def same(first, second) -> bool:
-        return first == second
+        return first is second or first == second
 
 
 class NumpyRandom:
@@ -63,9 +79,7 @@ class NumpyRandom:
             self._bytes, self._state = now, np.random.get_state()
         return self._state
 
-    def set(self, state: Any) -> None:
-        np.random.set_state(state)
-        self._bytes = None  # a normal number kept in stock is not among the bytes: copied anew the next time
+    set = staticmethod(np.random.set_state)
 
     @staticmethod
     def seed(seed: int) -> None:
@@ -73,13 +87,20 @@ class NumpyRandom:
 
     @staticmethod
     def same(first, second) -> bool:
-        return first is second or (first[2] == second[2] and np.array_equal(first[1], second[1]))
+        return first is second or (first[2:] == second[2:] and np.array_equal(first[1], second[1]))
 
     @staticmethod
     def _now() -> bytes | None:
         generator = np.random.get_bit_generator()
-        is_default = isinstance(generator, np.random.MT19937)  # 624 words and a position
-        return ctypes.string_at(generator.ctypes.state_address, 2500) if is_default else None
+        if not isinstance(generator, np.random.MT19937):
+            return None
+        words = ctypes.string_at(generator.ctypes.state_address, 2500)  # 624 and a position
+        return words + _contents(np.random.get_state.__self__)  # which holds a normal number in stock
+
+
+def _contents(generator: Any) -> bytes:
+    """The bytes of a C object, without its count of references."""
+    return ctypes.string_at(id(generator), generator.__sizeof__())[object.__basicsize__ :]
 
 
 class Reader:
@@ -95,9 +116,10 @@ class Reader:
         self.reading: Callable[[int], None] = _nobody_asks
         self._drawn: set[int] = set()  # which of the global generators items were seen to draw from
         self._epoch: int | None = None
+        self._buffers = Buffers()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"reading": _nobody_asks}
+        return self.__dict__ | {"reading": _nobody_asks, "_buffers": Buffers()}
 
     def __call__(self, request: Request) -> dict[str, Any]:
         """Seeding before every item costs more than reading a small one, so a generator is left alone until an item,
@@ -140,14 +162,15 @@ class Reader:
         source, reading = self.source, self.reading
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
-        items: list[Any] | Columns = Columns(len(indices)) if plain else []
+        items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
         read = source.raw if plain and isinstance(source, HookedSource) else source.__getitem__
         seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
+        sow = [state.seed for state in states]
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
-                for state in states:
-                    state.seed(seed)
+                for begin in sow:
+                    begin(seed)
                 item = read(index)
             except Exception as error:
                 raise _raised(error, f"sample {index}") from error
@@ -230,14 +253,17 @@ def _nobody_asks(index: int) -> None:
 
 def mix(*numbers: int | np.ndarray) -> np.ndarray:
     """63-bit numbers that depend on each of `numbers`, which broadcast. Source: Steele et al. 2014, SplitMix64."""
-    value = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-        for number in numbers:
-            value = value + np.asarray(number).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-            value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            value = value ^ (value >> np.uint64(31))
-    return value >> np.uint64(1)
+    value: Any = 0
+    for number in numbers:  # plain integers as long as it can be: numpy takes ten times as long for one
+        number = number.astype(np.uint64) if isinstance(number, np.ndarray) else int(number)
+        value = (value + number + 0x9E3779B97F4A7C15) & _WORD
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
+        value = value ^ (value >> 31)
+    return np.asarray(value, np.uint64) >> np.uint64(1)
+
+
+_WORD = 2**64 - 1
 
 
 def _raised(error: Exception, where: str, what: str = "the dataset") -> DataError:

@@ -11,6 +11,8 @@ from jaxtrain.data import collate
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
 _VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
+_KINDS = "? u1 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()
+_NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind) for kind in _KINDS}
 _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for tensor, (_, own) in _VIEWS.items()}
 
 
@@ -34,11 +36,17 @@ collate.as_array.register(torch.Tensor, to_numpy)
 
 
 @collate.join.register(torch.Tensor)
-def _join(first: torch.Tensor, values: Sequence[Any]) -> np.ndarray | None:
-    same = (first.shape, first.dtype)
-    if all(type(value) is torch.Tensor and (value.shape, value.dtype) == same for value in values):
+def _join(first: torch.Tensor, values: Sequence[Any], empty: collate.Empty) -> np.ndarray | None:
+    if set(map(type, values)) != {torch.Tensor}:
+        return None
+    if len({value.dtype for value in values}) > 1 or len({value.shape for value in values}) > 1:
+        return None
+    if first.dtype not in _NUMPY or not first.is_cpu:
         return to_numpy(torch.stack(values))
-    return None
+    joined = empty((len(values), *first.shape), _NUMPY[first.dtype])
+    with torch.no_grad():
+        torch.stack(values, out=torch.from_numpy(joined))
+    return joined
 
 
 def to_torch(array: Any) -> torch.Tensor:

@@ -18,11 +18,8 @@ class TorchRandom:
 
     get = staticmethod(torch.default_generator.get_state)
     set = staticmethod(torch.default_generator.set_state)
+    seed = staticmethod(torch.default_generator.manual_seed)
     same = staticmethod(torch.equal)
-
-    @staticmethod
-    def seed(seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
 
 
 class TorchHooks(HookedSource):

@@ -190,6 +190,13 @@ def test_batches_may_be_kept_without_end():
     given.close()
 
 
+@pytest.mark.parametrize("width", [6_000, 40_000])  # joined in one go, and copied row by row
+def test_batches_read_without_workers_keep_their_values_while_they_are_held(width):
+    given = loader([torch.full((width,), float(i)) for i in range(80)], shuffle=False)
+    kept = [batch["0"] for _, _, batch in given.batches([(step, 1) for step in range(10)])]
+    assert [batch[:, ::999].mean(1).tolist() for batch in kept] == np.arange(80.0).reshape(10, 8).tolist()
+
+
 # --- whole DataLoaders -----------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,18 @@
 """Activations by torch's names."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 
-gelu = functools.partial(jax.nn.gelu, approximate=False)  # torch's default is the exact one, flax's is not
+
+def gelu(x: jax.Array) -> jax.Array:
+    """0.5 x (1 + erf(x / sqrt 2)) of any shape, in float32 at least; jax.nn.gelu writes it with erfc, which takes a CPU
+    two to four times as long. Source: torch.nn.functional.gelu, whose default is the exact form."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
+
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,

@@ -12,17 +12,18 @@ from jaxtrain.nn.linear import Linear, linear
 def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropout_rate=0.0, rngs=None):
     """softmax(q k^T scale + bias) v, heads apart, in float32 inside the softmax.
 
-    q: [batch, query, head, width]; k, v: [batch, key, kv_head, width], kv_head dividing head (query head i reads
-    kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a row
-    that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. causal: the last query
+    q: [batch or 1, query, head, width]; k, v: [batch or 1, key, kv_head, width], kv_head dividing head (query head i
+    reads kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a
+    row that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. causal: the last query
     sees the last key. Gives [batch, query, head, width].
     Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
     """
-    batch, queries, heads, width = q.shape
+    batch, (_, queries, heads, width) = max(len(q), len(k)), q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.promote_types(q.dtype, jnp.float32))
+    q, k, v = (jnp.broadcast_to(jnp.swapaxes(x, 1, 2), (batch, heads, x.shape[1], x.shape[3])) for x in (q, k, v))
+    scores = _scores(q, k).astype(jnp.promote_types(q.dtype, jnp.float32))
     scores = scores * (width**-0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
@@ -32,7 +33,41 @@ def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropou
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf)
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), dropout_rate, rngs)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    return jnp.swapaxes(_weighted(weights, v), 1, 2)
+
+
+# The two products of attention, heads first. XLA's CPU backend is slow at a batched product whose left side is read
+# down its columns (up to six times), and that is how jax differentiates one of each; so the gradients are written here.
+
+
+@jax.custom_vjp
+def _scores(q, k):
+    """[batch, head, query, width], [batch, head, key, width] -> [batch, head, query, key]"""
+    return jnp.einsum("bhqd,bhkd->bhqk", q, k)
+
+
+def _scores_backward(kept, grad):
+    q, k = kept
+    return _weighted(grad, k), _columns(_weighted(_columns(q), grad))
+
+
+@jax.custom_vjp
+def _weighted(weights, v):
+    """[batch, head, query, key], [batch, head, key, width] -> [batch, head, query, width]"""
+    return jnp.matmul(weights, v)
+
+
+def _weighted_backward(kept, grad):
+    weights, v = kept
+    return _scores(grad, v), _columns(_weighted(_columns(grad), weights))
+
+
+def _columns(x):
+    return jnp.swapaxes(x, -1, -2)
+
+
+_scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
+_weighted.defvjp(lambda weights, v: (_weighted(weights, v), (weights, v)), _weighted_backward)
 
 
 class MultiheadAttention(nnx.Module):
@@ -65,7 +100,6 @@ class MultiheadAttention(nnx.Module):
             width = in_weight.shape[1]
             q = linear(query, in_weight[:width], in_bias[:width])
             k, v = jnp.split(linear(key, in_weight[width:], in_bias[width:]), 2, axis=-1)
-            q = jnp.broadcast_to(q, (len(k), *q.shape[1:]))
         else:
             parts = zip((query, key, value), jnp.split(in_weight, 3), jnp.split(in_bias, 3), strict=True)
             q, k, v = (linear(x, w, b) for x, w, b in parts)

@@ -1,5 +1,6 @@
 """Normalisations with torch's epsilons. Statistics are computed in float32 whatever the input's dtype."""
 
+import functools
 import math
 
 import jax
@@ -18,10 +19,7 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = _wide(x)
-        y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        return _affine(y, self.weight, self.bias).astype(x.dtype)
+        return _affine(_normal(_wide(x), self.eps, True), self.weight, self.bias).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -32,9 +30,7 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = _wide(x)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        return _affine(y, self.weight, None).astype(x.dtype)
+        return _affine(_normal(_wide(x), self.eps, False), self.weight, None).astype(x.dtype)
 
 
 class GroupNorm(nnx.Module):
@@ -47,9 +43,7 @@ class GroupNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x, rngs=None):
-        y = _wide(x).reshape(x.shape[0], self.num_groups, -1)
-        y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        y = _normal(_wide(x).reshape(x.shape[0], self.num_groups, -1), self.eps, True)
         return _affine(y.reshape(x.shape), self.weight, self.bias, axis=1).astype(x.dtype)
 
 
@@ -108,6 +102,27 @@ class BatchNorm(nnx.Module):
             moved = (1 - self.momentum) * running[...] + self.momentum * (share * value).sum(0)
             running[...] = jnp.where(filled.any(), moved, running[...]).astype(jnp.float32)
         self.num_batches_tracked[...] += filled.any().astype(jnp.int32)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _normal(x, eps: float, centred: bool):
+    """x with a mean square of 1 along its last axis, and where `centred` a mean of 0."""
+    return _normal_and_rate(x, eps, centred)[0]
+
+
+@_normal.defjvp
+def _normal_jvp(eps, centred, primals, tangents):
+    """Written from the result, which takes a third fewer passes over memory than differentiating mean and variance."""
+    (moved,) = tangents
+    normal, rate = _normal_and_rate(*primals, eps, centred)
+    along = normal * (normal * moved).mean(-1, keepdims=True)
+    return normal, rate * ((moved - moved.mean(-1, keepdims=True) if centred else moved) - along)
+
+
+def _normal_and_rate(x, eps, centred):
+    x = x - x.mean(-1, keepdims=True) if centred else x
+    rate = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
+    return x * rate, rate
 
 
 def _wide(x):

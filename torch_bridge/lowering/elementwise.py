@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn import activations
 from torch_bridge.lowering.dtypes import (
     cast,
     category,
@@ -337,7 +338,7 @@ def view_as_complex(call, x):
 def gelu(call, x, approximate="none"):
     if approximate == "tanh":
         return jax.nn.gelu(x, approximate=True)
-    return 0.5 * x * (1 + jax.scipy.special.erf(x * math.sqrt(0.5)))
+    return activations.gelu(x)
 
 
 @lowering("leaky_relu.default")

@@ -42,5 +42,5 @@ def test_shapes_and_dtypes_are_kept_apart_and_few():
     for rows in range(1, 3 * KEPT):
         for dtype in (np.float32, np.int32):
             array = buffers.empty((rows, *SHAPE), dtype)
-            assert array.shape == (rows, *SHAPE) and array.dtype == dtype
+            assert (array.shape, array.dtype) == ((rows, *SHAPE), dtype)
     assert len(buffers._given) == KEPT

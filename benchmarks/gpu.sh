@@ -6,7 +6,7 @@ out=${1:-${OUT:-benchmarks/results/gpu}}
 mkdir -p "$out"
 python=${PYTHON:-python}
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$out/../xla-cache}
-systems=${SYSTEMS:-"set_completion sparse_autoencoder hjepa criteria_evidence memory_lm fmri_autoencoder"}
+systems=${SYSTEMS:-"set_completion sparse_autoencoder hjepa criteria_evidence memory_lm memory_adapter fmri_autoencoder"}
 for system in $systems; do
   for peer in torch_eager torch_compile; do
     timeout 110 "$python" -m benchmarks.compare --system "$system" --size reference --peer $peer --precision bf16 \

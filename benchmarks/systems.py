@@ -30,7 +30,7 @@ def random_images(config: Any, samples: int) -> dict[str, np.ndarray]:
     patches = (size // 16) ** 2
     order = np.argsort(rng.uniform(size=(samples, patches)), axis=1)
     return {
-        "image": rng.integers(0, 256, (samples, size, size, 3), np.uint8),
+        "image": rng.normal(size=(samples, 3, size, size)).astype(np.float32),  # prepared: no augmentation in the step
         "mask": order < int(0.4 * patches),
     }
 
@@ -49,6 +49,11 @@ def random_sentences(config: Any, samples: int) -> dict[str, np.ndarray]:
 BERT = (
     "model.encoder={vocab_size: 30522, hidden_size: %d, num_hidden_layers: %d, num_attention_heads: %d, "
     "intermediate_size: %d, max_position_embeddings: 512, pad_token_id: 0}"
+)
+QWEN2 = (
+    "model.base_config={model_type: qwen2, hidden_size: %d, intermediate_size: %d, num_hidden_layers: %d, "
+    "num_attention_heads: %d, num_key_value_heads: %d, vocab_size: %d, rms_norm_eps: 1.0e-6, rope_theta: 1.0e+6, "
+    "tie_word_embeddings: true, max_position_embeddings: 32768}"
 )
 SAE_FROM_THE_START = (  # every step updates, with the coefficients that the schedules end at, and revives nothing
     "sae.primary=null",
@@ -112,9 +117,19 @@ CASES: dict[str, dict[str, Case]] = {
         "small": Case("configs/memory_lm_tiny.yaml", ("data.corpus_bytes=300000",), 16),
         "reference": Case(
             "configs/memory_lm_paper.yaml",
-            ("memory.use_load_balance_loss=false", "memory.use_z_loss=false", "loss.chunk_tokens=null",
+            ("memory.use_load_balance_loss=false", "memory.use_z_loss=false", "loss.chunk_tokens=0",
              "train.accumulate_steps=1"),
             16,
+            data=random_text,
+        ),
+    },
+    "memory_adapter": {
+        "small": Case("configs/memory_lm_adapter_tiny.yaml", (QWEN2 % (128, 512, 4, 4, 2, 258),), 16),
+        "reference": Case(
+            "configs/memory_lm_qwen_lora.yaml",
+            ("model.base_model_name=null", QWEN2 % (1536, 8960, 28, 12, 2, 151_936), "loss.chunk_tokens=0",
+             "data.max_length=512", "train.accumulate_steps=1", "train.remat=none"),
+            4,
             data=random_text,
         ),
     },

@@ -13,19 +13,24 @@ _PLAIN_NUMBERS = {bool, int, float}
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # as np.empty
 
 
-def collate(items: Sequence[Any]) -> dict[str, Any]:
+def collate(items: Sequence[Any], empty: Empty = np.empty) -> dict[str, Any]:
     """Stack items into a dict: a mapping keeps its keys, a tuple gets "0", "1", ..., a single array is "0".
 
-    Raises UserError naming the key and the shapes where items do not fit together, or are no numbers.
+    empty: where memory comes from. Raises UserError naming the key and the shapes where items do not fit together, or
+    are no numbers.
     """
-    first = items[0]
-    if isinstance(first, Mapping):
-        return {str(key): stack(_parts(items, key, str(key)), str(key)) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return {name: stack(_parts(items, i, name), name) for i, name in enumerate(first._fields)}
-    if isinstance(first, (tuple, list)):
-        return {str(i): stack(_parts(items, i, str(i)), str(i)) for i in range(len(first))}
-    return {"0": stack(items, "0")}
+    parts = lambda key, name: items if key is None else _parts(items, key, name)
+    return {name: stack(parts(key, name), name, empty) for key, name in _names(items[0])}
+
+
+def _names(item: Any) -> list[tuple[Any, str]]:
+    """(key in an item, name in the batch) of its parts; the key None is the item itself."""
+    if isinstance(item, Mapping):
+        return [(key, str(key)) for key in item]
+    if isinstance(item, (tuple, list)):
+        names = getattr(item, "_fields", range(len(item)))
+        return [(i, str(name)) for i, name in enumerate(names)]
+    return [(None, "0")]
 
 
 @functools.singledispatch
@@ -52,19 +57,26 @@ class Columns:
     """`collate` of `size` items that are appended one by one, to the same batch or the same error.
 
     An array is copied into its row at once, while the processor's caches hold it, and its memory serves the next item.
-    Small tensors wait, to be joined in one go: less work for each. empty: where the batch's memory comes from.
+    Items of small tensors and numbers wait, to be joined in one go: less work for each. empty: where the batch's memory
+    comes from.
     """
 
     def __init__(self, size: int, empty: Empty = np.empty):
         self.size = size
         self.empty = empty
+        self._waiting: list[Any] = []
         self._count = 0
         self._columns: list[_Column] = []
 
     def append(self, item: Any) -> None:
         row = self._count
         if not row:
-            self._columns = self._begin(item)
+            columns = [self._column(key, name, item if key is None else item[key]) for key, name in _names(item)]
+            self._columns = columns if any(shape is not None for *_, shape, _ in columns) else []
+        self._count += 1
+        if not self._columns:
+            self._waiting.append(item)
+            return
         for i, (key, name, rows, shape, dtype) in enumerate(self._columns):
             value = item if key is None else _part(item, key, name)
             if shape is None:
@@ -75,15 +87,6 @@ class Columns:
                 rows[row] = array
             else:  # for `stack` to join or to refuse
                 self._columns[i] = key, name, [*rows[:row], value], None, None
-        self._count += 1
-
-    def _begin(self, first: Any) -> list[_Column]:
-        if isinstance(first, Mapping):
-            return [self._column(key, str(key), first[key]) for key in first]
-        if isinstance(first, (tuple, list)):
-            names = getattr(first, "_fields", range(len(first)))
-            return [self._column(i, str(name), first[i]) for i, name in enumerate(names)]
-        return [self._column(None, "0", first)]
 
     def _column(self, key: Any, name: str, first: Any) -> _Column:
         if type(first) is np.ndarray or getattr(first, "nbytes", 0) >= LARGE:
@@ -94,6 +97,8 @@ class Columns:
 
     def batch(self) -> dict[str, Any]:
         """Raises UserError as `collate` does."""
+        if self._waiting:
+            return collate(self._waiting, self.empty)
         joined = lambda rows, name, shape: stack(rows, name, self.empty) if shape is None else narrow(rows)
         return {name: joined(rows, name, shape) for _, name, rows, shape, _ in self._columns}
 
@@ -147,7 +152,10 @@ def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:
 
 
 def _parts(items: Sequence[Any], key: Any, name: str) -> list[Any]:
-    return [_part(item, key, name) for item in items]
+    try:
+        return [item[key] for item in items]
+    except (LookupError, TypeError):
+        return [_part(item, key, name) for item in items]  # says which
 
 
 def _part(item: Any, key: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import encoder_config, lora
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
@@ -16,33 +17,12 @@ from torch_bridge.layouts import named_variables
 from torch_bridge.leaves import Leaf
 from torch_bridge.state_dict import compare, explain
 
-FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "tokenizer*", "vocab*"]
-FILES += ["merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json", "added_tokens.json"]
 BASE_PREFIXES = ("bert.", "roberta.", "deberta.")
 
 
 def locate(name: str) -> pathlib.Path:
-    """The folder of a local path, or of a hub id through huggingface_hub (its cache, or a download).
-
-    Raises UserError where neither is there: no network, no such model, a gated one.
-    """
-    path = pathlib.Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UserError(f"model.pretrained: {name}: no such folder; wanted one with config.json, weights and tokenizer")
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"model.pretrained: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "
-            f"Offline, download it elsewhere (`hf download {name} --local-dir DIR`) and set model.pretrained=DIR; "
-            "model.pretrained=null starts from random weights"
-        ) from None
+    """The folder of a local path or of a hub id. Raises UserError where neither is there."""
+    return hub.folder_of(name, "model.pretrained")
 
 
 def read_sizes(name: str) -> dict[str, Any]:

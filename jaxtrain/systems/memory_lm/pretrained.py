@@ -6,24 +6,15 @@ from typing import Any
 
 from flax import nnx
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.adapter import backbone_config, build_model
 from torch_bridge.layouts import named_variables
 
 
 def folder_of(name: str) -> pathlib.Path:
-    """A local folder as it is; a hub id downloaded once (configuration, tokenizer, safetensors)."""
-    path = pathlib.Path(name)
-    if path.is_dir():
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return pathlib.Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model.base_model_name: {name} is no local folder, and not on the hub: {reason}") from None
+    """The folder of a local path or of a hub id. Raises UserError where neither is there."""
+    return hub.folder_of(name, "model.base_model_name")
 
 
 def initial_weights(config) -> Mapping[str, Any] | None:

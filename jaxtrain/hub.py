@@ -1,0 +1,36 @@
+"""Pretrained models by name: a local folder, or an id on the Hugging Face hub."""
+
+import pathlib
+from collections.abc import Sequence
+
+from jaxtrain.errors import UserError
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json")
+TOKENIZER += ("added_tokens.json", "*.jinja")
+FILES = ("config.json", "generation_config.json", *WEIGHTS, *TOKENIZER)
+
+
+def folder_of(name: str, setting: str, files: Sequence[str] = FILES) -> pathlib.Path:
+    """A local folder as it is; a hub id from huggingface_hub's cache, or downloaded into it.
+
+    setting: what the name was given in, for messages. files: patterns of what is fetched. Raises UserError where
+    neither is there: no such folder, no network, no such model, a gated one.
+    """
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(f"{setting}: {name}: no such folder; wanted one with config.json, weights and tokenizer")
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = " ".join(str(error).split()[:40]) or type(error).__name__
+        raise UserError(
+            f"{setting}: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "
+            f"Offline, download it elsewhere (`hf download {name} --local-dir DIR`) and set {setting}=DIR; "
+            f"{setting}=null starts from random weights"
+        ) from None

@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers
 import torch
 
 from tests.e2e import hub
+from tests.unit.criteria_evidence.judge import transformers
 
-transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SIZES = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "tie_word_embeddings": True}
@@ -25,7 +26,7 @@ def tokenizer():
     words = {word: i for i, word in enumerate([*names.values(), "sleep", "sad", "tired", "no"])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+    return transformers().PreTrainedTokenizerFast(tokenizer_object=inner, **names)
 
 
 def run(config: str, name: str, folder: pathlib.Path, address: str) -> subprocess.CompletedProcess:
@@ -39,7 +40,7 @@ def run(config: str, name: str, folder: pathlib.Path, address: str) -> subproces
 @pytest.mark.parametrize("config", RUNS)
 def test_a_model_of_the_hub_is_downloaded_once_and_then_needs_no_network(config, tmp_path):
     torch.manual_seed(0)
-    sizes, model = (getattr(transformers, name) for name in RUNS[config][2:])
+    sizes, model = (getattr(transformers(), name) for name in RUNS[config][2:])
     model(sizes(**SIZES)).save_pretrained(tmp_path / "hub" / "lab" / "tiny")
     tokenizer().save_pretrained(tmp_path / "hub" / "lab" / "tiny")
     with hub.serving(tmp_path / "hub") as (address, asked):

@@ -15,8 +15,10 @@ CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 LIMITS = {"out": 1e-5, "loss": 1e-5, "loss_masked": 1e-5, "loss_train": 1e-5, "grad": 1e-4, "after3": 1e-3}
 FLOOR = 2e-6  # absolute: differences of exact zeros and sums that cancel
 # Behind the frame encoder's BatchNorm over ten nearly equal rows: the original's own float32 gradients of these are
-# 1.3e-4 (relative) off its float64 ones, and those of the two biases are nothing but rounding.
+# 1.3e-4 (relative) off its float64 ones, and those of the two biases are nothing but rounding. Its outputs in training
+# mode are 1.0e-5 off a replay in float64.
 ILL_CONDITIONED = {"grad": 1e-3, "after3": 1e-2}
+TRAINING_OUTPUTS = 2e-5
 ROUNDING = ("frame_encoder.encoder.vit.norm.bias", "frame_encoder.projector.0.bias", "projector.1.bn.running_mean")
 
 
@@ -28,6 +30,8 @@ def excused(case: dict) -> set[str]:
 def limit_of(kind: str, name: str, case: dict) -> float:
     if "lewm_kwargs" in case and kind in ILL_CONDITIONED and name.startswith("frame_encoder."):
         return np.inf if name.endswith(ROUNDING) else ILL_CONDITIONED[kind]
+    if "lewm_kwargs" in case and kind == "out" and name.startswith("train/"):
+        return TRAINING_OUTPUTS
     later = kind == "after3" and (name in excused(case) or name.endswith(("in_proj_bias", "qkv.bias")))
     return np.inf if later else LIMITS[kind]
 

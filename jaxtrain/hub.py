@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from jaxtrain.errors import UserError
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json")
-TOKENIZER += ("added_tokens.json", "*.jinja")
-FILES = ("config.json", "generation_config.json", *WEIGHTS, *TOKENIZER)
+TOKENIZER += ("added_tokens.json", "chat_template*")
+SAFE = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER)
+WITH_PICKLES = (*SAFE, "pytorch_model*")  # small models only: where a model has both, both are fetched
 
 
-def folder_of(name: str, setting: str, files: Sequence[str] = FILES) -> pathlib.Path:
+def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.Path:
     """A local folder as it is; a hub id from huggingface_hub's cache, or downloaded into it.
 
     setting: what the name was given in, for messages. files: patterns of what is fetched. Raises UserError where

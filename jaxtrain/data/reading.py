@@ -165,12 +165,12 @@ class Reader:
         items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
         read = source.raw if plain and isinstance(source, HookedSource) else source.__getitem__
         seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
-        sow = [state.seed for state in states]
+        seeders = [state.seed for state in states]
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
-                for begin in sow:
-                    begin(seed)
+                for seed_generator in seeders:
+                    seed_generator(seed)
                 item = read(index)
             except Exception as error:
                 raise _raised(error, f"sample {index}") from error

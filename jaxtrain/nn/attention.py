@@ -22,6 +22,7 @@ def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropou
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
+    q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
     q, k, v = (jnp.broadcast_to(jnp.swapaxes(x, 1, 2), (batch, heads, x.shape[1], x.shape[3])) for x in (q, k, v))
     scores = _scores(q, k).astype(jnp.promote_types(q.dtype, jnp.float32))
     scores = scores * (width**-0.5 if scale is None else scale)

@@ -13,26 +13,27 @@ from torch import library
 from torch.autograd.function import _is_setup_context_defined
 from torch.utils.checkpoint import CheckpointFunction
 
-_library = library.Library("torch_bridge", "FRAGMENT")
-_library.define("cotangent(Tensor y, int which) -> Tensor")
-_library.define("gradient(Tensor[] ys, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
-_library.define("own_gradient(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
+library.define("torch_bridge::cotangent", "(Tensor y, int which) -> Tensor")
+library.define("torch_bridge::gradient", "(Tensor[] ys, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
+library.define(
+    "torch_bridge::own_gradient", "(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]"
+)
 _numbers = itertools.count()
 
 OWN_GRADIENT, GRADIENT = "torch_bridge.own_gradient.default", "torch_bridge.gradient.default"
 
 
-@library.register_fake("torch_bridge::cotangent", lib=_library)
+@library.register_fake("torch_bridge::cotangent")
 def _cotangent(y, which):
     return torch.empty_like(y)
 
 
-@library.register_fake("torch_bridge::own_gradient", lib=_library)
+@library.register_fake("torch_bridge::own_gradient")
 def _own_gradient(ys, cotangents, xs, slopes):
     return [torch.empty_like(y) for y in ys]
 
 
-@library.register_fake("torch_bridge::gradient", lib=_library)
+@library.register_fake("torch_bridge::gradient")
 def _gradient(ys, xs, slopes):
     return [torch.empty_like(x) for x in xs]
 

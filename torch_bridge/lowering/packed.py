@@ -12,14 +12,14 @@ from torch import library
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
-_library = library.Library("torch_bridge", "FRAGMENT")
-_library.define(
-    "packed_rnn(str kind, Tensor x, Tensor batch_sizes, Tensor[] states, Tensor[] params, bool has_biases, "
-    "int num_layers, float dropout, bool train, bool bidirectional) -> Tensor[]"
+library.define(
+    "torch_bridge::packed_rnn",
+    "(str kind, Tensor x, Tensor batch_sizes, Tensor[] states, Tensor[] params, bool has_biases, "
+    "int num_layers, float dropout, bool train, bool bidirectional) -> Tensor[]",
 )
 
 
-@library.register_fake("torch_bridge::packed_rnn", lib=_library)
+@library.register_fake("torch_bridge::packed_rnn")
 def _packed_rnn(kind, x, batch_sizes, states, params, has_biases, num_layers, dropout, train, bidirectional):
     width = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(state) for state in states)]

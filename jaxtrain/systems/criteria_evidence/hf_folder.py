@@ -22,7 +22,7 @@ BASE_PREFIXES = ("bert.", "roberta.", "deberta.")
 
 def locate(name: str) -> pathlib.Path:
     """The folder of a local path or of a hub id. Raises UserError where neither is there."""
-    return hub.folder_of(name, "model.pretrained")
+    return hub.folder_of(name, "model.pretrained", hub.WITH_PICKLES)
 
 
 def read_sizes(name: str) -> dict[str, Any]:

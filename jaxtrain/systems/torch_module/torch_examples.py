@@ -140,9 +140,6 @@ def declare_torchvision() -> None:
         if "torchvision::" not in str(error):
             raise
         for name in ("nms", "qnms"):
-            _declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-
-
-_declared = library.Library("torchvision", "FRAGMENT")

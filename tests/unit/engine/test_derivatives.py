@@ -42,6 +42,12 @@ def test_attention_has_the_gradients_of_its_formula(queries, keys, batches):
         np.testing.assert_allclose(ours, theirs, atol=1e-14)
 
 
+def test_attention_takes_keys_of_another_dtype():
+    q, k = drawn(1, 3, 2, 4, dtype=np.float32), drawn(1, 4, 2, 4, dtype=jnp.bfloat16)
+    grads = jax.grad(lambda *given: nn.attention(*given).astype(jnp.float32).sum(), argnums=(0, 1, 2))(q, k, k)
+    assert [grad.dtype for grad in grads] == [jnp.float32, jnp.bfloat16, jnp.bfloat16]
+
+
 def test_attention_can_be_differentiated_twice():
     check_grads(nn.attention, (drawn(1, 3, 2, 4), drawn(1, 4, 2, 4), drawn(1, 4, 2, 4)), order=2, modes=["rev"])
 

@@ -67,7 +67,7 @@ class Compiled:
                 raise
             raise OutOfMemoryError(self.out_of_memory(arguments, program)) from error
         except TypeError as error:  # jax's for a program that is called with other arrays than it was compiled for
-            changed = self._differences(arguments)
+            changed = self._differences(arguments) if self._programs else []
             if not changed:
                 raise
             raise RetraceError(self._explain(changed)) from error

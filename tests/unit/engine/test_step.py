@@ -147,6 +147,14 @@ def test_a_second_trace_names_the_argument_that_changed():
         compiled(jnp.zeros(2), {"x": jnp.ones((8, 4))})
 
 
+def test_a_type_error_of_the_users_own_code_is_raised_as_it_is():
+    def loss(state, batch):
+        raise TypeError("add got incompatible shapes")
+
+    with pytest.raises(TypeError, match="add got incompatible shapes"):
+        Compiled(jax.jit(loss), "the training step", batch=1)(jnp.float32(0), {"x": jnp.ones((8, 4))})
+
+
 def test_announced_shapes_compile_once_each():
     compiled = Compiled(jax.jit(lambda batch: batch.sum()), "the training step", batch=0, shapes=2)
     for size in (4, 8, 4, 8):

@@ -84,7 +84,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
             launch.coordinator,
             launch.processes,
             launch.process,
-            local_device_ids=[launch.local] if launch.locals > 1 and _has_gpus() else None,
+            local_device_ids=[launch.local] if launch.locals > 1 and has_gpus() else None,
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout_s),
             heartbeat_timeout_seconds=50,
@@ -359,7 +359,8 @@ def _await_coordinator(launch: Launch, timeout_s: float) -> None:
     )
 
 
-def _has_gpus() -> bool:
+def has_gpus() -> bool:
+    """Whether JAX will find NVIDIA GPUs here, asked without starting it."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return "cpu" not in platforms.split(",") and os.path.exists("/dev/nvidiactl")
 

@@ -1,5 +1,6 @@
-"""Pretrained models by their hub id: downloaded once, then at hand without a network."""
+"""Pretrained models and datasets by their hub id: downloaded once, then at hand without a network."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -29,10 +30,9 @@ def tokenizer():
     return transformers().PreTrainedTokenizerFast(tokenizer_object=inner, **names)
 
 
-def run(config: str, name: str, folder: pathlib.Path, address: str) -> subprocess.CompletedProcess:
-    setting, without, *_ = RUNS[config]
+def run(config: str, folder: pathlib.Path, address: str, *settings: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "jaxtrain.run", "--config", str(CONFIGS / f"{config}.yaml"), f"run.dir={folder}"]
-    command += ["train.steps=2", "tracking.tensorboard=false", f"{setting}={name}", without]
+    command += ["train.steps=2", "tracking.tensorboard=false", *settings]
     places = {"HF_ENDPOINT": address, "HF_HOME": str(folder.parent / "hf"), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300, check=False)
 
@@ -40,15 +40,35 @@ def run(config: str, name: str, folder: pathlib.Path, address: str) -> subproces
 @pytest.mark.parametrize("config", RUNS)
 def test_a_model_of_the_hub_is_downloaded_once_and_then_needs_no_network(config, tmp_path):
     torch.manual_seed(0)
-    sizes, model = (getattr(transformers(), name) for name in RUNS[config][2:])
+    setting, without, *names = RUNS[config]
+    sizes, model = (getattr(transformers(), name) for name in names)
     model(sizes(**SIZES)).save_pretrained(tmp_path / "hub" / "lab" / "tiny")
     tokenizer().save_pretrained(tmp_path / "hub" / "lab" / "tiny")
     with hub.serving(tmp_path / "hub") as (address, asked):
-        first = run(config, "lab/tiny", tmp_path / "first", address)
+        first = run(config, tmp_path / "first", address, f"{setting}=lab/tiny", without)
         assert first.returncode == 0, first.stderr[-2000:]
         assert any(path.endswith("/model.safetensors") for path in asked)
-        missing = run(config, "lab/other", tmp_path / "missing", address)
-    second = run(config, "lab/tiny", tmp_path / "second", address)
+        missing = run(config, tmp_path / "missing", address, f"{setting}=lab/other", without)
+    second = run(config, tmp_path / "second", address, f"{setting}=lab/tiny", without)
     assert second.returncode == 0, second.stderr[-2000:]
     assert (missing.returncode, missing.stderr.count("Traceback")) == (2, 0)
     assert "lab/other is no local folder" in missing.stderr
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_dataset_of_the_hub_is_trained_on(streaming, tmp_path):
+    texts = tmp_path / "hub" / "datasets" / "lab" / "texts"
+    texts.mkdir(parents=True)
+    for split, count in {"train": 64, "test": 16}.items():
+        rows = [{"text": f"{split} text number {i}, long enough for a few windows of bytes"} for i in range(count)]
+        (texts / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    small = ("memory.num_memory_tokens=64", "data.num_samples=64", "shard.devices=1", f"data.streaming={streaming}")
+    small += (f"data.cache_dir={tmp_path / 'rows'}",)
+    with hub.serving(tmp_path / "hub") as (address, asked):
+        done = run("memory_lm_tiny", tmp_path / "run", address, *small, "data.dataset_name=lab/texts")
+        missing = run("memory_lm_tiny", tmp_path / "missing", address, *small, "data.dataset_name=lab/other")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert any(path.endswith("/train.jsonl") for path in asked)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
+    assert (missing.returncode, missing.stderr.count("Traceback")) == (2, 0)
+    assert "data.dataset_name: lab/other" in missing.stderr

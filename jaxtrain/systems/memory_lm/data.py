@@ -1,5 +1,6 @@
 """From `data` settings to rows of tokens: reading, tokenising once, keeping the result."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -165,7 +166,8 @@ def _load(data, split: str):
         raise
     except Exception as error:  # the library raises a dozen kinds
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"data.dataset_name: {data.dataset_name}, split {split}: {reason}") from None
+        hint = "; data.dataset_split and data.eval_split name them" if "split" in reason.lower() else ""
+        raise UserError(f"data.dataset_name: {data.dataset_name}, split {split}: {reason}{hint}") from None
 
 
 def _identity(data, compat: str, tokenizer, split: str, num_samples: int | None) -> str:
@@ -185,7 +187,19 @@ def _identity(data, compat: str, tokenizer, split: str, num_samples: int | None)
     what |= {"split": split, "num_samples": num_samples, "tokenizer": tokenizer.name, "compat": compat}
     what |= {"format": FORMAT, "template": tokenizer.chat_template}
     what |= {"files": _files(data.dataset_name), "tokenizer_files": _files(tokenizer.name)}
+    what |= {"revision": _revision(data.dataset_name)}
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _revision(name: str) -> str | None:
+    """The commit of a dataset of the hub; None for any other, and where the hub does not answer."""
+    if name == BUILTIN or pathlib.Path(name).exists():
+        return None
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # offline, private, gone: loading tells what is wrong, or finds its own copy
+        return huggingface_hub.HfApi().dataset_info(name, timeout=10).sha
+    return None
 
 
 def _files(name: str) -> list | str:

@@ -146,6 +146,19 @@ def test_rows_are_tokenised_once(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
 
 
+def test_a_hub_dataset_is_tokenised_anew_at_a_new_commit_and_once_at_the_same(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    read = []
+    monkeypatch.setattr(data, "_load", lambda section, split: [{"text": f"text {read.append(split)}"}])
+    config = settings(tmp_path, dataset_name="lab/texts", eval_split=None)
+    for sha in ("one", "one", "two"):
+        info = SimpleNamespace(sha=sha)
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout, info=info: info)
+        data.build_data(config, "train")
+    assert read == ["train", "train"]
+
+
 def test_a_changed_file_is_tokenised_anew(tmp_path):
     path = tmp_path / "train.jsonl"
     counts = []

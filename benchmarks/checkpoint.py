@@ -15,10 +15,12 @@ import numpy as np
 
 from benchmarks import parser
 from jaxtrain import config_io
+from jaxtrain.runtime import host_memory
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.trainer import Trainer
 
 
+@host_memory.kept()
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("--config", default="configs/digits.yaml")

@@ -67,7 +67,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     import jax
     import torch
 
-    from jaxtrain.runtime import launch
+    from jaxtrain.runtime import host_memory, launch
 
     started = launch.setup_distributed()
     if started.processes > 1:
@@ -85,7 +85,8 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
             "device": jax.devices()[0].device_kind, "jax": jax.__version__, "torch": torch.__version__,
             "losses": losses, "largest_loss_difference": agreement, "ratio": None,
         }  # fmt: skip
-        return result | _timed(arguments, batch, folder) if agree else result
+        with host_memory.kept():
+            return result | _timed(arguments, batch, folder) if agree else result
 
 
 def _told(result: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import parser, save
 from jaxtrain import Trainer, TrainingConfig, config_io
+from jaxtrain.runtime import host_memory
 from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from jaxtrain.task import find_task
 
@@ -123,6 +124,7 @@ def compare(sizes: dict, batch_size: int, length: int, steps: int, rounds: int, 
     }
 
 
+@host_memory.kept()
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("--hidden", type=int, default=256)

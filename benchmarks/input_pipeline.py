@@ -21,6 +21,7 @@ from benchmarks import parser, save
 from jaxtrain import config_io
 from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
 from jaxtrain.data.sources import as_source
+from jaxtrain.runtime import host_memory
 from jaxtrain.train.trainer import Trainer
 
 TARGET = 0.95  # of the bare DataLoader's rate
@@ -90,6 +91,7 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
+@host_memory.kept()
 def of_config(config: str, overrides: list[str], rounds: int) -> dict:
     """samples/s of a task's own pipeline up to the device, without the training step, and with it: the share of the
     time that the step waits for data."""

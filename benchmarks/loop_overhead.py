@@ -13,6 +13,7 @@ import jax
 
 from benchmarks import parser, save
 from jaxtrain import config_io
+from jaxtrain.runtime import host_memory
 from jaxtrain.train.trainer import Trainer
 
 
@@ -33,6 +34,7 @@ class Bare:
         self.state = trainer.state
         self.steps_per_s(len(self.batches))  # compiled, and every batch seen once
 
+    @host_memory.kept()
     def steps_per_s(self, steps: int) -> float:
         started = time.perf_counter()
         for step in range(steps):

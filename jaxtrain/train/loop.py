@@ -14,6 +14,7 @@ import numpy as np
 from jaxtrain.data.sources import describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
+from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
 from jaxtrain.runtime.preemption import Interrupted, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
@@ -73,6 +74,7 @@ class Loop:
 
     # --- the run ------------------------------------------------------------------------------------------------
 
+    @host_memory.kept()
     def run(self, after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
         """To the end, or to a preemption: then the state is saved and Preempted is raised."""
         self.after_evaluation = after_evaluation

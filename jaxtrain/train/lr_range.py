@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from jaxtrain.train.compiled import Compiled
 from jaxtrain.train.step import make_train_step, repeat
 
@@ -67,6 +68,7 @@ class RangeTest:
         }
 
 
+@host_memory.kept()
 def range_test(
     trainer: "Trainer", min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, clip: bool = True
 ) -> RangeTest:

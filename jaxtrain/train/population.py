@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Statistics
 from jaxtrain.train import evaluation, record
@@ -56,6 +57,7 @@ class Population:
         self.ended = [False] * len(members)
         self.best: list[tuple[Any, int, str] | None] = [None] * len(members)  # state, step and meta of the best so far
 
+    @host_memory.kept()
     def train(self) -> list[Outcome]:
         """All members to the end of their configs."""
         self._begin()

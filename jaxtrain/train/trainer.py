@@ -21,7 +21,7 @@ from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache, host_memory, overlap, varied
 from jaxtrain.runtime.folder_lock import FolderLock
-from jaxtrain.runtime.launch import has_gpus, told_by_first
+from jaxtrain.runtime.launch import told_by_first
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peaks import peak_flops
 from jaxtrain.runtime.precision import POLICIES
@@ -80,8 +80,7 @@ class Trainer:
         self.folder = record.folder_of(self.config)
         self.preemption = PREEMPTION
         compile_cache.enable()
-        if not has_gpus():
-            host_memory.keep()
+        host_memory.one_arena()
         self.compile_count = compile_cache.watch()
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])
 

@@ -122,24 +122,24 @@ class Trainer:
         return self.config.model_copy(update={"train": train})
 
     def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
-        task, config = self.task, self.config
+        task, config, precision = self.task, self.config, self.precision
         numbered = varied.marked(self.resolved, task.numbers)
         build = lambda key=None: task.build_model(numbered, nnx.Rngs(config.seed if key is None else key))
-        self.skeleton = Skeleton.of(
+        skeleton = self.skeleton = Skeleton.of(
             layouts.abstract(build) if model is None else model, lambda key: task.trainable(key, config)
         )
-        shapes = jax.eval_shape(lambda: self.precision.for_storage(self._split(build, model)[0]))
-        self.optimizer = optimizers.build(config.optim, shapes, lambda key: task.param_group(key, config))
-        self._make_schedule()
 
-        def create(arrays, seed) -> TrainState:
-            key = jax.random.key(seed)
-            params, frozen, buffers = skeleton.split(build(key)) if arrays is None else arrays
+        def draw(seed) -> tuple:
+            """Apart from `begin`, because it compiles long and knows neither optimizer nor precision."""
+            return skeleton.split(build(jax.random.key(seed)))
+
+        def begin(arrays, seed) -> TrainState:
+            params, frozen, buffers = arrays
             params = precision.for_storage(params)
             return TrainState(
                 step=jnp.int32(0),
                 updates=jnp.int32(0),
-                rng=key,
+                rng=jax.random.key(seed),
                 params=params,
                 frozen=frozen,
                 buffers=buffers,
@@ -149,11 +149,16 @@ class Trainer:
                 guard=initial_guard(config.train.spike_factor is not None),
             )
 
-        skeleton, optimizer, precision = self.skeleton, self.optimizer, self.precision  # create outlives this trainer
-        arrays = None if model is None else self.skeleton.split(model)
-        shapes = jax.eval_shape(create, arrays, np.int32(0))
-        self.shardings = state_shardings(shapes, self.layout)
-        self._programs["create",] = jax.jit(create, out_shardings=self.shardings)
+        arrays = None if model is None else skeleton.split(model)
+        shapes = jax.eval_shape(draw, np.int32(0)) if arrays is None else jax.eval_shape(lambda: arrays)
+        stored = jax.eval_shape(precision.for_storage, shapes[0])
+        optimizer = self.optimizer = optimizers.build(config.optim, stored, lambda key: task.param_group(key, config))
+        self._make_schedule()
+        shapes = jax.eval_shape(begin, shapes, np.int32(0))
+        placed = self.shardings = state_shardings(shapes, self.layout)
+        self._programs["draw",] = jax.jit(draw, out_shardings=(placed.params, placed.frozen, placed.buffers))
+        drawn = (0,) if model is None else ()  # a model that was given keeps its arrays
+        self._programs["begin",] = jax.jit(begin, donate_argnums=drawn, out_shardings=placed)
         if abstract:
             self.state = jax.tree.map(_abstract, shapes, self.shardings)
         else:
@@ -167,7 +172,8 @@ class Trainer:
 
     def _start_afresh(self, arrays: tuple | None = None) -> None:
         """A new state: of the user's model where its arrays are given, else as the task starts."""
-        self.state = self._programs["create",](arrays, np.int64(self.config.seed).astype(np.int32))
+        seed = np.int64(self.config.seed).astype(np.int32)
+        self.state = self._programs["begin",](self._programs["draw",](seed) if arrays is None else arrays, seed)
         if arrays is None and self.task.initial_weights is not None:
             weights = self.task.initial_weights(self.config)
             if weights is not None:
@@ -192,9 +198,6 @@ class Trainer:
         other._make_schedule()
         other._start_afresh()
         return other
-
-    def _split(self, build, model):
-        return self.skeleton.split(build() if model is None else model)
 
     # --- what a run does ----------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.nn import initializers
+from jaxtrain.nn import fused_attention, initializers
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.linear import Linear, linear
 
@@ -15,11 +15,15 @@ def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropou
     q: [batch or 1, query, head, width]; k, v: [batch or 1, key, kv_head, width], kv_head dividing head (query head i
     reads kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a
     row that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. causal: the last query
-    sees the last key. Gives [batch, query, head, width].
+    sees the last key. Gives [batch, query, head, width]. On a GPU cuDNN's kernel does what it takes, without bias and
+    dropout (`fused_attention`); there a row that may attend to nothing gives 0.
     Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
     """
     batch, (_, queries, heads, width) = max(len(q), len(k)), q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
+    undropped = rngs is None or dropout_rate == 0.0
+    if bias is None and undropped and fused_attention.takes(q, k, v, mask, causal):
+        return fused_attention.fused(q, k, v, mask=mask, causal=causal, scale=scale)
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
     q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))

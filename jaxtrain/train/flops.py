@@ -42,6 +42,9 @@ def _equation(equation: Any) -> float:
         kernel = equation.invars[1].aval.shape
         out_channels = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / max(1, out_channels)
+    if name.startswith("dot_product_attention"):  # cuDNN's kernel, [batch, token, head, width]: two products, or four
+        query, key = (variable.aval.shape for variable in equation.invars[:2])
+        return (8.0 if "bwd" in name else 4.0) * math.prod(query) * key[1]
     inner = [count(jaxpr) for jaxpr in _jaxprs(params)]
     if name == "cond":
         return max(inner, default=0.0)

@@ -2,6 +2,9 @@
 
 Arithmetic is float32 whatever the parameters are; moments are stored in the parameters' dtype, as torch does. States
 carry optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads.
+
+accept: whether the step is taken; else the state stays. It is decided here, before the updates are made from the new
+moments, so that XLA writes those in place: decided afterwards, the old ones are copied first.
 """
 
 import math
@@ -12,54 +15,57 @@ import jax.numpy as jnp
 import optax
 
 Arrays = dict[str, jax.Array]
+Direction = optax.GradientTransformationExtraArgs
 
 
-def adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+def adam(beta1: float, beta2: float, eps: float) -> Direction:
     """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps). Source: Kingma & Ba 2015; torch.optim.Adam."""
 
     def init(params: Arrays) -> optax.ScaleByAdamState:
         zeros = lambda: {key: jnp.zeros_like(value) for key, value in params.items()}
         return optax.ScaleByAdamState(jnp.int32(0), zeros(), zeros())
 
-    def update(grads: Arrays, state: optax.ScaleByAdamState, params=None):
+    def update(grads: Arrays, state: optax.ScaleByAdamState, params=None, *, accept=True):
         count = state.count + 1
-        mu = {key: _average(state.mu[key], grad, beta1) for key, grad in grads.items()}
-        nu = {key: _average(state.nu[key], jnp.square(_wide(grad)), beta2) for key, grad in grads.items()}
+        mu = {key: _average(state.mu[key], grad, beta1, accept) for key, grad in grads.items()}
+        nu = {key: _average(state.nu[key], jnp.square(_wide(grad)), beta2, accept) for key, grad in grads.items()}
         first, second = _gathered(beta1, count), jnp.sqrt(_gathered(beta2, count))
         updates = {key: (mu[key] / first) / (jnp.sqrt(nu[key]) / second + eps) for key in grads}
+        count = jnp.where(accept, count, state.count)
         return updates, optax.ScaleByAdamState(count, _stored(mu, params), _stored(nu, params))
 
-    return optax.GradientTransformation(init, update)
+    return Direction(init, update)
 
 
-def momentum(decay: float, nesterov: bool) -> optax.GradientTransformation:
+def momentum(decay: float, nesterov: bool) -> Direction:
     """b <- decay b + g, then b, or g + decay b. Source: torch.optim.SGD with dampening 0."""
     if not decay:
-        return optax.GradientTransformation(lambda params: optax.EmptyState(), lambda g, state, params=None: (g, state))
+        return Direction(lambda params: optax.EmptyState(), lambda g, state, params=None, *, accept=True: (g, state))
 
     def init(params: Arrays) -> optax.TraceState:
         return optax.TraceState({key: jnp.zeros_like(value) for key, value in params.items()})
 
-    def update(grads: Arrays, state: optax.TraceState, params=None):
-        trace = {key: decay * _wide(state.trace[key]) + _wide(grad) for key, grad in grads.items()}
+    def update(grads: Arrays, state: optax.TraceState, params=None, *, accept=True):
+        old = {key: _wide(value) for key, value in state.trace.items()}
+        trace = {key: jnp.where(accept, decay * old[key] + _wide(grad), old[key]) for key, grad in grads.items()}
         updates = {key: _wide(grads[key]) + decay * value for key, value in trace.items()} if nesterov else trace
         return updates, optax.TraceState(_stored(trace, params))
 
-    return optax.GradientTransformation(init, update)
+    return Direction(init, update)
 
 
-def lion(beta1: float, beta2: float) -> optax.GradientTransformation:
+def lion(beta1: float, beta2: float) -> Direction:
     """sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2."""
 
     def init(params: Arrays) -> optax.ScaleByLionState:
         return optax.ScaleByLionState(jnp.int32(0), {key: jnp.zeros_like(value) for key, value in params.items()})
 
-    def update(grads: Arrays, state: optax.ScaleByLionState, params=None):
+    def update(grads: Arrays, state: optax.ScaleByLionState, params=None, *, accept=True):
         updates = {key: jnp.sign(_average(state.mu[key], grad, beta1)) for key, grad in grads.items()}
-        mu = {key: _average(state.mu[key], grad, beta2) for key, grad in grads.items()}
-        return updates, optax.ScaleByLionState(state.count + 1, _stored(mu, params))
+        mu = {key: _average(state.mu[key], grad, beta2, accept) for key, grad in grads.items()}
+        return updates, optax.ScaleByLionState(jnp.where(accept, state.count + 1, state.count), _stored(mu, params))
 
-    return optax.GradientTransformation(init, update)
+    return Direction(init, update)
 
 
 class MuonState(NamedTuple):
@@ -70,7 +76,7 @@ class MuonState(NamedTuple):
     nu: Arrays
 
 
-def muon(beta: float, beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+def muon(beta: float, beta1: float, beta2: float, eps: float) -> Direction:
     """Matrices move by their orthogonalised momentum, all else by Adam, both on one learning rate.
 
     A matrix's update is scaled by 0.2 sqrt(max(rows, columns)), which gives it Adam's root mean square. Sources: Jordan
@@ -85,15 +91,15 @@ def muon(beta: float, beta1: float, beta2: float, eps: float) -> optax.GradientT
         mu = {key: jnp.zeros_like(value) for key, value in params.items()}
         return MuonState(jnp.int32(0), mu, {key: jnp.zeros_like(value) for key, value in others(params).items()})
 
-    def update(grads: Arrays, state: MuonState, params: Arrays):
-        mu = {key: _average(state.mu[key], grad, beta) for key, grad in matrices(grads).items()}
+    def update(grads: Arrays, state: MuonState, params: Arrays, *, accept=True):
+        mu = {key: _average(state.mu[key], grad, beta, accept) for key, grad in matrices(grads).items()}
         updates = {key: _orthogonal(_average(value, grads[key], beta)) for key, value in mu.items()}
         adam_state = optax.ScaleByAdamState(state.count, others(state.mu), state.nu)
-        moved, adam_state = rest.update(others(grads), adam_state, others(params))
+        moved, adam_state = rest.update(others(grads), adam_state, others(params), accept=accept)
         mu = _stored(mu, params) | adam_state.mu
         return updates | moved, MuonState(adam_state.count, {key: mu[key] for key in state.mu}, adam_state.nu)
 
-    return optax.GradientTransformation(init, update)
+    return Direction(init, update)
 
 
 class AdafactorState(NamedTuple):
@@ -105,7 +111,7 @@ class AdafactorState(NamedTuple):
     full: Arrays
 
 
-def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-30) -> optax.GradientTransformation:
+def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-30) -> Direction:
     """Adam's second moment factored into rows and columns, no momentum, updates clipped to a root mean square of 1.
 
     Source: Shazeer & Stern 2018, algorithms 4 and 5; equals transformers' Adafactor with scale_parameter=False and
@@ -122,7 +128,7 @@ def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-3
             {key: zeros(value.shape) for key, value in params.items() if key not in factored},
         )
 
-    def update(grads: Arrays, state: AdafactorState, params=None):
+    def update(grads: Arrays, state: AdafactorState, params=None, *, accept=True):
         count = state.count + 1
         beta = 1 - count.astype(jnp.float32) ** -decay
         row, column, full, updates = {}, {}, {}, {}
@@ -130,26 +136,28 @@ def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-3
             grad = _wide(grad)
             square = jnp.square(grad) + eps
             if key in state.row:
-                row[key] = beta * state.row[key] + (1 - beta) * square.mean(-1)
-                column[key] = beta * state.column[key] + (1 - beta) * square.mean(-2)
+                row[key] = _average(state.row[key], square.mean(-1), beta, accept)
+                column[key] = _average(state.column[key], square.mean(-2), beta, accept)
                 share = row[key] / row[key].mean(-1, keepdims=True)
                 step = grad * jax.lax.rsqrt(share)[..., None] * jax.lax.rsqrt(column[key])[..., None, :]
             else:
-                full[key] = beta * state.full[key] + (1 - beta) * square
+                full[key] = _average(state.full[key], square, beta, accept)
                 step = grad * jax.lax.rsqrt(full[key])
             size = jnp.sqrt(jnp.mean(jnp.square(step)))
             updates[key] = step / jnp.maximum(1.0, size / clip_threshold)
-        return updates, AdafactorState(count, row, column, full)
+        return updates, AdafactorState(jnp.where(accept, count, state.count), row, column, full)
 
-    return optax.GradientTransformation(init, update)
+    return Direction(init, update)
 
 
 def _wide(value: jax.Array) -> jax.Array:
     return value.astype(jnp.float32)
 
 
-def _average(mean: jax.Array, value: jax.Array, decay: float) -> jax.Array:
-    return decay * _wide(mean) + (1 - decay) * _wide(value)
+def _average(mean: jax.Array, value: jax.Array, decay: jax.Array | float, accept: jax.Array | bool = True) -> jax.Array:
+    """The mean itself where the step is not accepted."""
+    mean = _wide(mean)
+    return jnp.where(accept, decay * mean + (1 - decay) * _wide(value), mean)
 
 
 def _gathered(beta: float, count: jax.Array) -> jax.Array:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxtrain.config import OptimConfig
 from jaxtrain.errors import UserError
@@ -24,7 +23,7 @@ DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to th
 class Optimizer:
     """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies."""
 
-    direction: optax.GradientTransformation
+    direction: directions.Direction
     groups: Mapping[str, str]
     decays: Mapping[str, bool]
     decoupled: bool
@@ -33,21 +32,26 @@ class Optimizer:
     def init(self, params: Params):
         return self.direction.init(_real(params))
 
-    def update(self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None):
+    def update(
+        self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None, *,
+        norm=None, accept=True,
+    ):  # fmt: skip
         """New parameters, optimizer state and the gradients' global norm before clipping.
 
         lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
+        norm: where the caller knows it. accept: a bool scalar; if false, parameters and state stay as they are.
         Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
         kinds = {key: param.dtype for key, param in params.items()}
+        norm = global_norm(grads) if norm is None else norm
         grads, params = _real(grads), _real(params)
-        norm = global_norm(grads)
         if self.clip_norm is not None:
             grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
         if not self.decoupled:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
-        updates, opt_state = self.direction.update(grads, opt_state, params)
-        params = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
+        updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept)
+        moved = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
+        params = {key: jnp.where(accept, value, params[key]) for key, value in moved.items()}
         return _as_before(params, kinds), opt_state, norm
 
     def _with_l2(self, key: str, grad, param, weight_decay: Params):
@@ -78,7 +82,8 @@ def _as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
 
 def global_norm(grads: Params) -> jax.Array:
     """L2 norm over all gradients together, in float32 whatever they are stored in."""
-    return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()), jnp.float32(0)))
+    values = _real(grads).values()
+    return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in values), jnp.float32(0)))
 
 
 def clip(grads: Params, norm, max_norm) -> Params:
@@ -101,7 +106,7 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
     return Optimizer(direction(config), groups, decays, config.name in DECOUPLED, config.clip_norm)
 
 
-def direction(config: OptimConfig) -> optax.GradientTransformation:
+def direction(config: OptimConfig) -> directions.Direction:
     """What `optim.name` computes from the gradients."""
     b1, b2, eps = config.beta1, config.beta2, config.eps
     known = {

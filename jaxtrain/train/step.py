@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
-from jaxtrain.optim.optimizer import Optimizer
+from jaxtrain.optim.optimizer import Optimizer, global_norm
 from jaxtrain.runtime import varied
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
@@ -43,28 +43,27 @@ def make_train_step(
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
-        params, opt_state, norm = optimizer.update(
-            grads, state.opt_state, state.params, lr, hyper["weight_decay"], hyper.get("clip_norm")
-        )
+        norm = global_norm(grads)
+        verdict = guard.judge(state, loss, norm)
+        accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
+        rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
+        params, opt_state, _ = optimizer.update(grads, state.opt_state, state.params, *rates, norm=norm, accept=accept)
 
-        new = state.replace(params=params, opt_state=opt_state, buffers=buffers, updates=state.updates + 1)
+        kept = {key: buffers[key] for key in skeleton.stay_finite}
+        held = _where(verdict.finite, buffers, state.buffers | kept)
+        updates = state.updates + accept
+        old = state.replace(params=params, opt_state=opt_state, buffers=held, updates=updates, step=state.step + 1)
+        new = old.replace(buffers=buffers)
         if task.after_update is not None:
-            model = skeleton.merge(new.params, new.frozen, new.buffers)
-            stale = task.after_update(model, new.updates, settings) or {}
-            params, frozen, new_buffers = skeleton.split(model)
-            new = new.replace(params=params, frozen=frozen, buffers=new_buffers)
-            new = new.replace(opt_state=_forget(new.opt_state, stale))
+            model = skeleton.merge(params, state.frozen, buffers)
+            stale = task.after_update(model, updates, settings) or {}
+            params, frozen, buffers = skeleton.split(model)
+            new = old.replace(params=params, frozen=frozen, buffers=buffers, opt_state=_forget(opt_state, stale))
         if state.ema:
             decay = config.optim.ema_decay
             ema = {key: decay * mean + (1 - decay) * new.params[key] for key, mean in state.ema.items()}
             new = new.replace(ema=ema)
-
-        verdict = guard.judge(state, loss, norm)
-        kept = {key: buffers[key] for key in skeleton.stay_finite}
-        old = state.replace(buffers=_where(verdict.finite, buffers, state.buffers | kept))
-        counted = loss.weight > 0  # a batch of weight 0 moves no parameter, but what the loss carries on is kept
-        done = _where(counted & ~verdict.skipped, new, old)
-        done = done.replace(step=state.step + 1, scale=verdict.scale, guard=verdict.guard)
+        done = _where(accept, new, old).replace(scale=verdict.scale, guard=verdict.guard)
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}

@@ -94,8 +94,8 @@ class Attention(nnx.Module):
 
     def _heads(self, x, rotation):
         """Queries, keys and values [batch, token, head, head_dim]."""
-        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, -1)
-        q, k, v = (qkv[:, :, i] for i in range(3))
+        parts = jnp.split(self.qkv(x), 3, axis=-1)  # whose gradients are joined, where those of an index are padded
+        q, k, v = (part.reshape(*x.shape[:2], self.num_heads, -1) for part in parts)
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
 

@@ -108,7 +108,7 @@ def _program(trainer: "Trainer", clip: bool) -> Compiled:
     optimizer = trainer.optimizer if clip else dataclasses.replace(trainer.optimizer, clip_norm=None)
     step = make_train_step(trainer.task, config, trainer.skeleton, optimizer, trainer.precision, trainer.layout)
     jitted = trainer.jit(
-        repeat(step, 1), donate_argnums=0, out_shardings=(trainer.shardings, trainer.layout.replicated)
+        repeat(step, 1), donate_argnums=0, out_shardings=(trainer.start.shardings, trainer.layout.replicated)
     )
     return Compiled(jitted, "the range test's step", batch=1)
 

@@ -49,21 +49,21 @@ def make_train_step(
         rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
         params, opt_state, _ = optimizer.update(grads, state.opt_state, state.params, *rates, norm=norm, accept=accept)
 
-        kept = {key: buffers[key] for key in skeleton.stay_finite}
-        held = _where(verdict.finite, buffers, state.buffers | kept)
-        updates = state.updates + accept
-        old = state.replace(params=params, opt_state=opt_state, buffers=held, updates=updates, step=state.step + 1)
-        new = old.replace(buffers=buffers)
+        kept = state.buffers | {key: buffers[key] for key in skeleton.stay_finite}
+        buffers = _where(accept | verdict.finite, buffers, kept)
+        counters = {"step": state.step + 1, "updates": state.updates + accept}
+        done = state.replace(params=params, opt_state=opt_state, buffers=buffers, **counters)
+        done = done.replace(scale=verdict.scale, guard=verdict.guard)
         if task.after_update is not None:
             model = skeleton.merge(params, state.frozen, buffers)
-            stale = task.after_update(model, updates, settings) or {}
+            stale = task.after_update(model, done.updates, settings) or {}
             params, frozen, buffers = skeleton.split(model)
-            new = old.replace(params=params, frozen=frozen, buffers=buffers, opt_state=_forget(opt_state, stale))
+            changed = done.replace(params=params, frozen=frozen, buffers=buffers, opt_state=_forget(opt_state, stale))
+            done = _where(accept, changed, done)
         if state.ema:
             decay = config.optim.ema_decay
-            ema = {key: decay * mean + (1 - decay) * new.params[key] for key, mean in state.ema.items()}
-            new = new.replace(ema=ema)
-        done = _where(accept, new, old).replace(scale=verdict.scale, guard=verdict.guard)
+            ema = {key: decay * mean + (1 - decay) * done.params[key] for key, mean in state.ema.items()}
+            done = done.replace(ema=_where(accept, ema, state.ema))
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}

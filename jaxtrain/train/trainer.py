@@ -36,11 +36,10 @@ from jaxtrain.train.feeding import Feed
 from jaxtrain.train.flops import model_flops
 from jaxtrain.train.given import resolve_task, task_of_module, with_defaults
 from jaxtrain.train.loop import AfterEvaluation, Loop
-from jaxtrain.train.state import Skeleton, TrainState, initial_guard, initial_scale, state_shardings
+from jaxtrain.train.start import Start, placed_shape
 from jaxtrain.train.step import Packed, Step, make_train_step, repeat
 from jaxtrain.train.throughput import Work
 from jaxtrain.train.tracking import Tracker
-from torch_bridge import layouts
 from torch_bridge import state_dict as bridge
 
 
@@ -91,7 +90,13 @@ class Trainer:
         self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
-        self._make_model(model, abstract)
+        self.start = Start(self.task, self.resolved, self.layout, model)
+        self.skeleton, self.optimizer = self.start.skeleton, self.start.optimizer
+        self._make_schedule()
+        if abstract:
+            self.state = self.start.abstract()
+        else:
+            self._start_afresh(model)
 
     # --- assembly -----------------------------------------------------------------------------------------------
 
@@ -121,60 +126,16 @@ class Trainer:
         train = self.config.train.model_copy(update={"steps": self.total_steps})
         return self.config.model_copy(update={"train": train})
 
-    def _make_model(self, model: nnx.Module | None, abstract: bool) -> None:
-        task, config, precision = self.task, self.config, self.precision
-        numbered = varied.marked(self.resolved, task.numbers)
-        build = lambda key=None: task.build_model(numbered, nnx.Rngs(config.seed if key is None else key))
-        skeleton = self.skeleton = Skeleton.of(
-            layouts.abstract(build) if model is None else model, lambda key: task.trainable(key, config)
-        )
-
-        def draw(seed) -> tuple:
-            """Apart from `begin`, because it compiles long and knows neither optimizer nor precision."""
-            return skeleton.split(build(jax.random.key(seed)))
-
-        def begin(arrays, seed) -> TrainState:
-            params, frozen, buffers = arrays
-            params = precision.for_storage(params)
-            return TrainState(
-                step=jnp.int32(0),
-                updates=jnp.int32(0),
-                rng=jax.random.key(seed),
-                params=params,
-                frozen=frozen,
-                buffers=buffers,
-                opt_state=optimizer.init(params),
-                ema=params if config.optim.ema_decay is not None else {},
-                scale=initial_scale(config.precision),
-                guard=initial_guard(config.train.spike_factor is not None),
-            )
-
-        arrays = None if model is None else skeleton.split(model)
-        shapes = jax.eval_shape(draw, np.int32(0)) if arrays is None else jax.eval_shape(lambda: arrays)
-        stored = jax.eval_shape(precision.for_storage, shapes[0])
-        optimizer = self.optimizer = optimizers.build(config.optim, stored, lambda key: task.param_group(key, config))
-        self._make_schedule()
-        shapes = jax.eval_shape(begin, shapes, np.int32(0))
-        placed = self.shardings = state_shardings(shapes, self.layout)
-        self._programs["draw",] = jax.jit(draw, out_shardings=(placed.params, placed.frozen, placed.buffers))
-        drawn = (0,) if model is None else ()  # a model that was given keeps its arrays
-        self._programs["begin",] = jax.jit(begin, donate_argnums=drawn, out_shardings=placed)
-        if abstract:
-            self.state = jax.tree.map(_abstract, shapes, self.shardings)
-        else:
-            self._start_afresh(arrays)
-
     def _make_schedule(self) -> None:
         optim = self.config.optim
         self.schedule = schedules.build(optim.schedule, optim.lr, self.total_steps, self.steps_per_epoch)
         if self.task.schedule is not None:
             self.schedule = self.task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
 
-    def _start_afresh(self, arrays: tuple | None = None) -> None:
-        """A new state: of the user's model where its arrays are given, else as the task starts."""
-        seed = np.int64(self.config.seed).astype(np.int32)
-        self.state = self._programs["begin",](self._programs["draw",](seed) if arrays is None else arrays, seed)
-        if arrays is None and self.task.initial_weights is not None:
+    def _start_afresh(self, model: nnx.Module | None = None) -> None:
+        """A new state: of the user's model where it is given, else as the task starts."""
+        self.state = self.start.state(self.config.seed, model)
+        if model is None and self.task.initial_weights is not None:
             weights = self.task.initial_weights(self.config)
             if weights is not None:
                 self.load_state_dict(weights, strict=False)
@@ -327,7 +288,7 @@ class Trainer:
     def _compiled(self, step: Step, steps: int) -> Compiled:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, looped=on_cpu)
-        jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.shardings, self.layout.replicated))
+        jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
         shapes = batch_shapes(self.source("train"))
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
         return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
@@ -355,7 +316,7 @@ class Trainer:
         accumulate = self.config.train.accumulate_steps
         loader = self.train_loader
         columns = (
-            jax.tree.map(lambda c: _abstract(c, self.layout.replicated), loader.source.columns)
+            jax.tree.map(lambda c: placed_shape(c, self.layout.replicated), loader.source.columns)
             if loader.on_device
             else {}
         )
@@ -365,7 +326,7 @@ class Trainer:
         batch = jax.tree.map(
             lambda row: jax.ShapeDtypeStruct((accumulate, size, *row.shape[1:]), row.dtype, sharding=sharding), one
         )
-        hyper = jax.tree.map(lambda v: _abstract(v, self.layout.replicated), self.host_hyper())
+        hyper = jax.tree.map(lambda v: placed_shape(v, self.layout.replicated), self.host_hyper())
         return self.state, batch, hyper, columns
 
     def hyper(self, lr_scale: float = 1.0) -> dict:
@@ -505,10 +466,6 @@ class ProcessLostError(UserError):
     """Another process of the run was killed, stopped or cut off."""
 
     exit_code = 1
-
-
-def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, program: Any) -> str:

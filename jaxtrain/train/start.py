@@ -1,0 +1,77 @@
+"""The state that a run starts from: the model's structure, its optimizer, and the programs that make the arrays."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.optim import optimizer as optimizers
+from jaxtrain.runtime import varied
+from jaxtrain.runtime.mesh import Layout
+from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.task import Task
+from jaxtrain.train.state import Arrays, Skeleton, TrainState, initial_guard, initial_scale, state_shardings
+from torch_bridge import layouts
+
+Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
+
+
+class Start:
+    """Makes states of one code, sharded from their first byte on.
+
+    model: the user's, or None for the task's. skeleton, optimizer: what belongs to no particular state. shapes,
+    shardings: a state's.
+    """
+
+    def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
+        numbered = varied.marked(config, task.numbers)
+        build = lambda key=None: task.build_model(numbered, nnx.Rngs(config.seed if key is None else key))
+        structure = layouts.abstract(build) if model is None else model
+        skeleton = self.skeleton = Skeleton.of(structure, lambda key: task.trainable(key, config))
+        precision = POLICIES[config.precision.policy]
+
+        def draw(seed) -> Weights:
+            return skeleton.split(build(jax.random.key(seed)))
+
+        def begin(weights: Weights, seed) -> TrainState:
+            params, frozen, buffers = weights
+            params = precision.for_storage(params)
+            return TrainState(
+                step=jnp.int32(0),
+                updates=jnp.int32(0),
+                rng=jax.random.key(seed),
+                params=params,
+                frozen=frozen,
+                buffers=buffers,
+                opt_state=optimizer.init(params),
+                ema=params if config.optim.ema_decay is not None else {},
+                scale=initial_scale(config.precision),
+                guard=initial_guard(config.train.spike_factor is not None),
+            )
+
+        given = None if model is None else skeleton.split(model)
+        weights = jax.eval_shape(draw, np.int32(0)) if given is None else jax.eval_shape(lambda: given)
+        stored = jax.eval_shape(precision.for_storage, weights[0])
+        optimizer = self.optimizer = optimizers.build(config.optim, stored, lambda key: task.param_group(key, config))
+        self.shapes = jax.eval_shape(begin, weights, np.int32(0))
+        self.shardings = placed = state_shardings(self.shapes, layout)
+        # two programs: the first compiles long, and knows neither optimizer nor precision
+        self._draw = jax.jit(draw, out_shardings=(placed.params, placed.frozen, placed.buffers))
+        drawn = (0,) if model is None else ()  # a model that was given keeps its arrays
+        self._begin = jax.jit(begin, donate_argnums=drawn, out_shardings=placed)
+
+    def abstract(self) -> TrainState:
+        """Shapes and shardings of a state, without its arrays."""
+        return jax.tree.map(placed_shape, self.shapes, self.shardings)
+
+    def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
+        """A new state: of the user's model where it is given, else of weights drawn from the seed."""
+        seed = np.int64(seed).astype(np.int32)
+        return self._begin(self._draw(seed) if model is None else self.skeleton.split(model), seed)
+
+
+def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """An array that is not there, on the devices where it would be."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

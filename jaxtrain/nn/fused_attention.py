@@ -35,7 +35,7 @@ def takes(q, k, v, mask=None, causal=False) -> bool:
 
 def fused(q, k, v, *, mask=None, bias=None, causal=False, scale=None):
     """softmax(q k^T scale + bias) v of what `takes` accepts, with a mask or a bias. A row that may attend to nothing
-    (a bias of -inf throughout) gives 0. Source: jax.nn.dot_product_attention."""
+    (a bias of -inf throughout, or as far as it may look) gives 0. Source: jax.nn.dot_product_attention."""
     given = mask if bias is None else bias
     if given is None:
         return _kernel(q, k, v, scale=scale, is_causal=causal)
@@ -45,6 +45,7 @@ def fused(q, k, v, *, mask=None, bias=None, causal=False, scale=None):
     else:
         finite = jnp.maximum(given.astype(q.dtype), jnp.finfo(q.dtype).min / 2)
         y, seen = _kernel(q, k, v, bias=finite, scale=scale, is_causal=causal), given > -jnp.inf
+    seen = seen & jnp.tril(jnp.ones(seen.shape[-2:], bool)) if causal else seen
     return jnp.where(jnp.swapaxes(seen.any(-1), 1, 2)[..., None], y, 0)
 
 

@@ -67,6 +67,13 @@ def test_a_query_that_sees_nothing_gives_zero(calls):
     assert jnp.isfinite(y).all()
 
 
+def test_a_query_before_the_first_token_of_a_left_padded_text_gives_zero(calls):
+    y = nn.attention(*inputs(), mask=padding()[..., ::-1], causal=True)
+    assert len(calls) == 1
+    assert not y[1, :20].any()
+    assert y[1, 20:].any(axis=(1, 2)).all()
+
+
 @pytest.mark.parametrize(
     ("arrays", "options"),
     [

@@ -53,7 +53,8 @@ def _scores(q, k):
 
 def _scores_backward(kept, grad):
     q, k = kept
-    return _weighted(grad, k), _columns(_weighted(_columns(q), grad))
+    columns = jax.lax.platform_dependent(q, cpu=_copied_columns, default=_columns)
+    return _weighted(grad, k), _columns(_weighted(columns, grad))
 
 
 @jax.custom_vjp
@@ -69,6 +70,11 @@ def _weighted_backward(kept, grad):
 
 def _columns(x):
     return jnp.swapaxes(x, -1, -2)
+
+
+def _copied_columns(x):
+    """XLA would take queries that all samples share as they are, and read them down their columns."""
+    return jax.lax.optimization_barrier(_columns(x))
 
 
 _scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)

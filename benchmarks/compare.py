@@ -3,18 +3,22 @@
 Both sides start from the same weights (through the bridge), see the same batches in the same precision and use the same
 optimizer: AdamW with decay and clipping, fused in torch; DistributedDataParallel where there are several processes.
 First both train a few steps without dropout and must agree on the losses, else nothing is timed. Then they alternate,
-dropout on, batches at hand. Every process gets its own share of the cores. Writes medians, spread and the ratio.
+dropout on, batches at hand; with --fed each reads its own training data: jaxtrain as `jaxtrain.run` does, torch from
+the original's dataset through a DataLoader without workers. Every process gets its own share of the cores. Writes
+medians, spread and the ratio.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import parser, save
@@ -36,8 +40,11 @@ def main(argv=None) -> int:
     p.add_argument("--devices", type=int, default=1, help="processes, each with one GPU or its share of the cores")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=3.0, help="of each side in each round, about")
+    p.add_argument("--fed", action="store_true", help="reading data counts too, each side in its own way")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the case's")
     arguments = p.parse_intermixed_args(argv)
+    if arguments.fed and CASES[arguments.system][arguments.size].feed is None:
+        p.error(f"--fed: {arguments.system} ({arguments.size}) names no torch DataLoader in benchmarks/systems.py")
     if arguments.devices > 1 and "RANK" not in os.environ:
         return _spawn(arguments.devices, sys.argv[1:] if argv is None else argv)
     result = _compare(arguments)
@@ -82,6 +89,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
         result = {
             "system": arguments.system, "size": arguments.size, "peer": arguments.peer,
             "precision": arguments.precision, "batch": batch, "processes": started.processes, "rank": started.process,
+            "fed": arguments.fed,
             "device": jax.devices()[0].device_kind, "jax": jax.__version__, "torch": torch.__version__,
             "losses": losses, "largest_loss_difference": agreement, "ratio": None,
         }  # fmt: skip
@@ -118,12 +126,14 @@ def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int,
     case = CASES[arguments.system][arguments.size]
     settings = [*CONSTANT_RATE, f"precision.policy={arguments.precision}", f"data.batch_size={batch}"]
     settings += [f"run.dir={folder}", "run.quiet=true", f"train.steps={steps}"]
-    settings += ["data.drop_last=true", "data.placement=host"]  # batches at hand: input_pipeline.py measures feeding
+    fed = arguments.fed and not quiet
+    settings += ["data.drop_last=true", *([] if fed else ["data.placement=host"])]
     task, config = config_io.load(case.config, [*case.overrides, *settings, *arguments.overrides])
     if quiet:
         loss = task.loss
         task = dataclasses.replace(task, loss=lambda model, batch, config, rngs: loss(model, batch, config, None))
-    data = task.build_data(config, case.split) if case.data is None else case.data(config, batch * BATCHES)
+    split = "train" if fed else case.split
+    data = task.build_data(config, split) if case.data is None else case.data(config, batch * BATCHES)
     return Trainer(train_dataset=data, config=config, task=task)
 
 
@@ -132,7 +142,7 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
 
     trainer = _trainer(arguments, batch, folder, CHECKED_STEPS, quiet=True)
     theirs = TorchSide(trainer, arguments.peer, training=False)
-    twin_losses = [float(theirs.step(i)) for i in range(CHECKED_STEPS)]
+    twin_losses = [float(theirs.step(batch)) for batch in theirs.batches[:CHECKED_STEPS]]
     if torch.distributed.is_initialized():
         mean = torch.tensor(twin_losses, dtype=torch.float64)
         mean = mean.cuda() if torch.cuda.is_available() else mean
@@ -140,13 +150,14 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
         twin_losses = (mean / torch.distributed.get_world_size()).tolist()
     del theirs
     ours = JaxSide(trainer, steps_per_call=1)
-    return {"jaxtrain": [ours.loss_of_a_step() for _ in range(CHECKED_STEPS)], arguments.peer: twin_losses}
+    return {"jaxtrain": ours.losses(CHECKED_STEPS), arguments.peer: twin_losses}
 
 
 def _timed(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, Any]:
     trainer = _trainer(arguments, batch, folder, 1000, quiet=False)
-    theirs = TorchSide(trainer, arguments.peer, training=True)
-    ours = JaxSide(trainer, trainer.config.train.steps_per_call)
+    feed = CASES[arguments.system][arguments.size].feed if arguments.fed else None
+    theirs = TorchSide(trainer, arguments.peer, training=True, feed=feed and feed(trainer.config, batch))
+    ours = JaxSide(trainer, trainer.config.train.steps_per_call, arguments.fed)
     sides = {"jaxtrain": ours, arguments.peer: theirs}
     result: dict[str, Any] = {}
     for name, side in sides.items():
@@ -189,32 +200,39 @@ def _agreed(seconds: float) -> float:
 
 
 class JaxSide:
-    """The step as the loop calls it, on batches that lie on the device."""
+    """The step as the loop calls it, on batches that lie on the device, or, `fed`, as the loader brings them."""
 
-    def __init__(self, trainer, steps_per_call: int):
+    def __init__(self, trainer, steps_per_call: int, fed: bool = False):
         self.count, self.trainer = steps_per_call, trainer
         self.program, self.hyper = trainer.train_step(steps_per_call), trainer.hyper()
         self.columns = trainer.columns(trainer.train_loader)
-        calls = [(i * self.count, self.count) for i in range(max(1, BATCHES // self.count))]
-        self.batches = [batch for _, _, batch in trainer.train_loader.batches(calls)]
-        self.state, self.position = trainer.state, 0
+        self.batches = None if fed else list(self._read(0, max(1, BATCHES // self.count)))
+        self.state, self.calls = trainer.state, 0
 
-    def step(self) -> Any:
-        batch = self.batches[self.position % len(self.batches)]
-        self.position += 1
+    def _read(self, first: int, calls: int) -> Iterator[Any]:
+        wanted = [((first + i) * self.count, self.count) for i in range(calls)]
+        return (batch for _, _, batch in self.trainer.train_loader.batches(wanted))
+
+    def _batches(self, calls: int) -> Iterator[Any]:
+        first, self.calls = self.calls, self.calls + calls
+        if self.batches is None:
+            return self._read(first, calls)
+        return (self.batches[(first + i) % len(self.batches)] for i in range(calls))
+
+    def step(self, batch: Any) -> Any:
         self.state, metrics = self.program(self.state, batch, self.hyper, self.columns)
         return metrics
 
-    def loss_of_a_step(self) -> float:
-        return float(self.step()["loss"])
+    def losses(self, calls: int) -> list[float]:
+        return [float(self.step(batch)["loss"]) for batch in self._batches(calls)]
 
     def run(self, steps: int) -> float:
         """Seconds of so many steps."""
         import jax
 
         started = time.perf_counter()
-        for _ in range(steps // self.count):
-            self.step()
+        for batch in self._batches(steps // self.count):
+            self.step(batch)
         jax.block_until_ready(self.state)
         return time.perf_counter() - started
 
@@ -232,7 +250,7 @@ class JaxSide:
 class TorchSide:
     """The twin in a plain torch loop: autocast, fused AdamW, clipping, DistributedDataParallel between processes."""
 
-    def __init__(self, trainer, peer: str, training: bool):
+    def __init__(self, trainer, peer: str, training: bool, feed: Any = None):
         import jax
         import torch
 
@@ -255,9 +273,16 @@ class TorchSide:
         cast = self.config.precision.policy == "bf16"
         autocast = lambda: torch.autocast(self.device.type, torch.bfloat16)
         self.autocast = autocast if cast else contextlib.nullcontext
-        host = [trainer.train_loader.host_batch(i) for i in range(BATCHES)]
+        host = [trainer.train_loader.host_batch(i) for i in range(BATCHES)] if feed is None else []
         self.batches = [jax.tree.map(lambda rows: to_torch(rows).to(self.device), batch) for batch in host]
+        self.coming = itertools.cycle(self.batches) if feed is None else self._read(feed)
         self.updates = 0
+
+    def _read(self, feed: Any) -> Iterator[dict[str, Any]]:
+        """Epoch after epoch."""
+        while True:
+            for batch in feed:
+                yield {name: rows.to(self.device) for name, rows in batch.items()}
 
     def _groups(self) -> list[dict[str, Any]]:
         optim, kinds = self.config.optim, {}
@@ -275,12 +300,12 @@ class TorchSide:
     def _betas(self) -> tuple[float, float]:
         return self.config.optim.beta1, self.config.optim.beta2
 
-    def step(self, position: int) -> Any:
+    def step(self, batch: dict[str, Any]) -> Any:
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast():
-            loss = self.compute(self.batches[position % len(self.batches)])
+            loss = self.compute(batch)
         loss.backward()
         if self.config.optim.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip_norm)
@@ -294,8 +319,8 @@ class TorchSide:
         import torch
 
         started = time.perf_counter()
-        for position in range(steps):
-            self.step(position)
+        for batch in itertools.islice(self.coming, steps):
+            self.step(batch)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started

@@ -16,6 +16,7 @@ CONSTANT_RATE = (  # both sides step with the same rate; schedules cost nothing 
 class Case:
     """data: number of samples -> columns that stand in for data to be downloaded; None: the task's own data.
     split: of that; "validation" where only its items hold the inputs that both sides are to see.
+    feed: (config, batch) -> the DataLoader that a torch user of the system trains from, for `--fed`.
     """
 
     config: str
@@ -23,6 +24,7 @@ class Case:
     batch: int = 16
     split: str = "train"
     data: Callable[[Any, int], Mapping[str, np.ndarray]] | None = None
+    feed: Callable[[Any, int], Any] | None = None
 
 
 def random_images(config: Any, samples: int) -> dict[str, np.ndarray]:
@@ -44,6 +46,28 @@ def random_text(config: Any, samples: int) -> dict[str, np.ndarray]:
 def random_sentences(config: Any, samples: int) -> dict[str, np.ndarray]:
     labels = np.random.default_rng(1).integers(0, 2, samples).astype(np.int32)
     return random_text(config, samples) | {"labels": labels}
+
+
+def masked_sets(config: Any, batch: int) -> Any:
+    """The original's way: every access to a set hides some of its tokens anew, in Python; padded at the right."""
+    import torch
+
+    from jaxtrain.systems.set_completion.data import corpus_of
+    from jaxtrain.systems.set_completion.masking import PADDING, SetDataset
+
+    def collate(items: list) -> dict[str, torch.Tensor]:
+        inputs, weapon, targets = zip(*(tuple(map(torch.from_numpy, item)) for item in items), strict=True)
+        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
+        valid = torch.ones(len(items), dtype=torch.bool)
+        return {"inputs": pad(inputs), "weapon": torch.stack(weapon), "targets": pad(targets), "valid": valid}
+
+    corpus = corpus_of(config, "train")
+    rows = [
+        {"ability_tags": tokens[tokens != PADDING].tolist(), "weapon_id": int(weapon)}
+        for tokens, weapon in zip(corpus.tokens, corpus.weapons.reshape(-1), strict=True)
+    ]
+    dataset = SetDataset(rows, None, config.data.masks_per_set, config.data.skew_factor)
+    return torch.utils.data.DataLoader(dataset, batch, shuffle=True, collate_fn=collate, drop_last=True)
 
 
 BERT = (
@@ -75,11 +99,11 @@ CASES: dict[str, dict[str, Case]] = {
         "reference": Case("configs/sherlock_gen1.yaml", ("data.synthetic=arrays", "data.synthetic_volumes=128"), 32),
     },
     "set_completion": {
-        "small": Case("configs/splat_small.yaml", (), 32, "validation"),
+        "small": Case("configs/splat_small.yaml", (), 32, "validation", feed=masked_sets),
         "reference": Case("configs/splat_production.yaml", ("data.synthetic.sets=100000",), 1024, "validation"),
     },
     "sparse_autoencoder": {
-        "small": Case("configs/splat_sae.yaml", SAE_FROM_THE_START, 16, "validation"),
+        "small": Case("configs/splat_sae.yaml", SAE_FROM_THE_START, 16, "validation", feed=masked_sets),
         "reference": Case(
             "configs/splat_sae.yaml",
             (*SAE_FROM_THE_START, "model.vocab_size=140", "model.weapon_vocab_size=130", "model.hidden_dim=512",

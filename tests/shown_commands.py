@@ -199,6 +199,7 @@ NOT_RUN = {
     "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
         "python -m benchmarks.architectures",
         "python -m benchmarks.chunked_loss",
+        "python -m benchmarks.compare --fed --rounds 7 --system set_completion",
         "python -m benchmarks.compare --precision bf16",
         "python -m benchmarks.compare --system S --peer torch_eager",
         "python -m benchmarks.compare --system hjepa --peer torch_eager",
@@ -219,6 +220,7 @@ NOT_RUN = {
         "python -m tests.chaos.soak --minutes 30",
         "python -m tests.chaos.damages --damages 50",
         "python -m tests.chaos.full_disk",
+        "python -m tests.chaos.full_size_model",
         "python -m tests.chaos.kills --kills 100",
         "python -m tests.chaos.resume_matrix",
         "python -m tests.chaos.shown_commands",

@@ -51,7 +51,7 @@ def measure(tokens: int, vocabulary: int, width: int, chunks: list[int], compare
 
 
 def main() -> None:
-    p = parser(__doc__, figures=False)
+    p = parser(__doc__)
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--vocabulary", type=int, default=150_000)
     p.add_argument("--width", type=int, default=256)

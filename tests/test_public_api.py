@@ -1,5 +1,6 @@
 """The names that other people's scripts import."""
 
+import argparse
 import importlib
 import importlib.metadata
 import pathlib
@@ -64,6 +65,28 @@ def test_every_commands_help_ends_with_an_example_whose_files_exist(module, caps
     example = capsys.readouterr().out.partition("\nexample:\n")[2]
     assert example.strip().startswith(f"python -m {module}")
     assert all((ROOT / path).is_file() for path in re.findall(r"configs/\S+\.yaml", example))
+
+
+@pytest.mark.parametrize("module", sorted(BENCHMARKS - {"benchmarks.systems"}))
+def test_a_benchmark_reads_no_argument_that_it_does_not_take(module, monkeypatch):
+    """They run for minutes, and a name that is wrong in their last line loses the figures."""
+    if module in NEED_TORCH:
+        pytest.importorskip("torch")
+
+    class Parsed(Exception):
+        pass
+
+    def parse(parser, *_):
+        raise Parsed({action.dest for action in parser._actions})
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse)
+    with pytest.raises(Parsed) as parsed:
+        importlib.import_module(module).main()
+    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    read = set(re.findall(r"\barguments\.(\w+)", source))
+    assert read
+    assert read <= parsed.value.args[0]
 
 
 def test_a_sub_command_that_lives_elsewhere_is_found(capsys):

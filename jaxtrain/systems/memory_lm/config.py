@@ -178,7 +178,7 @@ class Optim(OptimConfig):
 class LossSection(Section):
     """How the cross-entropy over the vocabulary is computed."""
 
-    chunk_tokens: int = Field(0, ge=0)  # tokens whose logits exist at a time; 0 computes all at once
+    chunk_tokens: int = Field(0, ge=0)  # logits take the memory of so many tokens' at a time; 0 computes all at once
 
 
 class Data(DataConfig):

@@ -1,4 +1,6 @@
-"""Next-token cross-entropy, plain or in chunks whose logits are never all in memory, plus the router's terms."""
+"""Next-token cross-entropy, plain or by blocks of the vocabulary, which bounds the logits' memory, and router terms."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +23,14 @@ IGNORE = -100
 def token_losses(hidden, weight, labels, chunk_tokens: int = 0):
     """Negative log-likelihood in nats of each label, 0 where it is IGNORE: float32 with labels' shape.
 
-    hidden: [..., width]; weight: [vocabulary, width]; labels: int [...]. chunk_tokens: how many tokens' logits exist at
-    a time, in both passes; 0 for all. Source: torch cross_entropy(ignore_index=-100); chunks as Wijmans et al. 2024.
+    hidden: [..., width]; weight: [vocabulary, width]; labels: int [...]. chunk_tokens: logits take as much memory as
+    those of so many tokens, in both passes; 0 for all. Source: torch cross_entropy(ignore_index=-100); the vocabulary
+    goes by in blocks, as in Wijmans et al. 2024: tokens and rows stay on the devices that hold them, and each row of
+    the weight's gradient is written once.
     """
     if not chunk_tokens or chunk_tokens >= labels.size:
         return _nll(hidden, weight, labels)
-    width, size = hidden.shape[-1], labels.size
-    chunks = -(-size // chunk_tokens)
-    pad = chunks * chunk_tokens - size
-    flat_hidden = jnp.pad(hidden.reshape(size, width), ((0, pad), (0, 0))).reshape(chunks, chunk_tokens, width)
-    flat_labels = jnp.pad(labels.reshape(size), (0, pad), constant_values=IGNORE).reshape(chunks, chunk_tokens)
-    return _chunked(flat_hidden, weight, flat_labels).reshape(-1)[:size].reshape(labels.shape)
+    return _by_blocks(_block_count(len(weight), -(-labels.size // chunk_tokens)), hidden, weight, labels)
 
 
 def _nll(hidden, weight, labels):
@@ -40,30 +39,70 @@ def _nll(hidden, weight, labels):
     return jnp.where(labels == IGNORE, 0.0, jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
-@jax.custom_vjp
-def _chunked(hidden, weight, labels):
-    return jax.lax.map(lambda pair: _nll(pair[0], weight, pair[1]), (hidden, labels))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_blocks(blocks: int, hidden, weight, labels):
+    return _by_blocks_forward(blocks, hidden, weight, labels)[0]
 
 
-def _chunked_forward(hidden, weight, labels):
-    return _chunked(hidden, weight, labels), (hidden, weight, labels)
+def _by_blocks_forward(blocks, hidden, weight, labels):
+    """The log of the sum of exponentials, carried from block to block with the largest logit so far."""
+    split = _split(weight, blocks)
+
+    def step(carry, index):
+        largest, total, picked = carry
+        rows, columns = _block(split, index)
+        logits = jnp.where(columns < weight.shape[0], linear(hidden, rows).astype(jnp.float32), -jnp.inf)
+        grown = jnp.maximum(largest, logits.max(-1))
+        total = total * jnp.exp(largest - grown) + jnp.exp(logits - grown[..., None]).sum(-1)
+        picked += jnp.where(columns == labels[..., None], logits, 0.0).sum(-1)
+        return (grown, total, picked), None
+
+    zeros = jnp.zeros(labels.shape, jnp.float32)
+    (largest, total, picked), _ = jax.lax.scan(step, (zeros - jnp.inf, zeros, zeros), jnp.arange(blocks))
+    normaliser = largest + jnp.log(total)
+    return jnp.where(labels == IGNORE, 0.0, normaliser - picked), (hidden, weight, labels, normaliser)
 
 
-def _chunked_backward(residuals, cotangent):
-    """One chunk's logits again, and its share of both gradients; the weight's is summed in float32."""
-    hidden, weight, labels = residuals
+def _by_blocks_backward(blocks, residuals, cotangent):
+    """A block's logits again, their gradient, and from it the block's rows of weight's gradient and its term of
+    hidden's, which is summed in float32."""
+    hidden, weight, labels, normaliser = residuals
+    split = _split(weight, blocks)
+    upstream = jnp.where(labels == IGNORE, 0.0, cotangent)[..., None]
 
-    def chunk(total, inputs):
-        h, label, upstream = inputs
-        _, pullback = jax.vjp(lambda h, w: _nll(h, w, label), h, weight)
-        grad_hidden, grad_weight = pullback(upstream)
-        return total + grad_weight.astype(jnp.float32), grad_hidden
+    def step(carry, index):
+        grad_hidden, grad_split = carry
+        rows, columns = _block(split, index)
+        logits, pullback = jax.vjp(linear, hidden, rows)
+        p = jnp.exp(logits.astype(jnp.float32) - normaliser[..., None])
+        grad_logits = jnp.where(columns < weight.shape[0], (p - (columns == labels[..., None])) * upstream, 0.0)
+        of_hidden, of_rows = pullback(grad_logits.astype(logits.dtype))
+        grad_split = jax.lax.dynamic_update_index_in_dim(grad_split, of_rows, index, axis=1)
+        return (grad_hidden + of_hidden.astype(jnp.float32), grad_split), None
 
-    total, grad_hidden = jax.lax.scan(chunk, jnp.zeros(weight.shape, jnp.float32), (hidden, labels, cotangent))
-    return grad_hidden, total.astype(weight.dtype), None
+    start = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(split)
+    (grad_hidden, grad_split), _ = jax.lax.scan(step, start, jnp.arange(blocks))
+    return grad_hidden.astype(hidden.dtype), grad_split.reshape(-1, weight.shape[1])[: weight.shape[0]], None
 
 
-_chunked.defvjp(_chunked_forward, _chunked_backward)
+_by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
+
+
+def _block_count(vocabulary: int, wanted: int) -> int:
+    """The wanted number of blocks, or up to twice as many where that divides the vocabulary, which spares a copy."""
+    wanted = min(wanted, vocabulary)
+    return next((n for n in range(wanted, 2 * wanted + 1) if vocabulary % n == 0), wanted)
+
+
+def _split(weight, blocks: int):
+    """[rows of a block, blocks, width]: a block is every blocks-th row, on the devices that hold them."""
+    return jnp.pad(weight, ((0, -weight.shape[0] % blocks), (0, 0))).reshape(-1, blocks, weight.shape[1])
+
+
+def _block(split, index):
+    """A block's rows [rows, width], and which rows of the weight they are."""
+    rows = jax.lax.dynamic_index_in_dim(split, index, axis=1, keepdims=False)
+    return rows, jnp.arange(split.shape[0]) * split.shape[1] + index
 
 
 def shifted_labels(batch):

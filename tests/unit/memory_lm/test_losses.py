@@ -1,5 +1,7 @@
 """The cross-entropy: chunks, masks, packed rows."""
 
+import math
+import re
 from types import SimpleNamespace
 
 import jax
@@ -7,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxtrain import nn
 from jaxtrain.systems.memory_lm import losses
@@ -22,18 +26,21 @@ def settings(model, chunk_tokens: int = 0):
     return SimpleNamespace(loss=LossSection(chunk_tokens=chunk_tokens), memory=model.memory, model=model.config)
 
 
-def gradients(chunk_tokens: int):
+def gradients(chunk_tokens: int, vocabulary: int = 300):
     generator = np.random.default_rng(0)
     hidden = jnp.asarray(generator.normal(size=(3, 37, 16)), jnp.float32)
-    weight = jnp.asarray(generator.normal(size=(300, 16)), jnp.float32)
-    labels = jnp.asarray(np.where(generator.random((3, 37)) < 0.3, losses.IGNORE, generator.integers(0, 300, (3, 37))))
+    weight = jnp.asarray(generator.normal(size=(vocabulary, 16)), jnp.float32)
+    labels = jnp.asarray(
+        np.where(generator.random((3, 37)) < 0.3, losses.IGNORE, generator.integers(0, vocabulary, (3, 37)))
+    )
     total = lambda hidden, weight: losses.token_losses(hidden, weight, labels, chunk_tokens).sum()
     return jax.value_and_grad(total, argnums=(0, 1))(hidden, weight)
 
 
+@pytest.mark.parametrize("vocabulary", [300, 307, 17], ids=["divisible", "a prime", "smaller than the chunks"])
 @pytest.mark.parametrize("chunk_tokens", [1, 16, 64])
-def test_chunked_loss_and_gradients_equal_the_plain_ones_to_1e_5(chunk_tokens):
-    (plain, plain_grads), (chunked, chunked_grads) = gradients(0), gradients(chunk_tokens)
+def test_chunked_loss_and_gradients_equal_the_plain_ones_to_1e_5(chunk_tokens, vocabulary):
+    (plain, plain_grads), (chunked, chunked_grads) = gradients(0, vocabulary), gradients(chunk_tokens, vocabulary)
     assert float(chunked) == pytest.approx(float(plain), rel=1e-6)
     for a, b in zip(chunked_grads, plain_grads, strict=True):
         assert float(jnp.linalg.norm(a - b)) < 1e-5 * float(jnp.linalg.norm(b))
@@ -51,6 +58,28 @@ def test_the_chunked_loss_needs_at_most_an_eighth_of_the_plain_ones_memory():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(128) * 8 <= temporary_bytes(0)
+
+
+@pytest.mark.parametrize("spec", [(), ("data",), (None, "data")], ids=["ddp", "fsdp by rows", "fsdp by columns"])
+def test_eight_devices_share_the_chunked_loss_and_none_gathers_the_weight(spec):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))
+
+    def compiled(*data):
+        arguments = (
+            place((16, 256, 64), jnp.float32, *data),
+            place((8192, 64), jnp.float32, *(spec if data else ())),
+            place((16, 256), jnp.int32, *data),
+        )
+        total = lambda hidden, weight, labels: losses.token_losses(hidden, weight, labels, 256).sum()
+        out = tuple(argument.sharding for argument in arguments[:2])
+        return jax.jit(jax.grad(total, argnums=(0, 1)), out_shardings=out).lower(*arguments).compile()
+
+    shared, alone = compiled("data"), compiled()
+    assert shared.cost_analysis()["flops"] < 1.05 / 8 * alone.cost_analysis()["flops"]
+    moved = re.findall(r"= f32\[([\d,]+)\]\S* (?:all-gather|all-reduce)\(", shared.as_text())
+    assert moved
+    assert max(math.prod(map(int, shape.split(","))) for shape in moved) == 8192 * 64 / 16
 
 
 def batch_of(tokens, labels, mask=None):

@@ -110,7 +110,7 @@ class MemoryAdapter(nnx.Module):
             router = self.routers[str(layer)]
             chosen = choose_chapters(router, self.memory, hidden, view, layer, strategy, prefill)
         adapter, bank = self.memory_adapters[str(layer)], self.memory_banks[self.bank_of[layer]]
-        body = lambda x, chosen: read_memory(adapter.memory_attn, bank, self.memory, x, chosen, rngs)
+        body = lambda x, chosen: read_memory(adapter.memory_attn, bank, self.memory, x, chosen, strategy, rngs)
         update = remat_read(body, self.memory, rngs)(adapter.memory_layernorm(hidden), chosen)
         return hidden + update.astype(hidden.dtype), chosen
 

@@ -163,26 +163,49 @@ class MemoryCrossAttention(nnx.Module):
         chapters: [chapter, token, memory width]; indices, weights: [batch, time, slot]. One slot at a time, recomputed
         in the backward pass, so that the gathered chapters of one slot exist at once. Gives float32.
         """
-        k, v = self.heads("k", chapters), self.heads("v", chapters)
-        groups = q.shape[2] // k.shape[-2]
-        grouped = q.reshape(*q.shape[:2], -1, groups, self.head)
 
-        def slot(q, k, v, index, weight, key):
-            keys, values = (
-                jnp.take(k, index, axis=0),
-                jnp.take(v, index, axis=0),
-            )  # [batch, time, token, kv, head width]
+        def slot(total, scores, mix, weight):
+            return total + mix(jax.nn.softmax(scores, axis=-1)) * weight[..., None]
+
+        return self._slots(slot, lambda zeros: zeros, q, chapters, indices, weights, rngs).reshape(q.shape)
+
+    def attend_jointly(self, q, chapters, indices, weights, rngs=None):
+        """`attend_routed` with one softmax over all chapters that a token reads, where a chapter's weight scales its
+        keys and values. The softmax is carried from slot to slot with the largest score so far."""
+
+        def slot(carry, scores, mix, weight):
+            largest, total, y = carry
+            scores = scores * weight[..., None]
+            grown = jax.lax.stop_gradient(jnp.maximum(largest, scores.max(-1)))
+            p, decay = jnp.exp(scores - grown[..., None]), jnp.exp(largest - grown)
+            return grown, total * decay + p.sum(-1), y * decay[..., None] + mix(p) * weight[..., None]
+
+        start = lambda zeros: (zeros[..., 0] - jnp.inf, zeros[..., 0], zeros)
+        _, total, y = self._slots(slot, start, q, chapters, indices, weights, rngs)
+        return (y / total[..., None]).reshape(q.shape)
+
+    def _slots(self, slot, start, q, chapters, indices, weights, rngs):
+        """slot(carry, scores [batch, time, kv, group, token], mix, weight [batch, time, 1, 1]) -> carry, from
+        start(zeros), over the slots of indices. mix: probabilities like scores -> what they read, after dropout."""
+        k, v = self.heads("k", chapters), self.heads("v", chapters)
+        grouped = q.reshape(*q.shape[:2], k.shape[-2], -1, self.head)
+
+        def read(carry, q, k, v, index, weight, key):
+            keys, values = (jnp.take(each, index, axis=0) for each in (k, v))  # [batch, time, token, kv, head width]
             scores = jnp.einsum("btngd,btknd->btngk", q, keys).astype(jnp.float32) * self.head**-0.5
-            p = dropout(jax.nn.softmax(scores, axis=-1), self.dropout, None if key is None else lambda: key)
-            y = jnp.einsum("btngk,btknd->btngd", p.astype(values.dtype), values)
-            return y.astype(jnp.float32) * weight[..., None, None, None]
+
+            def mix(p):
+                p = dropout(p, self.dropout, None if key is None else lambda: key)
+                return jnp.einsum("btngk,btknd->btngd", p.astype(values.dtype), values).astype(jnp.float32)
+
+            return slot(carry, scores, mix, weight[..., None, None])
 
         use_keys = rngs is not None and self.dropout > 0
-        total = jnp.zeros(grouped.shape, jnp.float32)
+        carry = start(jnp.zeros(grouped.shape, jnp.float32))
         for i in range(indices.shape[-1]):
             key = rngs() if use_keys else None
-            total = total + jax.checkpoint(slot)(grouped, k, v, indices[..., i], weights[..., i], key)
-        return total.reshape(q.shape)
+            carry = jax.checkpoint(read)(carry, grouped, k, v, indices[..., i], weights[..., i], key)
+        return carry
 
     def merge(self, y):
         """[batch, time, head, head width] -> [batch, time, width]."""

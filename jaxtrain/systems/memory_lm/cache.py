@@ -68,7 +68,7 @@ class View:
             self.mask = self.mask & token_mask[:, None, None, :]
         if segments is not None:
             self.mask = self.mask & (segments[:, None, :, None] == segments[:, None, None, :])
-        self.starts = None if segments is None else _starts(segments)
+        self.starts, self.ends = (None, None) if segments is None else _bounds(segments)
         self.keys = {} if cache is None else dict(enumerate(cache.keys))
         self.values = {} if cache is None else dict(enumerate(cache.values))
         self.routing = {} if cache is None else dict(cache.routing)
@@ -113,8 +113,11 @@ class View:
         )
 
 
-def _starts(segments):
-    """The first position of each one's segment: int [batch, time]."""
-    place = jnp.arange(segments.shape[1])
-    changed = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    return jax.lax.cummax(jnp.where(changed, place, 0), axis=1)
+def _bounds(segments):
+    """The first and the last position of each one's segment: int [batch, time]."""
+    last = segments.shape[1] - 1
+    place = jnp.arange(last + 1)
+    changed = segments[:, 1:] != segments[:, :-1]
+    first_ones, last_ones = (jnp.pad(changed, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
+    starts = jax.lax.cummax(jnp.where(first_ones, place, 0), axis=1)
+    return starts, jax.lax.cummin(jnp.where(last_ones, place, last), axis=1, reverse=True)

@@ -9,6 +9,7 @@ from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
 from jaxtrain.nn.linear import linear
 from jaxtrain.systems.memory_lm.banks import deployed
+from jaxtrain.systems.memory_lm.reading import PER_TOKEN
 from jaxtrain.systems.memory_lm.router import (
     LOSSES,
     coefficients,
@@ -144,7 +145,8 @@ def loss(model, batch, config, rngs) -> Loss:
     value, weight = weighted_mean(nll, labels != IGNORE)
     if rngs is None or not output.routing:
         return Loss(value, weight, {"ce": value} if rngs is not None else {})
-    terms = [router_losses(routing, _rows(routing, batch)) for routing in output.routing.values()]
+    rows = lambda routing: _rows(routing, batch, config.memory.routing_strategy_train)
+    terms = [router_losses(routing, rows(routing)) for routing in output.routing.values()]
     router = aggregate_router_losses(terms, config.memory)
     router = jnp.where(weight > 0, router, 0.0)
     parts = {"ce": value, "router": router}
@@ -159,9 +161,14 @@ def aggregate_router_losses(terms, memory):
     return compute_router_auxiliary_loss(terms, scale["load_balance"], scale["auxiliary"], scale["z_loss"])
 
 
-def _rows(routing, batch):
-    """Which rows of a Routing belong to valid samples. Padding tokens count, as in the original."""
+def _rows(routing, batch, strategy: str):
+    """Which rows of a Routing belong to valid samples. Padding tokens count, as in the original, but for the choice
+    that the tokens of a packed document share: it counts once, and padding makes none."""
     valid = batch["valid"]
+    if "segment_ids" in batch and strategy not in PER_TOKEN:
+        segments = batch["segment_ids"]
+        last = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (0, 1)), constant_values=True)
+        return last & (segments > 0) & valid[:, None]
     return jnp.broadcast_to(valid.reshape(-1, *(1,) * (routing.logits.ndim - 2)), routing.logits.shape[:-1])
 
 

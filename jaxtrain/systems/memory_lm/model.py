@@ -118,7 +118,7 @@ class MemoryTransformer(nnx.Module):
 
         def read(attention, x):
             bank = self.memory_banks[self.bank_of[layer]]
-            body = lambda x, chosen: read_memory(attention, bank, self.memory, x, chosen, rngs)
+            body = lambda x, chosen: read_memory(attention, bank, self.memory, x, chosen, strategy, rngs)
             return remat_read(body, self.memory, rngs)(x, chosen)
 
         return nn.block(self.layers[layer], hidden, view, layer, read, rngs=rngs), chosen

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxtrain.systems.memory_lm.banks import ChapteredMemoryBank
-from jaxtrain.systems.memory_lm.router import masked_mean, prefix_mean
+from jaxtrain.systems.memory_lm.router import document_mean, masked_mean, prefix_mean
 
 PER_TOKEN = ("token", "prefix")
 
@@ -12,7 +12,8 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
     """The Routing of one memory layer.
 
     hidden: [batch, time, width], what the router looks at. strategy: of this call. With a cache, rolling and hybrid
-    pool a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`.
+    pool a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`. In packed
+    rows every document is pooled by itself.
     """
     mask = view.token_mask if memory.mask_aware_pooling else None
     if strategy == "prefix":
@@ -21,6 +22,9 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
         if view.cache is not None:
             view.routing[str(layer)] = (total, count)
         return router.route_tokens(means)
+    if view.starts is not None and strategy != "token":
+        window = memory.routing_window_size if strategy == "sequence-rolling" else 1
+        return router.route_tokens(document_mean(hidden, window, view.starts, view.ends))
     if strategy in ("rolling", "hybrid"):
         if view.cache is None:
             return router(hidden, "sequence", mask)
@@ -31,16 +35,19 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
     return router(hidden, strategy, mask)
 
 
-def read_memory(attention, bank, memory, x, routing=None, rngs=None):
+def read_memory(attention, bank, memory, x, routing=None, strategy: str = "token", rngs=None):
     """What the memory adds to the stream: [batch, time, width].
 
-    x: the normalised stream. routing: the chapters chosen, None for a bank that is read whole.
+    x: the normalised stream. routing: the chapters chosen, None for a bank that is read whole. strategy: by which;
+    tells the choices of tokens from those that the tokens of a packed document share.
     """
     if routing is None:
         return attention(x, bank.get_memory(), rngs)
     q = attention.heads("q", x)
-    if routing.indices.ndim == 3:
+    if strategy in PER_TOKEN:
         y = _read_per_token(attention, bank, memory, q, routing, rngs)
+    elif routing.indices.ndim == 3:
+        y = _read_per_document(attention, bank, memory, q, routing, rngs)
     else:
         y = _read_per_sequence(attention, bank, memory, q, routing, rngs)
     return attention.merge(y.astype(q.dtype))
@@ -65,19 +72,32 @@ def _read_per_token(attention, bank: ChapteredMemoryBank, memory, q, routing, rn
 def _read_per_sequence(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
     """One choice per sequence: its chapters' tokens, times the chapter's weight, under one joint softmax (so that the
     weight scales keys and values), or a softmax within each chapter where `chapter_softmax` is independent."""
-    shared, count = memory.num_shared_chapters, routing.indices.shape[-1]
-    indices, weights = routing.indices, routing.weights
-    if shared:
-        batch = indices.shape[0]
-        first = jnp.broadcast_to(jnp.arange(shared, dtype=indices.dtype), (batch, shared))
-        indices = jnp.concatenate([first, indices], axis=-1)
-        weights = jnp.concatenate([jnp.ones((batch, shared)), memory.routed_scaling_factor * weights], axis=-1)
-        weights = weights / weights.sum(-1, keepdims=True)
-    selected = _branch_norm(memory, shared and count)(bank.select(indices))  # [batch, chapter, token, width]
+    indices, weights = _with_shared(memory, routing)
+    norm = _branch_norm(memory, memory.num_shared_chapters and routing.indices.shape[-1])
+    selected = norm(bank.select(indices))  # [batch, chapter, token, width]
     if memory.chapter_softmax == "independent":
         return attention.attend_chapters(q, selected, weights, rngs)
     selected = selected * weights[..., None, None].astype(selected.dtype)
     return attention.attend(q, selected.reshape(selected.shape[0], -1, selected.shape[-1]), rngs)
+
+
+def _read_per_document(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
+    """As `_read_per_sequence` in rows of several documents: the choice stands at each of a document's tokens."""
+    norm = _branch_norm(memory, memory.num_shared_chapters and routing.indices.shape[-1])
+    chapters = norm(bank.base_bank.expand(bank.chapters()))
+    attend = attention.attend_routed if memory.chapter_softmax == "independent" else attention.attend_jointly
+    return attend(q, chapters, *_with_shared(memory, routing), rngs)
+
+
+def _with_shared(memory, routing):
+    """Indices and weights [..., shared + k] with the shared chapters first; the weights sum to 1."""
+    indices, weights, shared = routing.indices, routing.weights, memory.num_shared_chapters
+    if not shared:
+        return indices, weights
+    lead = (*indices.shape[:-1], shared)
+    first = jnp.broadcast_to(jnp.arange(shared, dtype=indices.dtype), lead)
+    weights = jnp.concatenate([jnp.ones(lead), memory.routed_scaling_factor * weights], axis=-1)
+    return jnp.concatenate([first, indices], axis=-1), weights / weights.sum(-1, keepdims=True)
 
 
 def _branch_norm(memory, both_parts):

@@ -75,20 +75,37 @@ def masked_mean(hidden, mask=None):
 
 def rolling_mean(hidden, window: int, mask=None):
     """Mean over time of the mean over the last `window` positions up to each."""
-    time = hidden.shape[1]
     ones = jnp.ones(hidden.shape[:2], jnp.float32) if mask is None else mask.astype(jnp.float32)
-    width = min(window, time)
-    place = jnp.arange(time)
-    counts = _window_sums(ones, jnp.maximum(place - width + 1, 0), place)  # positions behind each mean
-    share = _window_sums(ones / jnp.maximum(counts, 1.0), place, jnp.minimum(place + width - 1, time - 1)) * ones
-    share = share / jnp.maximum(ones.sum(1, keepdims=True), 1.0)  # how much a position counts in the final mean
+    share = _shares(ones, window, 0, hidden.shape[1] - 1)
     return jnp.einsum("bp,bpd->bd", share.astype(hidden.dtype), hidden)
 
 
+def document_mean(hidden, window: int, starts, ends):
+    """`rolling_mean` of each position's own document, [batch, time, width]; a window of 1 gives its plain mean.
+
+    starts, ends: int [batch, time], the first and the last position of each one's document.
+    """
+    share = _shares(jnp.ones(hidden.shape[:2], jnp.float32), window, starts, ends)
+    return _window_sums(share[..., None] * hidden.astype(jnp.float32), starts, ends).astype(hidden.dtype)
+
+
+def _shares(ones, window: int, starts, ends):
+    """How much each position counts in the mean over its document of means over windows: float32 [batch, time]."""
+    place = jnp.arange(ones.shape[1])
+    width = min(window, ones.shape[1])
+    counts = _window_sums(ones, jnp.maximum(place - width + 1, starts), place)  # positions behind each mean
+    share = _window_sums(ones / jnp.maximum(counts, 1.0), place, jnp.minimum(place + width - 1, ends)) * ones
+    return share / jnp.maximum(_window_sums(ones, starts, ends), 1.0)
+
+
 def _window_sums(values, first, last):
-    """Sums of values [batch, time] over first..last, both [time] and inclusive."""
-    total = jnp.pad(jnp.cumsum(values, axis=1), ((0, 0), (1, 0)))
-    return total[:, last + 1] - total[:, first]
+    """Sums of values [batch, time, ...] over first..last, both inclusive: int [batch, time], [time] or one number."""
+    wide = (1,) * (values.ndim - 2)
+    total = jnp.pad(jnp.cumsum(values, axis=1), ((0, 0), (1, 0), *((0, 0),) * (values.ndim - 2)))
+    at = lambda places: jnp.take_along_axis(
+        total, jnp.broadcast_to(places, values.shape[:2]).reshape(*values.shape[:2], *wide), axis=1
+    )
+    return at(last + 1) - at(first)
 
 
 def prefix_mean(hidden, mask=None, total=None, count=None, starts=None):

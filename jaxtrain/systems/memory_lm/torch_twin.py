@@ -29,7 +29,7 @@ class View:
             self.mask = self.mask & mask[:, None, None]
         if segments is not None:
             self.mask = self.mask & (segments[:, None, :, None] == segments[:, None, None, :])
-        self.packed = segments is not None
+        self.segments = segments
 
 
 class Bank(nn.Module):
@@ -80,6 +80,8 @@ class Router(nn.Module):
             pooled = hidden
         elif strategy == "prefix":
             pooled = self.prefix(hidden, view)
+        elif view.segments is not None:
+            pooled = self.document_mean(hidden, view, memory.routing_window_size if "rolling" in strategy else 1)
         else:
             mask = view.token_mask if memory.mask_aware_pooling and view.token_mask is not None else None
             ones = torch.ones(hidden.shape[:2]) if mask is None else mask.float()
@@ -99,6 +101,13 @@ class Router(nn.Module):
             weights = near[None] * ones[:, None]
             hidden = weights @ hidden / weights.sum(-1, keepdim=True).clamp_min(1.0)
         return (hidden * ones[..., None]).sum(1) / ones.sum(1, keepdim=True).clamp_min(1.0)
+
+    @staticmethod
+    def document_mean(hidden, view, window):
+        same = (view.segments[:, :, None] == view.segments[:, None, :]).float()
+        near = same.tril() - same.tril(-window)
+        rolling = near @ hidden / near.sum(-1, keepdim=True)
+        return same @ rolling / same.sum(-1, keepdim=True)
 
     @staticmethod
     def prefix(hidden, view):
@@ -137,8 +146,11 @@ class MemoryAttention(nn.Module):
         q = self.heads("q", x)
         if routing is None:
             y = self.attend(q, bank.expand(len(x), -1, -1))
-        elif routing[0].ndim == 3:
+        elif self.memory.routing_strategy_inference in ("token", "prefix"):
             y = self.per_token(q, bank, *routing)
+        elif routing[0].ndim == 3:  # in packed rows: the tokens of a document share its choice
+            rows = self.per_sequence(q.flatten(0, 1)[:, None], bank, *(each.flatten(0, 1) for each in routing))
+            y = rows[:, 0].unflatten(0, q.shape[:2])
         else:
             y = self.per_sequence(q, bank, *routing)
         return self.project("o", y.flatten(2))

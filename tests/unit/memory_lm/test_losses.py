@@ -159,10 +159,26 @@ def test_every_choice_of_a_real_token_is_counted_and_the_entropy_is_logged_by_la
     assert np.mean(by_layer) == pytest.approx(float(parts["router/entropy"]), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["vanilla", "dense", "token", "prefix"])
+PACKED = {
+    "vanilla": {"vanilla_mode": True, "use_chapters": False},
+    "dense": {"use_chapters": False},
+    "token": strategy("token"),
+    "prefix": strategy("prefix"),
+    "sequence": strategy("sequence") | {"mask_aware_pooling": True},
+    "sequence-rolling": strategy("sequence-rolling")
+    | {
+        "mask_aware_pooling": True,
+        "routing_window_size": 3,
+        "normalize_shared_routed_before_mixing": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "independent": strategy("sequence") | {"mask_aware_pooling": True, "chapter_softmax": "independent"},
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_packed_documents_have_the_loss_of_the_same_documents_alone(name):
-    options = {"vanilla_mode": name == "vanilla", "use_chapters": name in ("token", "prefix")}
-    model = small(**options, **(strategy(name) if options["use_chapters"] else {}))
+    model = small(**PACKED[name])
     generator = np.random.default_rng(3)
     documents = [generator.integers(2, 61, length).astype(np.int32) for length in (5, 9, 3, 12, 7)]
     columns = pack([(d, d.copy()) for d in documents], 20, 0, split=False)
@@ -174,6 +190,10 @@ def test_packed_documents_have_the_loss_of_the_same_documents_alone(name):
     together, apart = (jax.jit(lambda b: losses.loss(model, b, settings(model), None))(b) for b in (packed, alone))
     assert float(together.weight) == float(apart.weight) == sum(len(document) - 1 for document in documents)
     assert float(together.value) == pytest.approx(float(apart.value), rel=1e-5)
+    if name in ("sequence", "sequence-rolling", "independent"):  # a document has one choice in both
+        router = [losses.loss(model, b, settings(model), nn.Rngs(jax.random.key(0))).parts for b in (packed, alone)]
+        assert float(router[0]["router/entropy"]) == pytest.approx(float(router[1]["router/entropy"]), rel=1e-5)
+        assert float(router[0]["router"]) == pytest.approx(float(router[1]["router"]), rel=1e-5)
 
 
 def test_a_row_that_is_not_valid_changes_neither_loss_nor_router_terms():

@@ -88,6 +88,8 @@ def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
         print(started)
     from jaxtrain.train.trainer import Trainer
 
+    if arguments.dry_run and task.describe is not None:
+        print(task.describe(config), flush=True)  # needs no data
     trainer = Trainer(config=config, task=task)
     if arguments.dry_run:
         print(trainer.describe())

@@ -407,7 +407,6 @@ class Trainer:
             f"{self.steps_per_epoch:,} per epoch\n"
             f"mesh: {mesh} ({self.layout.strategy}), precision {self.config.precision.policy}\n"
             f"run folder: {self.folder}"
-            + (f"\n{self.task.describe(self.resolved)}" if self.task.describe is not None else "")
         )
 
     # --- weights ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxtrain import config_io
+from jaxtrain import config_io, run
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import flops, grouping, original_config
 from jaxtrain.systems.memory_lm.config import Memory, Model
@@ -14,7 +14,8 @@ from jaxtrain.systems.memory_lm.early_stopping import EarlyStopping
 from jaxtrain.systems.memory_lm.model import build_model
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "memory_lm"
+ROOT = pathlib.Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "memory_lm"
 PAPER = {
     "hidden_dim": 768,
     "num_heads": 12,
@@ -157,3 +158,12 @@ def test_a_config_of_the_original_is_converted_and_accepted():
     assert config.optim.groups["memory_bank"].lr == 0.005
     factor = task.schedule(config.model_copy(update={"train": config.train.model_copy(update={"steps": 6})}), None, 3)
     assert [factor(0), factor(1)] == [0.0, 1.0]
+
+
+def test_a_dry_run_tells_the_published_sizes_before_it_looks_for_data(capsys, tmp_path):
+    overrides = [f"data.tokenizer={tmp_path / 'absent'}", f"run.dir={tmp_path / 'run'}"]
+    assert run.main(["--config", str(ROOT / "configs/memory_lm_paper.yaml"), "--dry-run", *overrides]) == 2
+    printed = capsys.readouterr()
+    assert "371,292,932" in printed.out
+    assert "1.378 TFLOP per sequence of 1024 tokens" in printed.out
+    assert printed.err.startswith("error: data.tokenizer")

@@ -161,7 +161,7 @@ def test_a_config_of_the_original_is_converted_and_accepted():
 
 
 def test_a_dry_run_tells_the_published_sizes_before_it_looks_for_data(capsys, tmp_path):
-    overrides = [f"data.tokenizer={tmp_path / 'absent'}", f"run.dir={tmp_path / 'run'}"]
+    overrides = [f"data.tokenizer={tmp_path / 'absent.json'}", f"run.dir={tmp_path / 'run'}"]
     assert run.main(["--config", str(ROOT / "configs/memory_lm_paper.yaml"), "--dry-run", *overrides]) == 2
     printed = capsys.readouterr()
     assert "371,292,932" in printed.out

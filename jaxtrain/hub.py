@@ -1,14 +1,40 @@
 """Pretrained models by name: a local folder, or an id on the Hugging Face hub."""
 
+import functools
+import logging
+import os
 import pathlib
+import socket
+import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Sequence
 
 from jaxtrain.errors import UserError
 
+log = logging.getLogger(__name__)
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json")
 TOKENIZER += ("added_tokens.json", "chat_template*")
 SAFE = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER)
 WITH_PICKLES = (*SAFE, "pytorch_model*")  # small models only: where a model has both, both are fetched
+
+
+@functools.cache
+def cache_only_if_unreachable(seconds: float = 5.0) -> None:
+    """Where the hub does not answer, say so and let huggingface_hub, transformers and datasets ask its cache alone, for
+    this process and those it starts: else each file waits through half a minute of retries. A proxy is trusted."""
+    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    told = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    if told or urllib.request.getproxies():
+        return
+    try:
+        place = (address.hostname, address.port or (80 if address.scheme == "http" else 443))
+        socket.create_connection(place, seconds).close()
+    except OSError as error:
+        log.warning("%s cannot be reached (%s): only what was downloaded before is found", address.hostname, error)
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        if "huggingface_hub" in sys.modules:  # has read the variable
+            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 
 def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.Path:
@@ -22,6 +48,7 @@ def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.P
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UserError(f"{setting}: {name}: no such folder; wanted one with config.json, weights and tokenizer")
+    cache_only_if_unreachable()
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

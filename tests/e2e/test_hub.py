@@ -51,6 +51,8 @@ def test_a_model_of_the_hub_is_downloaded_once_and_then_needs_no_network(config,
         missing = run(config, tmp_path / "missing", address, f"{setting}=lab/other", without)
     second = run(config, tmp_path / "second", address, f"{setting}=lab/tiny", without)
     assert second.returncode == 0, second.stderr[-2000:]
+    assert "cannot be reached" in second.stderr
+    assert "Retry" not in second.stderr
     assert (missing.returncode, missing.stderr.count("Traceback")) == (2, 0)
     assert "lab/other is no local folder" in missing.stderr
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def _pad_token(path: pathlib.Path) -> str | None:
 
 
 def _from_transformers(source: str) -> Tokenizer:
+    if not pathlib.Path(source).is_dir():
+        hub.cache_only_if_unreachable()
     from transformers import AutoTokenizer
 
     try:

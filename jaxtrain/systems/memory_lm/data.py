@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import hub
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import corpus
@@ -147,9 +148,11 @@ def read_rows(data, split: str, num_samples: int | None) -> Iterator[Mapping[str
 
 def _load(data, split: str):
     """A `datasets` dataset: of a local file, of a folder whose files are named after their splits, or of the hub."""
+    path = pathlib.Path(data.dataset_name)
+    if not path.exists():
+        hub.cache_only_if_unreachable()
     import datasets
 
-    path = pathlib.Path(data.dataset_name)
     options: dict[str, Any] = {"split": split, "streaming": data.streaming}
     try:
         if path.is_file():
@@ -195,6 +198,7 @@ def _revision(name: str) -> str | None:
     """The commit of a dataset of the hub; None for any other, and where the hub does not answer."""
     if name == BUILTIN or pathlib.Path(name).exists():
         return None
+    hub.cache_only_if_unreachable()
     import huggingface_hub
 
     with contextlib.suppress(Exception):  # offline, private, gone: loading tells what is wrong, or finds its own copy

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 
 END = "<|endoftext|>"
@@ -157,6 +158,8 @@ def load_tokenizer(name: str, documents: Iterable[str] = (), cache: pathlib.Path
             raise UserError(f"data.tokenizer: {path} does not exist; wanted a tokenizer.json")
         text = path.read_text()
         return from_json(text, eos=END if END in text else None, pad="<pad>" if '"<pad>"' in text else None, name=name)
+    if not path.is_dir():
+        hub.cache_only_if_unreachable()
     import transformers
 
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import library, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 
 
@@ -88,6 +89,8 @@ def hugging_face(head: str, name: str | None = None, model_type: str | None = No
     weights. settings: entries of its configuration. Raises UserError for a model that is not to be had.
     """
     declare_torchvision()
+    if name is not None and not pathlib.Path(name).expanduser().is_dir():
+        hub.cache_only_if_unreachable()
     import transformers
 
     auto = getattr(transformers, head, None)

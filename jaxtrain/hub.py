@@ -55,9 +55,13 @@ def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.P
     try:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files)))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = " ".join(str(error).split()[:40]) or type(error).__name__
-        raise UserError(
-            f"{setting}: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "
-            f"Offline, download it elsewhere (`hf download {name} --local-dir DIR`) and set {setting}=DIR; "
-            f"{setting}=null starts from random weights"
-        ) from None
+        raise not_to_be_had(name, setting, f"{setting}=null starts from random weights", error) from None
+
+
+def not_to_be_had(name: str, setting: str, without: str, error: Exception) -> UserError:
+    """The error for a model that is neither a folder nor on the hub. without: the setting that needs no model."""
+    reason = " ".join(str(error).split()[:40]) or type(error).__name__
+    return UserError(
+        f"{setting}: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "
+        f"Offline, download it elsewhere (`hf download {name} --local-dir DIR`) and set {setting}=DIR; {without}"
+    )

@@ -1,10 +1,12 @@
 """Sound -> EnCodec codes or mel spectrogram of every volume."""
 
 import math
+import pathlib
 import subprocess
 
 import numpy as np
 
+from jaxtrain import hub
 from jaxtrain.systems.fmri_autoencoder.extras import require
 
 ENCODEC_RATE = 24000  # hertz
@@ -86,11 +88,16 @@ def sound_of(path, rate: int) -> np.ndarray:
 def encode(sound: np.ndarray, model: str, bandwidth: float) -> np.ndarray:
     """EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz.
 
-    model: a name on the Hugging Face hub, downloaded at first use, or a folder.
+    model: a name on the Hugging Face hub, downloaded at first use, or a folder. Raises UserError where there is none.
     """
     transformers = require("transformers", "for EnCodec codes")
     torch = require("torch", "for EnCodec codes")
-    codec = transformers.EncodecModel.from_pretrained(model).eval()
+    if not pathlib.Path(model).is_dir():
+        hub.cache_only_if_unreachable()
+    try:
+        codec = transformers.EncodecModel.from_pretrained(model).eval()
+    except OSError as error:
+        raise hub.not_to_be_had(model, "data.encodec_model", "data.audio=mel needs none", error) from None
     with torch.no_grad():
         given = codec.encode(torch.from_numpy(sound.copy())[None, None], bandwidth=bandwidth)
     return given.audio_codes[0, 0].numpy()

@@ -1,10 +1,12 @@
 """Scene annotations -> text embedding of every volume."""
 
 import math
+import pathlib
 import zlib
 
 import numpy as np
 
+from jaxtrain import hub
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.extras import require
 
@@ -92,12 +94,18 @@ def fill_gaps(features: np.ndarray, filled: np.ndarray, gap: str) -> np.ndarray:
 def embed(texts: list[str], encoder: str, width: int) -> np.ndarray:
     """Unit-length float32 [text, width]. encoder: a sentence-transformers model, or `hashing`, words in hashed buckets.
 
-    Raises UserError where the model's embeddings are not `width` wide.
+    Raises UserError where there is no such model, or its embeddings are not `width` wide.
     """
     if encoder == "hashing":
         return hashed(texts, width)
+    if not pathlib.Path(encoder).is_dir():
+        hub.cache_only_if_unreachable()
     library = require("sentence_transformers", "for text embeddings (or set data.text_encoder=hashing)")
-    found = library.SentenceTransformer(encoder).encode(texts, normalize_embeddings=True, show_progress_bar=True)
+    try:
+        model = library.SentenceTransformer(encoder)
+    except OSError as error:
+        raise hub.not_to_be_had(encoder, "data.text_encoder", "data.text_encoder=hashing needs none", error) from None
+    found = model.encode(texts, normalize_embeddings=True, show_progress_bar=True)
     if found.shape[1] != width:
         raise UserError(f"data.text_encoder: {encoder} gives {found.shape[1]} values, the model wants {width}")
     return np.asarray(found, np.float32)

@@ -154,6 +154,19 @@ def test_sentences_are_embedded_by_a_local_model(raw, tmp_path):
         prepare(config(raw, given, "model.text_dim=90"))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("data.audio=encodec", "data.encodec_model=lab/none"), "data.encodec_model: lab/none .*data.audio=mel"),
+        (("data.text_encoder=lab/none",), "data.text_encoder: lab/none .*data.text_encoder=hashing"),
+    ],
+)
+def test_a_model_that_is_not_to_be_had_is_one_clear_error(given, message, raw):
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(UserError, match=message):
+        prepare(config(raw, *given))
+
+
 def test_the_response_is_nilearns_and_follows_its_cause():
     from nilearn.glm.first_level import glover_hrf
 

@@ -221,6 +221,7 @@ NOT_RUN = {
         "python -m tests.chaos.damages --damages 50",
         "python -m tests.chaos.full_disk",
         "python -m tests.chaos.full_size_model",
+        "python -m tests.chaos.goldens_in_torch",
         "python -m tests.chaos.kills --kills 100",
         "python -m tests.chaos.resume_matrix",
         "python -m tests.chaos.shown_commands",

@@ -52,3 +52,17 @@ def test_recording_leaves_the_classes_as_they_were(folder):
     assert len(records) > 10
     assert all(kind.__call__ is call for kind, call in before.items())
     assert not any(layer._forward_hooks for layer in torch.nn.Linear(1, 1).modules())
+
+
+@pytest.mark.parametrize("strategy", ["token", "prefix", "sequence"])
+def test_routers_agree_too(strategy, tmp_path):
+    settings = (f"memory.routing_strategy_{stage}={strategy}" for stage in ("train", "inference"))
+    at_hand = ("data.batch_size=4", "data.placement=host", "memory.num_shared_chapters=0")
+    trainer = tiny("memory_lm.scratch", tmp_path, *at_hand, *settings)
+    twin = trainer.task.twin.build(trainer.config).eval()
+    twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
+    batch = trainer.train_loader.host_batch(0)
+    report = verify.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
+    assert report.first is None, str(report)
+    if strategy == "token":  # the other strategies call the router's parts, not the router
+        assert "routers.1" in {difference.name for difference in report.differences}, report.unmatched

@@ -74,7 +74,7 @@ class Router(nn.Module):
         self.memory = memory
 
     def forward(self, hidden, view, strategy):
-        """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's probability."""
+        """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's logit."""
         memory = self.memory
         if strategy == "token":
             pooled = hidden
@@ -87,11 +87,11 @@ class Router(nn.Module):
             ones = torch.ones(hidden.shape[:2]) if mask is None else mask.float()
             window = memory.routing_window_size if strategy == "sequence-rolling" else None
             pooled = self.mean(hidden, ones, window)
-        p = everything = self.router(pooled).softmax(-1)
-        shared = memory.num_shared_chapters
+        logits, shared = self.router(pooled), memory.num_shared_chapters
+        p = logits.softmax(-1)
         p = p[..., shared:] / p[..., shared:].sum(-1, keepdim=True).clamp_min(1e-12)
         weights, indices = p.topk(min(memory.top_k_chapters, p.shape[-1]), -1)
-        return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12), everything
+        return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12), logits
 
     @staticmethod
     def mean(hidden, ones, window):
@@ -309,7 +309,7 @@ class MemoryTransformer(MemoryModel):
         for i, layer in enumerate(self.layers):
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing[2], routing[:2]
+                chosen[i], routing = routing[2].softmax(-1), routing[:2]
             x = layer(x, view, self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None, routing)
         return self.lm_head(self.norm(x)), chosen
 
@@ -342,7 +342,7 @@ class MemoryAdapter(MemoryModel):
                 continue
             routing = self.route(i, x, view)
             if routing is not None:
-                chosen[i], routing = routing[2], routing[:2]
+                chosen[i], routing = routing[2].softmax(-1), routing[:2]
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
             x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing)
         return self.base_model.lm_head(decoder.norm(x)), chosen

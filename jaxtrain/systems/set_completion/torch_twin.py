@@ -239,8 +239,18 @@ def multi_hot(ids, size, pad):
     return target.scatter_add_(1, ids.clamp(min=0), kept.float()).clamp_(max=1)
 
 
+def as_evaluated(module, batch, config):
+    """In evaluation, a batch that hides nothing yet (of the training split) is masked as `losses.visible_ids` does."""
+    if module.training or "inputs" in batch:
+        return batch
+    from jaxtrain.systems.set_completion.losses import visible_ids
+
+    ids = visible_ids({name: batch[name].numpy() for name in ("targets", "index")}, config, None)
+    return {**batch, "inputs": torch.tensor(ids.tolist())}
+
+
 def loss(module, batch, config):
-    tokens, weapon, hidden, present = inputs_of(module, batch)
+    tokens, weapon, hidden, present = inputs_of(module, as_evaluated(module, batch, config))
     logits = module(tokens, weapon, hidden)
     target = multi_hot(batch["targets"], logits.shape[1], config.model.padding)
     rows = functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
@@ -267,7 +277,7 @@ def loss_features(module, batch, config):
     until it holds sae.steps_before_train; the usage average moves. Coefficients are those that the schedules end at."""
     settings, sae = config.sae, module.sae
     with torch.no_grad():
-        tokens, weapon, hidden, present = inputs_of(module.primary, batch)
+        tokens, weapon, hidden, present = inputs_of(module.primary, as_evaluated(module, batch, config))
         x = module.primary.pooled(tokens, weapon, hidden)[present & batch["valid"]]
     if module.training:
         module.recent.add(x)

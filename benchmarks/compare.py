@@ -121,6 +121,7 @@ def _told(result: dict[str, Any]) -> str:
 def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int, quiet: bool):
     """quiet: dropout and other noise off, so that losses can be compared."""
     from jaxtrain import config_io
+    from jaxtrain.runtime import cpu_threads
     from jaxtrain.train.trainer import Trainer
 
     case = CASES[arguments.system][arguments.size]
@@ -133,8 +134,9 @@ def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int,
         loss = task.loss
         task = dataclasses.replace(task, loss=lambda model, batch, config, rngs: loss(model, batch, config, None))
     split = "train" if fed else case.split
-    data = task.build_data(config, split) if case.data is None else case.data(config, batch * BATCHES)
-    return Trainer(train_dataset=data, config=config, task=task)
+    with cpu_threads.limited(config.shard.threads):  # making the data may start JAX
+        data = task.build_data(config, split) if case.data is None else case.data(config, batch * BATCHES)
+        return Trainer(train_dataset=data, config=config, task=task)
 
 
 def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, list[float]]:

@@ -127,6 +127,7 @@ class ShardConfig(Section):
     replicas: int | None = Field(None, ge=1)  # hsdp: groups that each hold one copy of the model
     tensor: int = Field(1, ge=1)  # devices that split one layer, where the task declares rules
     devices: int | None = Field(None, ge=1)  # use the first n of this process's devices; all if left out
+    threads: int | None = Field(None, ge=1)  # that compute on a CPU; one per core if left out. 1 suits small models
 
 
 class TrackingConfig(Section):

@@ -78,10 +78,11 @@ def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
     from jaxtrain import config_io
 
     commands.quiet_jax()
-    from jaxtrain.runtime import launch
+    from jaxtrain.runtime import cpu_threads, launch
 
     started = launch.setup_distributed()
-    launch.preflight(config_io.dump(config))
+    with cpu_threads.limited(config.shard.threads):
+        launch.preflight(config_io.dump(config))
     if started.process == 0:
         print(explanation, end="")
     if started.processes > 1 and started.process == 0:

@@ -19,7 +19,7 @@ from jaxtrain.data.sources import as_source, batch_shapes, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
-from jaxtrain.runtime import compile_cache, host_memory, overlap, varied
+from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, overlap, varied
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import told_by_first
 from jaxtrain.runtime.mesh import make_layout
@@ -85,9 +85,10 @@ class Trainer:
 
         self.precision = POLICIES[self.config.precision.policy]
         interrupted = lambda: self.preemption.due
-        self.data = Feed(self.task, self.config, train_dataset, val_dataset, interrupted)  # before JAX's backend starts
-        self.config = self.data.config
-        self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
+        with cpu_threads.limited(self.config.shard.threads):
+            self.data = Feed(self.task, self.config, train_dataset, val_dataset, interrupted)  # before JAX's backend
+            self.config = self.data.config
+            self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self.start = Start(self.task, self.resolved, self.layout, model)

@@ -85,7 +85,7 @@ class Trainer:
 
         self.precision = POLICIES[self.config.precision.policy]
         interrupted = lambda: self.preemption.due
-        with cpu_threads.limited(self.config.shard.threads):
+        with cpu_threads.limited(None if abstract else self.config.shard.threads):  # a run's; abstract: its owner's
             self.data = Feed(self.task, self.config, train_dataset, val_dataset, interrupted)  # before JAX's backend
             self.config = self.data.config
             self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)

@@ -11,6 +11,7 @@ from optuna.trial import Trial, TrialState
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import cpu_threads
 from jaxtrain.runtime.preemption import Preempted
 from jaxtrain.task import Task
 from jaxtrain.train.code import code_of, differences
@@ -117,7 +118,8 @@ class Trials:
         if code not in self._templates:
             self._templates = {}  # one code at a time: its data may be large
             gc.collect()
-            self._templates[code] = Trainer(config=config, task=task, abstract=True)
+            with cpu_threads.limited(config.shard.threads):
+                self._templates[code] = Trainer(config=config, task=task, abstract=True)
         return self._templates[code]
 
     def _train(self, trial: Trial, trainer: Trainer) -> tuple[TrialState, float | None]:

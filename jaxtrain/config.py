@@ -123,7 +123,7 @@ class PrecisionConfig(Section):
 
 
 class ShardConfig(Section):
-    strategy: Literal["ddp", "fsdp", "shard_grad_op", "hsdp"] = "ddp"
+    strategy: Literal["ddp", "ddp_local", "fsdp", "shard_grad_op", "hsdp"] = "ddp"
     replicas: int | None = Field(None, ge=1)  # hsdp: groups that each hold one copy of the model
     tensor: int = Field(1, ge=1)  # devices that split one layer, where the task declares rules
     devices: int | None = Field(None, ge=1)  # use the first n of this process's devices; all if left out

@@ -29,6 +29,11 @@ class Layout:
         return self.mesh.shape["replica"] * self.mesh.shape["fsdp"]
 
     @property
+    def apart(self) -> bool:
+        """Whether every device computes its rows by itself, as DistributedDataParallel does."""
+        return self.strategy == "ddp_local"
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 
@@ -98,7 +103,9 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
     if len(devices) % config.tensor:
         raise UserError(f"shard.tensor: {config.tensor} does not divide {len(devices)} devices")
     data = len(devices) // config.tensor
-    replicas = {"ddp": data, "hsdp": config.replicas or jax.process_count()}.get(config.strategy, 1)
+    if config.strategy == "ddp_local" and config.tensor > 1:
+        raise UserError("shard.tensor: with shard.strategy=ddp_local every device holds all layers; set 1, or ddp")
+    replicas = {"ddp": data, "ddp_local": data, "hsdp": config.replicas or jax.process_count()}.get(config.strategy, 1)
     if data % replicas:
         raise UserError(f"shard.replicas: {replicas} does not divide {data} devices")
     grid = np.array(devices).reshape(replicas, data // replicas, config.tensor)

@@ -46,7 +46,7 @@ class Histograms:
         def histograms(state, batch, columns, numbers):
             if several:
                 batch = jax.tree.map(lambda leaf: leaf[0], batch)
-            grads, _, _ = gradients(state, gather(batch, columns), numbers)
+            grads, *_ = gradients(state, gather(batch, columns), numbers)
             named = {"parameters": state.params, "gradients": grads}
             return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
 

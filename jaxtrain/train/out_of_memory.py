@@ -99,7 +99,7 @@ def _less_state(config: Any, memory: Memory, devices: int) -> list[str]:
     lines = []
     if memory.columns:
         lines.append(f"data.placement=host: the dataset stays off the device, {_gb(memory.columns)} less")
-    if devices > 1 and config.shard.strategy == "ddp":
+    if devices > 1 and config.shard.strategy in ("ddp", "ddp_local"):
         saved = (memory.params + memory.optimizer) * (devices - 1) // devices
         lines.append(f"shard.strategy=fsdp: parameters and optimizer over {devices} devices, {_gb(saved)} less")
     elif devices == 1:

@@ -17,11 +17,11 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.random import Rngs
 from jaxtrain.task import Batch, Loss, Task
-from jaxtrain.train import guards
+from jaxtrain.train import guards, own_rows
 from jaxtrain.train.state import Arrays, Skeleton, TrainState
 
 Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
-Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays]]
+Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
 
 
 def make_train_step(
@@ -39,7 +39,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
         batch = gather(batch, columns)
         settings = varied.put(config, hyper["numbers"])
-        grads, loss, buffers = gradients(state, batch, hyper["numbers"])
+        grads, loss, buffers, tokens = gradients(state, batch, hyper["numbers"])
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
@@ -65,7 +65,7 @@ def make_train_step(
             ema = {key: decay * mean + (1 - decay) * done.params[key] for key, mean in state.ema.items()}
             done = done.replace(ema=_where(accept, ema, state.ema))
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
-        metrics |= {"skipped": verdict.skipped, "tokens": count_tokens(batch)}
+        metrics |= {"skipped": verdict.skipped, "tokens": tokens}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
         metrics |= task.scalars(settings, state.updates) if task.scalars is not None else {}
         return done, metrics | rates_of(lr)
@@ -74,7 +74,8 @@ def make_train_step(
 
 
 def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Precision, layout: Layout) -> Gradients:
-    """(state, gathered batch, numbers) -> gradients by parameter, Loss and the buffers after the forward pass."""
+    """(state, gathered batch, numbers) -> gradients by parameter, Loss, the buffers after the forward pass and the
+    batch's tokens."""
 
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
@@ -90,15 +91,22 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
         loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
         return loss.value * scale, (loss, skeleton.split(model)[2])
 
-    accumulation = (config.train.accumulate_steps, config.train.accumulate_mean == "micro")
+    mean_of_means = config.train.accumulate_mean == "micro"
+
+    def compute(state: TrainState, batch: Batch, rng: jax.Array, scale: jax.Array, numbers: Arrays):
+        loss_of = functools.partial(loss_fn, varied.put(config, numbers))
+        with varied.in_force(numbers):
+            accumulated = _accumulate(loss_of, config.train.accumulate_steps, mean_of_means)
+            return *accumulated(state, batch, rng, scale), count_tokens(batch)
+
+    if layout.apart:
+        compute = own_rows.apart(compute, layout, mean_of_means)
 
     def gradients(state: TrainState, batch: Batch, numbers: Arrays):
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         scale = state.scale["value"] if precision.scaled else jnp.float32(1)
-        compute = _accumulate(functools.partial(loss_fn, varied.put(config, numbers)), *accumulation)
-        with varied.in_force(numbers):
-            grads, loss, buffers = compute(state, batch, rng, scale)
-        return layout.scatter(grads), loss, buffers
+        grads, loss, buffers, tokens = compute(state, batch, rng, scale, numbers)
+        return layout.scatter(grads), loss, buffers, tokens
 
     return gradients
 

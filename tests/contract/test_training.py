@@ -71,13 +71,26 @@ def _on_one_device(name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(name, tmp_path):
-    results = []
-    for micro_batches in (1, 4):
-        overrides = ("data.batch_size=8", f"train.accumulate_steps={micro_batches}", "train.steps=1")
-        trainer = _without_noise(name, tmp_path / str(micro_batches), *overrides)
-        trainer.train()
-        results.append(final_parameters(trainer))
-    assert largest_relative_difference(*results) < 1e-6
+    parts = _one_step_of_eight(name, tmp_path, "train.accumulate_steps=4")
+    assert largest_relative_difference(_whole_batch_of_eight(name), parts) < 1e-6
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_four_devices_with_two_rows_each_equal_a_batch_of_eight(name, tmp_path):
+    parts = _one_step_of_eight(name, tmp_path, "shard.devices=4", "shard.strategy=ddp_local")
+    assert largest_relative_difference(_whole_batch_of_eight(name), parts) < 1e-6
+
+
+def _one_step_of_eight(name, folder, *overrides):
+    trainer = _without_noise(name, folder, "data.batch_size=8", "train.steps=1", *overrides)
+    trainer.train()
+    return final_parameters(trainer)
+
+
+@functools.cache  # for both ways to cut it
+def _whole_batch_of_eight(name):
+    with tempfile.TemporaryDirectory() as folder:
+        return _one_step_of_eight(name, pathlib.Path(folder))
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,0 +1,56 @@
+"""Gradients as DistributedDataParallel computes them: every device its own rows, then one sum of one vector."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+from jaxtrain.runtime.mesh import BATCH_AXES, Layout
+from jaxtrain.task import Batch, Loss
+from jaxtrain.train.state import Arrays, TrainState
+
+# (state, batch, random key, loss scale, numbers) -> gradients, Loss, buffers, tokens
+Compute = Callable[[TrainState, Batch, jax.Array, jax.Array, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
+
+
+def apart(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute:
+    """`compute` on every device's rows of the batch, with a random key of its own: what looks at the whole batch
+    (BatchNorm, a contrastive loss) sees the device's rows. Traced.
+
+    Gradients, loss and parts are the means over the devices by weight (plain means where mean_of_means), weight and
+    tokens the sums; buffers are the first device's. Source: Li et al. 2020 (PyTorch Distributed), sec. 3.2 and 4.1,
+    which takes plain means, equal to these where every device's rows weigh the same.
+    """
+
+    def own_rows(state: TrainState, batch: Batch, rng: jax.Array, scale: jax.Array, numbers: Arrays) -> Any:
+        device = jax.lax.axis_index(BATCH_AXES)
+        grads, loss, buffers, tokens = compute(state, batch, jax.random.fold_in(rng, device), scale, numbers)
+        share = jnp.float32(1) if mean_of_means else loss.weight
+        by_share = jax.tree.map(lambda x: share * x.astype(jnp.float32), (grads, loss.value, loss.parts))
+        firsts = jax.tree.map(lambda x: jnp.where(device == 0, x, 0).astype(jnp.float32), _halves(buffers))
+        joined, taken_apart = ravel_pytree((by_share, firsts, share, loss.weight, tokens))
+        sums, firsts, shares, weight, tokens = taken_apart(jax.lax.psum(joined, BATCH_AXES))
+        shares = jnp.maximum(shares, jnp.finfo(jnp.float32).tiny)
+        means = jax.tree.map(lambda x, like: (x / shares).astype(like.dtype), sums, (grads, loss.value, loss.parts))
+        return means[0], Loss(means[1], weight, means[2]), _whole(firsts, buffers), tokens
+
+    rows = P(None, BATCH_AXES)  # of leaves [micro_batch, sample, ...]
+    return jax.shard_map(
+        own_rows, mesh=layout.mesh, in_specs=(P(), rows, P(), P(), P()), out_specs=P(), check_vma=False
+    )
+
+
+def _halves(buffers: Arrays) -> dict[str, Any]:
+    """Integers of 32 bits as two numbers that float32 holds exactly."""
+    cut = lambda x: (x >> 16, x & 0xFFFF) if x.dtype in (jnp.int32, jnp.uint32) else x
+    return {key: cut(value) for key, value in buffers.items()}
+
+
+def _whole(halves: dict[str, Any], like: Arrays) -> Arrays:
+    def join(value: Any, dtype: Any) -> jax.Array:
+        return (value[0].astype(dtype) << 16) + value[1].astype(dtype) if isinstance(value, tuple) else value
+
+    return {key: join(value, like[key].dtype).astype(like[key].dtype) for key, value in halves.items()}

@@ -1,7 +1,8 @@
 """The compiled step against the plain torch twin: `python -m benchmarks.compare --system hjepa --peer torch_eager`.
 
 Both sides start from the same weights (through the bridge), see the same batches in the same precision and use the same
-optimizer: AdamW with decay and clipping, fused in torch; DistributedDataParallel where there are several processes.
+optimizer: AdamW with decay and clipping, fused in torch; DistributedDataParallel where there are several processes,
+against `shard.strategy=ddp_local`, which computes the same.
 First both train a few steps without dropout and must agree on the losses, else nothing is timed. Then they alternate,
 dropout on, batches at hand; with --fed each reads its own training data: jaxtrain as `jaxtrain.run` does, torch from
 the original's dataset through a DataLoader without workers. Every process gets its own share of the cores. Writes
@@ -76,6 +77,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from jaxtrain.runtime import host_memory, launch
 
+    host_memory.one_arena()  # before torch's threads have heaps of their own
     started = launch.setup_distributed()
     if started.processes > 1:
         kind = "nccl" if torch.cuda.is_available() else "gloo"
@@ -127,6 +129,7 @@ def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int,
     case = CASES[arguments.system][arguments.size]
     settings = [*CONSTANT_RATE, f"precision.policy={arguments.precision}", f"data.batch_size={batch}"]
     settings += [f"run.dir={folder}", "run.quiet=true", f"train.steps={steps}"]
+    settings += ["shard.strategy=ddp_local"] if arguments.peer == "torch_ddp" else []
     fed = arguments.fed and not quiet
     settings += ["data.drop_last=true", *([] if fed else ["data.placement=host"])]
     task, config = config_io.load(case.config, [*case.overrides, *settings, *arguments.overrides])

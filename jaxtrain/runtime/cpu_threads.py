@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jax._src import xla_bridge
 
-from jaxtrain.runtime.launch import has_gpus
+from jaxtrain.runtime.gpus import has_gpus
 
 VARIABLE = "NPROC"  # XLA reads it once, when its CPU backend starts
 

@@ -5,7 +5,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-from jaxtrain.runtime.launch import has_gpus
+from jaxtrain.runtime.gpus import has_gpus
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 DEFAULT_TRIM_THRESHOLD, DEFAULT_MMAP_MAX, NEVER = 128 * 1024, 65536, -1  # mallopt(3)

@@ -21,6 +21,8 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
+from jaxtrain.runtime.gpus import has_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
 DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, as a large checkpoint
@@ -71,6 +73,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     timeout_s = timeout_s or _number(os.environ, "JAXTRAIN_START_TIMEOUT_S", START_TIMEOUT_S)
     if launch.processes == 1 or jax.distributed.is_initialized():
         return launch
+    host_memory.one_arena()  # before the connection's threads have heaps of their own
     if launch.process == 0:
         _check_port(launch.coordinator)
     else:
@@ -357,12 +360,6 @@ def _await_coordinator(launch: Launch, timeout_s: float) -> None:
         f"launch: process {launch.process} cannot reach the coordinator {launch.coordinator} after {timeout_s:.0f} s "
         f"({reason}). Did process 0 start, and is MASTER_ADDR its host?"
     )
-
-
-def has_gpus() -> bool:
-    """Whether JAX will find NVIDIA GPUs here, asked without starting it."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    return "cpu" not in platforms.split(",") and os.path.exists("/dev/nvidiactl")
 
 
 def _list(numbers: list[int]) -> str:

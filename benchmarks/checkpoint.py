@@ -13,7 +13,7 @@ import time
 import jax
 import numpy as np
 
-from benchmarks import parser
+from benchmarks import parser, save
 from jaxtrain import config_io
 from jaxtrain.runtime import host_memory
 from jaxtrain.train.checkpoint import Checkpoints
@@ -37,9 +37,9 @@ def main() -> None:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.state) if hasattr(leaf, "nbytes"))
         stalls, writes, plain = [], [], []
         checkpoints = Checkpoints(pathlib.Path(folder) / "checkpoints", 1, 0, "loss", "min")
-        for save in range(arguments.saves + 1):
+        for number in range(1, arguments.saves + 2):
             started = time.perf_counter()
-            checkpoints.save(trainer.state, save + 1, {"step": save + 1, "metrics": {}})
+            checkpoints.save(trainer.state, number, {"step": number, "metrics": {}})
             stalls.append(time.perf_counter() - started)
             checkpoints.wait()
             writes.append(time.perf_counter() - started)

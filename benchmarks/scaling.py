@@ -62,6 +62,7 @@ def _samples_per_s(config: str, processes: int) -> float:
     """Of a run of some hundred steps without evaluation, every process on a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"run.dir={folder}/run", "run.quiet=true", "train.steps=200", "evaluation.every_epochs=null"]
+        settings += ["shard.strategy=ddp_local"]
         cores, running = sorted(os.sched_getaffinity(0)), []
         for rank in range(processes):
             env = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}

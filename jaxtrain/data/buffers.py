@@ -19,7 +19,7 @@ class Buffers:
         self._given: list[np.ndarray] = []
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        for i in range(len(self._given)):  # an iterator would hold an array itself
+        for i in reversed(range(len(self._given))):  # the last one given is the likeliest to be in the caches
             like = self._given[i].shape == shape and self._given[i].dtype == dtype
             if like and _references(self._given, i) == _ALONE:
                 self._given.append(self._given.pop(i))

@@ -72,11 +72,12 @@ class Columns:
         row = self._count
         if not row:
             columns = [self._column(key, name, item if key is None else item[key]) for key, name in _names(item)]
-            self._columns = columns if any(shape is not None for *_, shape, _ in columns) else []
+            if all(shape is None for *_, shape, _ in columns):
+                self.append = self._waiting.append  # from now on: a small sample takes no longer than a call of this
+                self.append(item)
+                return
+            self._columns = columns
         self._count += 1
-        if not self._columns:
-            self._waiting.append(item)
-            return
         for i, (key, name, rows, shape, dtype) in enumerate(self._columns):
             value = item if key is None else _part(item, key, name)
             if shape is None:

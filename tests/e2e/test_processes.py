@@ -23,7 +23,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("launcher", "processes", "strategy"),
-    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "fsdp"), ("openmpi", 2, "shard_grad_op")],
+    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "ddp_local"), ("openmpi", 2, "shard_grad_op")],
 )
 def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", f"shard.strategy={strategy}", *QUICK)

@@ -23,7 +23,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("launcher", "processes", "strategy"),
-    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "ddp_local"), ("openmpi", 2, "shard_grad_op")],
+    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "fsdp"), ("openmpi", 2, "shard_grad_op")],
 )
 def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", f"shard.strategy={strategy}", *QUICK)
@@ -31,6 +31,13 @@ def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
     assert difference(alone, curve(tmp_path)) < 1e-5
     assert "validation loss" in outputs[0]
     assert all("validation loss" not in output for output in outputs[1:])
+
+
+def test_two_processes_with_rows_of_their_own_train_as_one_where_nothing_is_drawn(tmp_path):
+    settings = ("--config", CONFIG, *QUICK, "model.dropout=0")
+    run(1, *settings, f"run.dir={tmp_path / 'one'}")
+    run(2, *settings, f"run.dir={tmp_path / 'two'}", "shard.strategy=ddp_local")
+    assert difference(curve(tmp_path / "one"), curve(tmp_path / "two")) < 1e-5
 
 
 @pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])

@@ -93,7 +93,7 @@ class MultiheadAttention(nnx.Module):
         self.in_proj_weight = nnx.Param(initializers.xavier_uniform(rngs.params(), (3 * embed_dim, embed_dim)))
         self.in_proj_bias = nnx.Param(jnp.zeros(3 * embed_dim))
         self.out_proj = Linear(embed_dim, embed_dim, rngs=rngs)
-        self.out_proj.bias[...] = jnp.zeros(embed_dim)
+        self.out_proj.bias.set_value(jnp.zeros(embed_dim))
         self.num_heads = num_heads
         self.dropout = dropout
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.task import Task
 from jaxtrain.train.checkpoint import Checkpoints
 from jaxtrain.train.state import Skeleton
@@ -90,7 +91,7 @@ def load_model(
     """
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)
-    model = abstract(lambda: task.build_model(config, nnx.Rngs(config.seed)))
+    model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
     skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
     params, frozen, buffers = skeleton.split(model)
     parts = {"params": params, "frozen": frozen, "buffers": buffers}

@@ -11,6 +11,7 @@ from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import varied
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.task import Task
 from jaxtrain.train.state import Arrays, Skeleton, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
@@ -27,7 +28,7 @@ class Start:
 
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
         numbered = varied.marked(config, task.numbers)
-        build = lambda key=None: task.build_model(numbered, nnx.Rngs(config.seed if key is None else key))
+        build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
         structure = layouts.abstract(build) if model is None else model
         skeleton = self.skeleton = Skeleton.of(structure, lambda key: task.trainable(key, config))
         precision = POLICIES[config.precision.policy]

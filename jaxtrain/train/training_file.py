@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.train import runs
 from jaxtrain.train.checkpoint import enumerate_leaves
 from jaxtrain.train.guards import SCALE_GROWTH_STEPS
@@ -39,7 +40,7 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     total, per_epoch = meta["total_steps"], meta["steps_per_epoch"]
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     precision = POLICIES[config.precision.policy]
-    model = abstract(lambda: task.build_model(config, nnx.Rngs(config.seed)))
+    model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
     skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
     params, frozen, buffers = skeleton.split(model)
     params = jax.eval_shape(precision.for_storage, params)

@@ -13,7 +13,10 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from jaxtrain import config_io
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.task import find_task
 from tests.contract.tasks import (
     PLAIN,
@@ -47,6 +50,16 @@ def test_the_step_compiles_exactly_once(name, tmp_path, caplog):
         tiny(name, tmp_path, *STEPS).train()
     compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling jit(train_step)")]
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_first_weights_are_traced_without_asking_where_a_traced_value_lies(name, monkeypatch):
+    """jax answers with an error whose text looks through all operations so far: seconds for a large model."""
+    asked = []
+    monkeypatch.setattr(jax.core.Tracer, "sharding", property(asked.append))
+    task, config = config_io.load(tiny_file(name), [])
+    jax.eval_shape(lambda key: nnx.split(task.build_model(config, initial_rngs(key)))[1], jax.random.key(0))
+    assert len(asked) == 0
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.systems.criteria_evidence import encoder_config, lora
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
@@ -46,7 +47,7 @@ def encoder_weights(name: str, sizes: Encoder) -> dict[str, Any]:
 
     folder = locate(name)
     state = rename(files.open_weights(folder))
-    model = nnx.eval_shape(lambda: build_encoder(sizes, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build_encoder(sizes, rngs=initial_rngs(0)))
     wanted = {key: (variable.shape, variable.dtype) for key, variable in named_variables(model)}
     missing, _, wrong = compare(wanted, state)
     missing = [key for key in missing if not key.startswith("pooler.")]

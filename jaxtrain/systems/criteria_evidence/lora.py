@@ -36,7 +36,7 @@ class LoraLinear(nnx.Module):
         self.base_layer = base
         self.lora_A = nnx.Dict({ADAPTER: nn.Linear(in_features, config.r, bias=False, rngs=rngs)})
         self.lora_B = nnx.Dict({ADAPTER: nn.Linear(config.r, out_features, bias=False, rngs=rngs)})
-        self.lora_B[ADAPTER].weight[...] = jnp.zeros((out_features, config.r))
+        self.lora_B[ADAPTER].weight.set_value(jnp.zeros((out_features, config.r)))
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.alpha / config.r
 

@@ -82,8 +82,8 @@ def initialise(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
     """Matrices and tables from N(0, std), biases 0, the padding row 0, gains 1: transformers' `_init_weights`."""
     for _, child in nnx.iter_modules(module):
         if isinstance(child, (nn.Linear, nn.Embedding, nn.Conv1d)):
-            child.weight[...] = std * jax.random.normal(rngs.params(), child.weight.shape)
+            child.weight.set_value(std * jax.random.normal(rngs.params(), child.weight.shape))
             if getattr(child, "bias", None) is not None:
-                child.bias[...] = jnp.zeros(child.bias.shape)
+                child.bias.set_value(jnp.zeros(child.bias.shape))
         if isinstance(child, nn.Embedding) and child.padding_idx is not None:
-            child.weight[...] = child.weight[...].at[child.padding_idx].set(0)
+            child.weight.set_value(child.weight[...].at[child.padding_idx].set(0))

@@ -17,7 +17,7 @@ def momentum_at(step, start: float, end: float, warmup_steps: int):
 def move_towards(target: nnx.Module, context: nnx.Module, momentum) -> None:
     """target <- momentum * target + (1 - momentum) * context, for every parameter, each once."""
     for theirs, ours in zip(parameters_by_key(context), parameters_by_key(target), strict=True):
-        ours[...] = (momentum * ours[...] + (1 - momentum) * theirs[...]).astype(ours.dtype)
+        ours.set_value((momentum * ours[...] + (1 - momentum) * theirs[...]).astype(ours.dtype))
 
 
 def parameters_by_key(module: nnx.Module) -> list[nnx.Variable]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.systems.hjepa import device_images
 from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.task import build_model, collate
@@ -18,7 +19,7 @@ PIXELS = 32  # per side of the raw-pixel baseline, at most
 
 def initial(config):
     """The model as a run of this config starts."""
-    build = lambda: build_model(config, nnx.Rngs(config.seed))
+    build = lambda: build_model(config, initial_rngs(config.seed))
     return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
 
 

@@ -14,13 +14,13 @@ def reset_linear_and_norm(module: nnx.Module, rngs: nnx.Rngs) -> None:
     LayerNorm: 1 and 0. Attention's fused `in_proj_weight` keeps what it has, as in the original."""
     for _, node in nnx.iter_graph(module):
         if isinstance(node, Linear):
-            node.weight[...] = truncated_normal(rngs.params(), node.weight.shape, STD)
+            node.weight.set_value(truncated_normal(rngs.params(), node.weight.shape, STD))
             if node.bias is not None:
-                node.bias[...] = jnp.zeros(node.bias.shape)
+                node.bias.set_value(jnp.zeros(node.bias.shape))
         elif isinstance(node, LayerNorm) and node.weight is not None:
-            node.weight[...] = jnp.ones(node.weight.shape)
+            node.weight.set_value(jnp.ones(node.weight.shape))
             if node.bias is not None:
-                node.bias[...] = jnp.zeros(node.bias.shape)
+                node.bias.set_value(jnp.zeros(node.bias.shape))
 
 
 def copy_weights(source: nnx.Module, target: nnx.Module) -> None:

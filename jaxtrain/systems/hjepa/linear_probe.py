@@ -26,8 +26,8 @@ class LinearProbe(nnx.Module):
         if pooling not in ("mean", "max", "attention", "cls"):
             raise ValueError(f"pooling={pooling!r} is unknown; known: mean, max, attention, cls")
         self.classifier = Linear(input_dim, num_classes, rngs=rngs)
-        self.classifier.weight[...] = normal(rngs.params(), (num_classes, input_dim), 0.01)
-        self.classifier.bias[...] = jnp.zeros(num_classes)
+        self.classifier.weight.set_value(normal(rngs.params(), (num_classes, input_dim), 0.01))
+        self.classifier.bias.set_value(jnp.zeros(num_classes))
         hidden = input_dim // 4
         self.attention = (
             Sequential(Linear(input_dim, hidden, rngs=rngs), Activation(jax.nn.relu), Linear(hidden, 1, rngs=rngs))

@@ -46,8 +46,8 @@ class ModulatedBlock(nnx.Module):
         self.attn = MultiheadAttention(width, num_heads, dropout, rngs=rngs)
         self.mlp = mlp(width, int(width * mlp_ratio), dropout, rngs)
         self.modulation = Linear(width, 6 * width, rngs=rngs)
-        self.modulation.weight[...] = jnp.zeros(self.modulation.weight.shape)
-        self.modulation.bias[...] = jnp.zeros(self.modulation.bias.shape)
+        self.modulation.weight.set_value(jnp.zeros(self.modulation.weight.shape))
+        self.modulation.bias.set_value(jnp.zeros(self.modulation.bias.shape))
 
     def __call__(self, x, action, rngs=None):
         """x, action: [batch, step, width]."""

@@ -34,7 +34,7 @@ class Adapter(nnx.Module):
         )
         if memory.wo_init_zero:
             weight = self.memory_attn.output.weight
-            weight[...] = jnp.zeros(weight.shape)
+            weight.set_value(jnp.zeros(weight.shape))
 
 
 class MemoryAdapter(nnx.Module):

@@ -79,9 +79,9 @@ class CausalLM(nnx.Module):
         self.config = config
         for _, module in nnx.iter_modules(self):
             if isinstance(module, nn.Linear | nn.Embedding):
-                module.weight[...] = initializers.normal(rngs.params(), module.weight.shape, 0.02)
+                module.weight.set_value(initializers.normal(rngs.params(), module.weight.shape, 0.02))
                 if getattr(module, "bias", None) is not None:
-                    module.bias[...] = jnp.zeros(module.bias.shape)
+                    module.bias.set_value(jnp.zeros(module.bias.shape))
         if config.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
         if dtype != jnp.float32:

@@ -9,6 +9,7 @@ import dataclasses
 
 from flax import nnx
 
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.systems.memory_lm.grouping import param_group
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
 from torch_bridge.layouts import named_variables
@@ -46,7 +47,7 @@ def sizes_of(config) -> Sizes:
 
 def parameters(config, build_model) -> dict[str, int]:
     """Parameters by group (memory, memory_bank, lora, base_model), tied ones once."""
-    model = nnx.eval_shape(lambda: build_model(config, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build_model(config, initial_rngs(0)))
     counts: dict[str, int] = {}
     seen = set()
     for key, variable in named_variables(model):

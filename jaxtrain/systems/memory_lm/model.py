@@ -208,13 +208,13 @@ def initialise(model: Any, config, memory, rngs: nnx.Rngs) -> None:
                     set_normal(mlp.down_proj, config.mlp_down_proj_init_std, rngs)
         if block.reads_memory and memory.wo_init_zero:
             weight = block.memory_attn.output.weight
-            weight[...] = jnp.zeros(weight.shape)
+            weight.set_value(jnp.zeros(weight.shape))
 
 
 def set_normal(layer, std: float, rngs: nnx.Rngs) -> None:
-    layer.weight[...] = initializers.normal(rngs.params(), layer.weight.shape, std)
+    layer.weight.set_value(initializers.normal(rngs.params(), layer.weight.shape, std))
     if getattr(layer, "bias", None) is not None:
-        layer.bias[...] = jnp.zeros(layer.bias.shape)
+        layer.bias.set_value(jnp.zeros(layer.bias.shape))
 
 
 def build_model(config, rngs: nnx.Rngs) -> MemoryTransformer:

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.systems.memory_lm.adapter import backbone_config, build_model
 from torch_bridge.layouts import named_variables
 
@@ -38,6 +39,6 @@ def initial_weights(config) -> Mapping[str, Any] | None:
 
 def base_keys(config) -> list[str]:
     """Keys of the base model's own weights."""
-    model = nnx.eval_shape(lambda: build_model(config, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build_model(config, initial_rngs(0)))
     keys = [key for key, _ in named_variables(model) if key.startswith("base_model.")]
     return [key for key in keys if not key.endswith((".lora_A", ".lora_B"))]

@@ -14,6 +14,7 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
+from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.systems.set_completion import sae_schedules
 from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
 from jaxtrain.systems.set_completion.losses import run_model, shown, visible_ids
@@ -220,7 +221,7 @@ def initial_weights(config) -> dict | None:
     state = convert_ddp_state(files.load(path))
     wanted = {
         key.removeprefix("primary."): (value.shape, value.dtype)
-        for key, value in named_variables(nnx.eval_shape(lambda: build_model(config, nnx.Rngs(0))))
+        for key, value in named_variables(nnx.eval_shape(lambda: build_model(config, initial_rngs(0))))
         if key.startswith("primary.")
     }
     missing, unexpected, wrong = compare(wanted, state)

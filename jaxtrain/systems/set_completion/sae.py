@@ -40,9 +40,9 @@ class SparseAutoencoder(nnx.Module):
         self.usage_ema = nn.Buffer(jnp.zeros(hidden_dim))
         self.encoder = nn.Linear(input_dim, hidden_dim, rngs=rngs)
         self.decoder = nn.Linear(hidden_dim, input_dim, rngs=rngs)
-        self.encoder.weight[...] = _kaiming_uniform(rngs.params(), (hidden_dim, input_dim))
-        self.encoder.bias[...] = jnp.zeros(hidden_dim)
-        self.decoder.weight[...] = normalize_columns(_kaiming_uniform(rngs.params(), (input_dim, hidden_dim)))
+        self.encoder.weight.set_value(_kaiming_uniform(rngs.params(), (hidden_dim, input_dim)))
+        self.encoder.bias.set_value(jnp.zeros(hidden_dim))
+        self.decoder.weight.set_value(normalize_columns(_kaiming_uniform(rngs.params(), (input_dim, hidden_dim))))
         self.train_decoder = train_decoder
         self.top_k = top_k
 

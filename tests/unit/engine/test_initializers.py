@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxtrain.nn import initializers
 from jaxtrain.runtime import threefry
+from jaxtrain.runtime.random import initial_rngs
 
 SHAPE = (1500, 1001)
 DRAWS = {
@@ -50,3 +52,11 @@ def test_a_large_array_takes_no_memory_but_its_own():
     memory = draw.lower(jax.random.key(0)).compile().memory_analysis()
     assert memory.output_size_in_bytes == 4 * 4096**2
     assert memory.temp_size_in_bytes < 1e5
+
+
+def test_weights_begin_with_the_keys_of_flax():
+    ours, flaxs = initial_rngs(7), nnx.Rngs(7)
+    keys = [[rngs.params(), rngs(), rngs.default.fork().key[...], rngs.dropout()] for rngs in (ours, flaxs)]
+    assert [jax.random.key_data(key).tolist() for key in keys[0]] == [
+        jax.random.key_data(key).tolist() for key in keys[1]
+    ]

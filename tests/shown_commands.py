@@ -199,6 +199,7 @@ NOT_RUN = {
     "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
         "python -m benchmarks.architectures",
         "python -m benchmarks.chunked_loss",
+        "python -m benchmarks.collectives",
         "python -m benchmarks.compare --fed --rounds 7 --system set_completion",
         "python -m benchmarks.compare --precision bf16",
         "python -m benchmarks.compare --system S --peer torch_eager",

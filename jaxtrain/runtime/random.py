@@ -32,7 +32,8 @@ def initial_rngs(seed: int | jax.Array) -> nnx.Rngs:
     """`nnx.Rngs(seed)`, the same keys in the same order, for a model that is built inside a trace.
 
     At every draw flax compares the devices of the counter's old and new value. A traced value has none, and jax answers
-    with an error whose text looks through all operations so far: a ViT-B's 600 draws took 12 of 13 seconds.
+    with an error whose text looks through all operations so far: the time grows with the square of the model. For the
+    same reason a model writes what it draws itself with `variable.set_value(x)`, not `variable[...] = x`.
     """
     rngs = nnx.Rngs(seed)
     rngs.default = _Stream(rngs.default.key.get_value(), tag=rngs.default.tag)

@@ -251,7 +251,7 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
     def loss(params):
         return task.loss(skeleton.merge(params, frozen, buffers), batch, config, None).value
 
-    value, gradients = jax.value_and_grad(loss)(params)
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
     twin.zero_grad()
     theirs = task.twin.loss(twin, jax.tree.map(to_torch, dict(batch)), config)
     yield Difference("loss", "the first batch", _distance(np.asarray(value), to_numpy(theirs)), OUTPUTS)

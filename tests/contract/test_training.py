@@ -29,27 +29,35 @@ from tests.contract.tasks import (
     tiny_file,
 )
 
-STEPS = ("train.steps=6", "evaluation.every_epochs=null", "evaluation.every_steps=3")
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_loss_falls_and_stays_finite(name, tmp_path):
-    trainer = tiny(name, tmp_path)
-    trainer.train()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["values"]["loss"] for line in lines if line["split"] == "train"]
+def test_the_loss_falls_and_stays_finite(name):
+    losses = _whole_run(name)[0]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-2:]) < losses[0]
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_step_compiles_exactly_once(name, tmp_path, caplog):
-    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
-        tiny(name, tmp_path, *STEPS).train()
-    compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling jit(train_step)")]
-    assert len(compiled) == 1
+def test_the_step_compiles_exactly_once(name):
+    messages = _whole_run(name)[1]
+    assert sum(message.startswith("Compiling jit(train_step)") for message in messages) == 1
+
+
+@functools.cache
+def _whole_run(name):
+    """Training losses, and what jax said that it compiled."""
+    said = logging.Handler()
+    said.emit = lambda record: messages.append(record.getMessage())
+    messages = []
+    with tempfile.TemporaryDirectory() as folder, jax.log_compiles():
+        logging.getLogger("jax").addHandler(said)
+        tiny(name, pathlib.Path(folder)).train()
+        logging.getLogger("jax").removeHandler(said)
+        lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [line["values"]["loss"] for line in lines if line["split"] == "train"], messages
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -108,7 +116,8 @@ def _whole_batch_of_eight(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
-    settings = (*STEPS, "checkpoint.every_steps=2", "train.log_every_steps=1", "train.steps=8")
+    often = ("evaluation.every_epochs=null", "evaluation.every_steps=3", "checkpoint.every_steps=2")
+    settings = (*often, "train.log_every_steps=1", "train.steps=8")
     whole = tiny(name, tmp_path / "whole", *settings)
     whole.train()
     folder = tmp_path / "killed"

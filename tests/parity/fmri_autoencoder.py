@@ -21,11 +21,13 @@ from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.schedules import OriginalRate, gen1_rate, head_rate
 from jaxtrain.train.state import Skeleton
 from tests.parity import fmri_pipeline
+from tests.parity.torch_order import in_torch_order
 from torch_bridge.state_dict import load_state_dict, state_dict
 
 FIELDS = ("video", "audio", "text", "fmri")
 PROBE_SEED = 777
 widened = lambda tree: jax.tree.map(lambda v: v.astype(jnp.float64), tree)
+narrowed = lambda tree: jax.tree.map(lambda v: v.astype(jnp.float32) if v.dtype == jnp.float64 else v, tree)
 
 
 def claims(name: str, case: dict) -> bool:
@@ -48,8 +50,9 @@ def kind_of(case: dict) -> str | None:
 
 
 def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs and gradients in float64 from the recorded float32 weights, so that what differs is the original's own
-    rounding: BatchNorm over four rows amplifies it, and one ReLU that it turns shows in every gradient below (5e-3).
+    """Gradients and outputs of evaluation in float64 from the recorded float32 weights, so that what differs is the
+    original's own rounding: one ReLU that it turns shows in every gradient below (5e-3). Outputs in training mode in
+    float32 and torch's order: BatchNorm over four rows amplifies rounding, which the record has too.
     Optimizer steps in float32 as they train, the inside of BatchNorm in float64, as torch's CPU kernel has it.
     """
     recipes = {
@@ -183,7 +186,7 @@ class _Case:
         self.case, self.tensors, self.expects = case, tensors, case["expects"]
         load_state_dict(model, given)
         self.skeleton = Skeleton.of(model, lambda key: True)
-        self.arrays = self.skeleton.split(model)
+        self.arrays = narrowed(self.skeleton.split(model))
         self.batch = widened({k: jnp.asarray(narrow(v)) for k, v in group(tensors, "in/").items()})
         self.train_mode = "train mode" in case.get("grad_of", "train mode")
         self.grad_of = "normalized" if "'normalized'" in case.get("grad_of", "") else "plain"
@@ -230,14 +233,14 @@ class _Case:
         return outputs, raw[..., 0] if model.decoder.frames == 1 else raw
 
     def training_forward(self) -> dict:
-        batch = self.batch
+        batch = narrowed(self.batch)
 
         def run(arrays):
-            model = self.skeleton.merge(widened(arrays[0]), *arrays[1:])
+            model = self.skeleton.merge(*arrays)
             outputs = model(batch["video"], batch["audio"], batch["text"], batch["fmri"], rngs=Rngs(jax.random.key(0)))
             return outputs, self.skeleton.split(model)[2]
 
-        outputs, buffers = jax.jit(run)(self.arrays)
+        outputs, buffers = jax.jit(in_torch_order(run))(self.arrays)
         internal = {key: value for key, value in outputs.items() if key.endswith("_loss")}
         out = prefixed("out_train/", {key: value for key, value in outputs.items() if key not in internal})
         out |= prefixed("loss_train_internal/", internal) | self.losses("loss_train/", outputs)

@@ -157,7 +157,7 @@ def losses_in_float64(case: dict, tensors) -> np.ndarray:
     """Loss of every step of the original's Trainer, computed in float64."""
     with jax.enable_x64(True):
         recorded = _Case(case, tensors, build_model(case), group(tensors, "param/"))
-        return recorded.trainer(widened)["trainer/loss_per_step"]
+        return recorded.trainer(float64=True)["trainer/loss_per_step"]
 
 
 def replay_model(case: dict, tensors) -> dict[str, np.ndarray]:
@@ -259,10 +259,11 @@ class _Case:
         (total, _), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, buffers)
         return {"loss/total": np.asarray(total), **self.report("grad", grads)}
 
-    def trainer(self, compute=lambda tree: tree) -> dict:
+    def trainer(self, float64: bool = False) -> dict:
         """The original's Trainer: fixed batches, AdamW over one group, clipping, its own learning rate.
 
-        compute: `widened` for forward and backward in float64; weights and optimizer stay in float32.
+        The optimizer is not compiled: every one of its operations rounds, as in torch.
+        float64: forward and backward in it, and the optimizer compiled, which rounds less; weights stay float32.
         """
         given = self.case["trainer"]["config"]
         per_epoch, batches = self.train_batches(given)
@@ -275,20 +276,18 @@ class _Case:
         kind = "normalized" if head else "plain"
         decay = {"default": jnp.float32(given["weight_decay"])}
 
-        def update(params, buffers, state, batch, lr):
-            loss = lambda p: self.loss(compute(p), buffers, batch, kind, True)
-            (total, (parts, buffers)), grads = jax.value_and_grad(loss, has_aux=True)(params)
-            params, state, norm = optimizer.update(grads, state, params, {"default": lr}, decay)
-            return params, buffers, state, total, parts, norm
-
-        update = jax.jit(update, donate_argnums=(0, 1, 2))
+        compute = widened if float64 else lambda tree: tree
+        loss = lambda params, buffers, batch: self.loss(compute(params), buffers, batch, kind, True)
+        gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        update = jax.jit(optimizer.update) if float64 else optimizer.update
         state = optimizer.init(params)
         steps = self.expects["trainer/loss_per_step"][0]
         trace, out = [], {}
         for step in range(steps):
             batch = compute({k: jnp.asarray(narrow(v)) for k, v in batches(step % per_epoch).items()})
             lr = rate(step)
-            params, buffers, state, total, parts, norm = update(params, buffers, state, batch, jnp.float32(lr))
+            (total, (parts, buffers)), grads = gradients(params, buffers, batch)
+            params, state, norm = update(grads, state, params, {"default": jnp.float32(lr)}, decay)
             trace.append({"loss": total, "norm": norm, "lr": lr, "parts": parts})
             if step == 2:
                 out |= self.report("after3", self.saved(params, buffers))

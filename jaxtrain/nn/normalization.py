@@ -55,7 +55,7 @@ class BatchNorm(nnx.Module):
     valid: bool [batch], False keeps a padded row out of the statistics; a batch without a valid row moves nothing.
     groups: cut the batch into this many runs of rows that are normalised apart, as torch's DistributedDataParallel does
     without SyncBatchNorm on as many devices; the running statistics then move by the mean over the groups.
-    Where JAX has float64 enabled it is used inside, as torch does on a CPU.
+    Where JAX has float64 enabled it is used inside.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, groups: int = 1):

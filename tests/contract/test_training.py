@@ -48,14 +48,16 @@ def test_the_step_compiles_exactly_once(name):
 
 @functools.cache
 def _whole_run(name):
-    """Training losses, and what jax said that it compiled."""
+    """Training losses, and what jax said that it compiled, of a run with evaluations in its middle."""
     said = logging.Handler()
     said.emit = lambda record: messages.append(record.getMessage())
     messages = []
     with tempfile.TemporaryDirectory() as folder, jax.log_compiles():
         logging.getLogger("jax").addHandler(said)
-        tiny(name, pathlib.Path(folder)).train()
-        logging.getLogger("jax").removeHandler(said)
+        try:
+            tiny(name, pathlib.Path(folder)).train()
+        finally:
+            logging.getLogger("jax").removeHandler(said)
         lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return [line["values"]["loss"] for line in lines if line["split"] == "train"], messages
 

@@ -53,7 +53,7 @@ def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, n
     """Gradients and outputs of evaluation in float64 from the recorded float32 weights, so that what differs is the
     original's own rounding: one ReLU that it turns shows in every gradient below (5e-3). Outputs in training mode in
     float32 and torch's order: BatchNorm over four rows amplifies rounding, which the record has too.
-    Optimizer steps in float32 as they train, the inside of BatchNorm in float64, as torch's CPU kernel has it.
+    Optimizer steps in float32 as they train; the inside of BatchNorm in float64 always.
     """
     recipes = {
         "model": replay_model,

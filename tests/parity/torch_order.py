@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-LONGEST = 256
+LONGEST = 256  # terms; the records have longer products at the originals' full widths only
 
 
 def in_torch_order(function):
     """`function` with every float32 matrix product of its trace summed term by term with fused multiply-adds.
 
-    XLA adds in an order of its own; BatchNorm over four rows shows the difference. Products of more than `LONGEST`
-    terms, which torch cuts into pieces, are rounded once. Needs jax_enable_x64.
+    XLA adds in an order of its own; BatchNorm over four rows shows the difference. Of products longer than `LONGEST`
+    torch's order was not found: they are rounded once, which is nearest on average. Needs jax_enable_x64.
     """
 
     @functools.wraps(function)

@@ -11,7 +11,7 @@ LONGEST = 256  # terms; the records have longer products at the originals' full 
 
 
 def in_torch_order(function):
-    """`function` with every float32 matrix product of its trace summed term by term with fused multiply-adds.
+    """`function` with every plain float32 matrix product of its trace summed term by term, with fused multiply-adds.
 
     XLA adds in an order of its own; BatchNorm over four rows shows the difference. Of products longer than `LONGEST`
     torch's order was not found: they are rounded once, which is nearest on average. Needs jax_enable_x64.
@@ -32,8 +32,8 @@ def _evaluate(closed, arguments):
     for equation in jaxpr.eqns:
         primitive, options = equation.primitive, equation.params
         given = [read(atom) for atom in equation.invars]
-        if primitive is jax.lax.dot_general_p and given[0].dtype == jnp.float32:
-            results = [_product(*given, *options["dimension_numbers"])]
+        if primitive is jax.lax.dot_general_p and _is_plain(options["dimension_numbers"], given):
+            results = [_product(*given, options["dimension_numbers"][0])]
         elif primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call"):
             results = _evaluate(options.get("jaxpr") or options["call_jaxpr"], given)
         else:
@@ -43,10 +43,13 @@ def _evaluate(closed, arguments):
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _product(first, second, contracted, batch):
-    """jax.lax.dot_general of two float32 arrays without batch axes."""
-    if any(batch):
-        raise NotImplementedError("a matrix product with batch axes, whose order in torch is not known")
+def _is_plain(dimension_numbers, given) -> bool:
+    """Two float32 arrays without batch axes; torch's order of others is not known."""
+    return given[0].dtype == jnp.float32 and not any(dimension_numbers[1])
+
+
+def _product(first, second, contracted):
+    """jax.lax.dot_general along `contracted`, the axes of each that are summed over."""
     terms, shape = [], []
     for x, axes in zip((first, second), contracted, strict=True):
         shape += [x.shape[axis] for axis in range(x.ndim) if axis not in axes]

@@ -4,9 +4,10 @@ import json
 import os
 import pathlib
 import socket
-import subprocess
-import sys
+import tempfile
 import time
+
+from tests.forked import Forked
 
 
 def free_port() -> int:
@@ -47,32 +48,36 @@ def start(
     port: int | None = None,
     module: str = "jaxtrain.run",
     **extra: str,
-):
+) -> list[Forked]:
     """Start `python -m jaxtrain.run` (or another module) so many times."""
     port = port or free_port()
     running = []
     for process in range(processes):
         own = environment(launcher, process, processes, port) if processes > 1 else {}
-        env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {k: str(v) for k, v in own.items()} | extra
-        command = [sys.executable, "-m", module, *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        running.append(subprocess.Popen(command, env=env, text=True, **pipes))
+        descriptor, log = tempfile.mkstemp(prefix="process", suffix=".log")
+        os.close(descriptor)
+        settings = {key: str(value) for key, value in own.items()} | extra
+        running.append(Forked([module, *arguments], settings, pathlib.Path(log)))
     return running
 
 
-def finish(running: list, timeout_s: float = 300) -> list[tuple[int, str]]:
+def finish(running: list[Forked], timeout_s: float = 300) -> list[tuple[int, str]]:
     """(exit code, output) of every process."""
     deadline = time.monotonic() + timeout_s
-    results = []
     try:
-        for process in running:
-            output = process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
-            results.append((process.returncode, output))
+        codes = [process.wait(max(1.0, deadline - time.monotonic())) for process in running]
+        return [(code, process.output()) for code, process in zip(codes, running, strict=True)]
     finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-    return results
+        end(running)
+
+
+def end(running: list[Forked]) -> None:
+    """Kill those that live; nothing of them is left."""
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait(60)
+        process.log.unlink(missing_ok=True)
 
 
 def run(processes: int, *arguments: str, **options) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tests.chaos.forked import Forked
+from tests.forked import Forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ROOT / "configs/digits_tiny.yaml"
@@ -51,7 +51,7 @@ def start(
         own["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     arguments = ["--config", str(CONFIG), f"run.dir={folder}", *overrides]
     if not prefix:
-        return Forked(arguments, own, log_of(folder))
+        return Forked(["jaxtrain.run", *arguments], own, log_of(folder))
     inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [*prefix, sys.executable, "-m", "jaxtrain.run", *arguments]
     with log_of(folder).open("a") as log:

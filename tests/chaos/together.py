@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests import processes
-from tests.chaos.forked import Forked
+from tests.forked import Forked
 
 LIMIT_S = 1800
 Job = tuple[pathlib.Path, tuple[str, ...]]  # a config file, and settings with run.dir among them

@@ -1,6 +1,6 @@
 """Several processes train as one; a lost, stopped or disagreeing one is named. Every task: tests/chaos/."""
 
-import os
+import concurrent.futures
 import pathlib
 import signal
 import socket
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.processes import curve, difference, finish, free_port, run, start
+from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
 QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
@@ -40,61 +40,75 @@ def test_two_processes_with_rows_of_their_own_train_as_one_where_nothing_is_draw
     assert difference(curve(tmp_path / "one"), curve(tmp_path / "two")) < 1e-5
 
 
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory):
+    """The losses of a run with a constant rate, so that its length changes nothing."""
+    folder = tmp_path_factory.mktemp("steady")
+    run(1, "--config", CONFIG, f"run.dir={folder}", *QUICK, *STEADY)
+    return training(folder)
+
+
+STEADY = ("optim.schedule.name=constant",)
+
+
+def training(folder):
+    return [point for point in curve(folder) if point[1] == "train"]
+
+
 @pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])
-def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, alone, tmp_path):
-    whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
-    half = ("train.steps=20", "optim.schedule.name=constant")
-    run(first[0], *whole, *half, f"shard.strategy={first[1]}")
-    run(second[0], *whole, "optim.schedule.name=constant", f"shard.strategy={second[1]}")
-    reference = tmp_path / "reference"
-    run(1, "--config", CONFIG, f"run.dir={reference}", *QUICK, "optim.schedule.name=constant")
-    train = lambda points: [point for point in points if point[1] == "train"]
-    assert difference(train(curve(reference)), train(curve(tmp_path))) < 1e-5
+def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, steady, tmp_path):
+    whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, *STEADY)
+    run(first[0], *whole, "train.steps=20", f"shard.strategy={first[1]}")
+    run(second[0], *whole, f"shard.strategy={second[1]}")
+    assert difference(steady, training(tmp_path)) < 1e-5
 
 
-LONGER = (*QUICK, "train.epochs=8", "checkpoint.every_steps=20")
+LONGER = (*QUICK, "train.epochs=2", "checkpoint.every_steps=20")
 
 
-def lose(number: int, folder: pathlib.Path) -> tuple[int, str, float]:
-    """Exit code and output of process 0 of two, and the seconds it took, after process 1 got this signal."""
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    """By the signal that process 1 of two got: exit code and output of process 0, seconds that it took, run folder."""
+    signals = (signal.SIGSTOP, signal.SIGKILL)
+    folders = [tmp_path_factory.mktemp(number.name) for number in signals]
+    with concurrent.futures.ThreadPoolExecutor() as both:  # most of it is waiting for a heartbeat
+        return dict(zip(signals, both.map(lose, signals, folders), strict=True))
+
+
+def lose(number: signal.Signals, folder: pathlib.Path) -> tuple[int, str, float, pathlib.Path]:
     running = start(2, "--config", CONFIG, f"run.dir={folder}", *LONGER)
     deadline = time.monotonic() + 240
     while not list(folder.glob("checkpoints/*/meta.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(running[1].pid, number)
-    lost = time.monotonic()
+    running[1].send_signal(number)
+    before = time.monotonic()
     (code, output) = finish(running[:1], 120)[0]
-    took = time.monotonic() - lost
-    running[1].kill()
-    running[1].communicate()
-    return code, output, took
+    took = time.monotonic() - before
+    end(running)
+    return code, output, took, folder
 
 
-def test_a_stopped_process_is_named_within_a_minute(tmp_path):
-    code, output, took = lose(signal.SIGSTOP, tmp_path)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stopped_or_killed_process_is_named_within_a_minute(number, lost):
+    code, output, took, _ = lost[number]
     assert code == 1, output
     assert "process 1" in output
     assert took < 60
 
 
-def test_a_killed_process_is_named_within_a_minute_and_a_relaunch_goes_on(tmp_path):
-    code, output, took = lose(signal.SIGKILL, tmp_path / "lost")
-    assert code == 1, output
-    assert "process 1" in output
-    assert took < 60
-    for folder, processes in (("lost", 2), ("alone", 1)):
-        run(processes, "--config", CONFIG, f"run.dir={tmp_path / folder}", *LONGER)
-    assert difference(curve(tmp_path / "alone"), curve(tmp_path / "lost")) < 1e-5
+def test_a_relaunch_after_the_loss_of_a_process_goes_on(lost, tmp_path):
+    folder = lost[signal.SIGKILL][-1]
+    run(2, "--config", CONFIG, f"run.dir={folder}", *LONGER)
+    run(1, "--config", CONFIG, f"run.dir={tmp_path}", *LONGER)
+    assert difference(curve(tmp_path), curve(folder)) < 1e-5
 
 
 def test_processes_with_different_settings_say_which(tmp_path):
     port = free_port()
     first = start(2, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, port=port)
-    first[1].kill()
-    first[1].communicate()
+    end(first[1:])
     other = start(2, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, "seed=7", port=port)
-    other[0].kill()
-    other[0].communicate()
+    end(other[:1])
     results = finish([first[0], other[1]], 200)
     assert [code for code, _ in results] == [2, 2], results
     assert "the processes do not agree" in results[0][1]

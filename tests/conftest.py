@@ -51,11 +51,19 @@ def _small_worker():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow files first, dealt out: a worker starts with its run of the list, and the last ones to go on are quick."""
+    """Slow groups first, dealt out: a worker starts with its run of the list, and the last ones to go on are quick."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    files = sorted(dict.fromkeys(item.path for item in items), key=lambda path: path.parent.name not in SLOW)
-    dealt = [path for first in range(workers) for path in files[first::workers]]
-    items.sort(key=lambda item: dealt.index(item.path))
+    groups = sorted(dict.fromkeys(map(_group, items)), key=lambda group: group[0] not in SLOW)
+    dealt = [group for first in range(workers) for group in groups[first::workers]]
+    place = {group: number for number, group in enumerate(dealt)}
+    items.sort(key=lambda item: place[_group(item)])
+
+
+def _group(item) -> tuple[str, str]:
+    """A file; among the contract tests a task, so that the claims about one share what was built for it."""
+    folder = item.path.parent.name
+    task = item.callspec.params.get("name") if folder == "contract" and hasattr(item, "callspec") else None
+    return folder, task or str(item.path)
 
 
 def pytest_handlecrashitem(crashitem, report, sched):

@@ -6,6 +6,7 @@ commands (e2e/test_command_output.py, test_plan.py, test_hub.py, test_originals_
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -82,6 +83,7 @@ def _run(work: Callable[[Sequence], int], arguments: list, environment: dict[str
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    gc.freeze()  # what was imported; looking through it again and again takes a tenth of a run
     _share_compiled_programs()
     try:
         code = work(arguments)
@@ -98,6 +100,13 @@ def _share_compiled_programs() -> None:
     On the CPU JAX adds to a program's key what differs between processes, and only the first writes: every other would
     compile anew in every run, for 8 s where a run takes 5 s.
     """
+    import jax
     from jax._src import cache_key
 
-    cache_key._hash_accelerator_config = lambda hashed, devices: hashed.update(b"any process")
+    alone = cache_key._hash_accelerator_config
+
+    def hash_devices(hashed, devices):
+        if jax.process_count() == 1:
+            alone(hashed, devices)
+
+    cache_key._hash_accelerator_config = hash_devices

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxtrain.task import find_task
 from jaxtrain.train import init_from, training_file
-from tests.contract.tasks import TASKS, assert_equal, tiny
+from tests.contract.tasks import TASKS, assert_equal, tiny, untrained
 from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -19,49 +19,51 @@ RANKED = ("auroc",)  # of an untrained model: scores that rounding alone tells a
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
-def loss_of(trainer, batch):
-    """The task's Loss in evaluation mode, compiled."""
-    graph, state = nnx.split(trainer.model())
-    return jax.jit(lambda state, batch: trainer.task.loss(nnx.merge(graph, state), batch, trainer.config, None))(
-        state, batch
-    )
+def loss_of(name, batch):
+    """The task's Loss of the untrained model in evaluation mode."""
+    return _compiled_loss(name)(nnx.split(untrained(name).model())[1], batch)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled_loss(name):
+    trainer = untrained(name)
+    graph = nnx.split(trainer.model())[0]
+    return jax.jit(lambda state, batch: trainer.task.loss(nnx.merge(graph, state), batch, trainer.config, None))
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_evaluation_does_not_depend_on_the_batch_size(name, tmp_path):
-    trainers = [tiny(name, tmp_path, f"data.eval_batch_size={size}") for size in (3, 16)]
+    trainers = [tiny(name, tmp_path, "data.eval_batch_size=3"), untrained(name)]  # of 16
     trainers = [trainer for trainer in trainers if trainer.source("validation") is not None]
     results = [trainer.evaluate() for trainer in trainers]
-    for metric in results[0]:
+    for metric in results[0] if results else ():
         rounding = 1e-2 if metric in RANKED else 1e-6
         assert results[0][metric] == pytest.approx(results[1][metric], rel=1e-5, abs=rounding), metric
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_padding_a_batch_changes_neither_loss_nor_weight(name, tmp_path):
-    trainer = tiny(name, tmp_path, "data.batch_size=4", "data.placement=host")
-    whole = trainer.train_loader.host_batch(0)
+def test_padding_a_batch_changes_neither_loss_nor_weight(name):
+    whole = untrained(name).train_loader.host_batch(0)
     padded = jax.tree.map(lambda rows: np.concatenate([rows, rows[:2]]), whole)
     padded["valid"][-2:] = False
-    losses = [loss_of(trainer, batch) for batch in (whole, padded)]
+    losses = [loss_of(name, batch) for batch in (whole, padded)]
     assert float(losses[1].value) == pytest.approx(float(losses[0].value), rel=1e-5)
     assert float(losses[1].weight) == float(losses[0].weight)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_batch_without_a_valid_sample_adds_nothing(name, tmp_path):
-    trainer = tiny(name, tmp_path, "data.batch_size=4", "data.placement=host")
-    batch = trainer.train_loader.host_batch(0)
+def test_a_batch_without_a_valid_sample_adds_nothing(name):
+    batch = untrained(name).train_loader.host_batch(0)
     batch["valid"] = np.zeros_like(batch["valid"])
-    loss = loss_of(trainer, batch)
+    loss = loss_of(name, batch)
     assert (float(loss.value), float(loss.weight)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_state_dict_round_trip_is_bit_identical(name, tmp_path):
-    first, second = tiny(name, tmp_path), tiny(name, tmp_path, "seed=1")
-    state = state_dict(first.model())
-    model = second.model()
+def test_state_dict_round_trip_is_bit_identical(name):
+    trainer = untrained(name)
+    state, different = trainer.state_dict(), as_if_trained(trainer.state, updates=7)
+    model = trainer.skeleton.merge(different.params, different.frozen, different.buffers)
     load_state_dict(model, state, strict=True)
     assert_equal(state, state_dict(model))
 
@@ -69,15 +71,18 @@ def test_state_dict_round_trip_is_bit_identical(name, tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_bit(name, tmp_path):
     """The file goes through torch.load, torch.optim and torch.save."""
-    trainer = tiny(name, tmp_path, "train.steps=9")
+    trainer = untrained(name)
     fresh = trainer.state
-    trainer.state = wanted = as_if_trained(fresh, updates=7)
-    path = files.save(torch_checkpoint(trainer), tmp_path / "jax.pt")
+    wanted = as_if_trained(fresh, updates=7)
+    path = files.save(torch_checkpoint(trainer, wanted), tmp_path / "jax.pt")
     torch.save(through_torch(torch.load(path, weights_only=True)), tmp_path / "torch.pt")
-    trainer.state = fresh
-    init_from.apply(trainer, tmp_path / "torch.pt")
+    try:
+        init_from.apply(trainer, tmp_path / "torch.pt")
+        found = trainer.state
+    finally:
+        trainer.state = fresh
     for part in ("params", "frozen", "buffers", "opt_state", "step", "updates"):
-        leaves = [jax.device_get(jax.tree.leaves(getattr(state, part))) for state in (wanted, trainer.state)]
+        leaves = [jax.device_get(jax.tree.leaves(getattr(state, part))) for state in (wanted, found)]
         assert_equal(*(dict(enumerate(arrays)) for arrays in leaves))
 
 
@@ -98,9 +103,9 @@ def as_if_trained(state, updates: int):
     return state.replace(**{part: jax.tree.map(fill, getattr(state, part)) for part in parts})
 
 
-def torch_checkpoint(trainer) -> dict:
+def torch_checkpoint(trainer, state) -> dict:
     fields = ("params", "frozen", "buffers", "opt_state", "step", "updates")
-    state = {name: getattr(trainer.state, name) for name in fields}
+    state = {name: getattr(state, name) for name in fields}
     return training_file.tree(
         trainer.resolved, trainer.skeleton, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
     )

@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import pathlib
-import signal
-import subprocess
 import tempfile
 import time
 
@@ -18,11 +16,11 @@ from flax import nnx
 from jaxtrain import config_io
 from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.task import find_task
+from tests import processes
 from tests.contract.tasks import (
     PLAIN,
     TASKS,
     assert_equal,
-    command,
     final_parameters,
     largest_relative_difference,
     tiny,
@@ -124,7 +122,8 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
     whole.train()
     folder = tmp_path / "killed"
     _kill_after_first_checkpoint(name, folder, settings)
-    resumed = tiny(name, folder, *settings)
+    run = whole.config.run.model_copy(update={"dir": str(folder)})
+    resumed = whole.variant(whole.config.model_copy(update={"run": run}))  # starts afresh, compiles nothing
     resumed.train()
     assert_equal(final_parameters(whole), final_parameters(resumed))
     assert_equal(_flat(whole.state.opt_state), _flat(resumed.state.opt_state))
@@ -143,16 +142,17 @@ def _without_noise(name, folder, *overrides):
 
 
 def _kill_after_first_checkpoint(name, folder, settings):
-    arguments = ["--config", str(tiny_file(name)), f"run.dir={folder}", "tracking.tensorboard=false", "shard.devices=1"]
-    process = subprocess.Popen(
-        command("jaxtrain.run", *arguments, *settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    own = ("tracking.tensorboard=false", "shard.devices=1", "train.steps_per_call=1")
+    here = {"XLA_FLAGS": os.environ["XLA_FLAGS"]}  # the number of devices decides how many threads one has
+    arguments = ("--config", str(tiny_file(name)), f"run.dir={folder}", *own, *settings)
+    (process,) = running = processes.start(1, *arguments, **here)
     deadline = time.time() + 180
     while not list(folder.glob("checkpoints/*/meta.json")) and process.poll() is None and time.time() < deadline:
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    output = process.communicate()[0]
-    assert list(folder.glob("checkpoints/*/meta.json")), output
+    process.kill()
+    process.wait()
+    assert list(folder.glob("checkpoints/*/meta.json")), process.output()
+    processes.end(running)
 
 
 def _points(folder):

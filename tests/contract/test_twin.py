@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from jaxtrain.task import find_task
-from tests.contract.tasks import TASKS, tiny
+from tests.contract.tasks import TASKS, untrained
 from torch_bridge import verify
 from torch_bridge.datasets import to_numpy, to_torch
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if find_task(name).twin is not None])
-def test_the_torch_twin_loads_the_export_strictly_and_agrees_to_1e_5_and_in_every_layer(name, tmp_path):
-    trainer = tiny(name, tmp_path, "data.batch_size=4", "data.placement=host")
+def test_the_torch_twin_loads_the_export_strictly_and_agrees_to_1e_5_and_in_every_layer(name):
+    trainer = untrained(name)
     twin = trainer.task.twin.build(trainer.config).eval()
     twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
     batch = trainer.train_loader.host_batch(0)

@@ -2,7 +2,7 @@
 
 They are killed, signalled and waited for as any other; only the seconds of importing are saved, six of CPU time a
 process. `PRELOAD` is imported by multiprocessing's fork server. Whole interpreters are started by the tests of the
-commands (e2e/test_command_output.py, test_plan.py, test_hub.py, test_originals_snippets.py).
+commands (e2e/test_command_output.py, test_plan.py, test_originals_snippets.py).
 """
 
 import atexit

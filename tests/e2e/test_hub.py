@@ -1,16 +1,14 @@
 """Pretrained models and datasets by their hub id: downloaded once, then at hand without a network."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import tokenizers
 import torch
 
 from tests.e2e import hub
+from tests.processes import finish, start
 from tests.unit.criteria_evidence.judge import transformers
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -30,11 +28,11 @@ def tokenizer():
     return transformers().PreTrainedTokenizerFast(tokenizer_object=inner, **names)
 
 
-def run(config: str, folder: pathlib.Path, address: str, *settings: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "jaxtrain.run", "--config", str(CONFIGS / f"{config}.yaml"), f"run.dir={folder}"]
-    command += ["train.steps=2", "tracking.tensorboard=false", *settings]
+def run(config: str, folder: pathlib.Path, address: str, *settings: str) -> tuple[int, str]:
+    """Exit code and output."""
     places = {"HF_ENDPOINT": address, "HF_HOME": str(folder.parent / "hf"), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300, check=False)
+    given = ("--config", str(CONFIGS / f"{config}.yaml"), f"run.dir={folder}", "train.steps=2")
+    return finish(start(1, *given, "tracking.tensorboard=false", *settings, **places))[0]
 
 
 @pytest.mark.parametrize("config", RUNS)
@@ -46,15 +44,15 @@ def test_a_model_of_the_hub_is_downloaded_once_and_then_needs_no_network(config,
     tokenizer().save_pretrained(tmp_path / "hub" / "lab" / "tiny")
     with hub.serving(tmp_path / "hub") as (address, asked):
         first = run(config, tmp_path / "first", address, f"{setting}=lab/tiny", without)
-        assert first.returncode == 0, first.stderr[-2000:]
+        assert first[0] == 0, first[1][-2000:]
         assert any(path.endswith("/model.safetensors") for path in asked)
-        missing = run(config, tmp_path / "missing", address, f"{setting}=lab/other", without)
+        code, said = run(config, tmp_path / "missing", address, f"{setting}=lab/other", without)
     second = run(config, tmp_path / "second", address, f"{setting}=lab/tiny", without)
-    assert second.returncode == 0, second.stderr[-2000:]
-    assert "cannot be reached" in second.stderr
-    assert "Retry" not in second.stderr
-    assert (missing.returncode, missing.stderr.count("Traceback")) == (2, 0)
-    assert "lab/other is no local folder" in missing.stderr
+    assert second[0] == 0, second[1][-2000:]
+    assert "cannot be reached" in second[1]
+    assert "Retry" not in second[1]
+    assert (code, said.count("Traceback")) == (2, 0)
+    assert "lab/other is no local folder" in said
 
 
 @pytest.mark.parametrize("streaming", ["false", "true"])
@@ -64,13 +62,13 @@ def test_a_dataset_of_the_hub_is_trained_on(streaming, tmp_path):
     for split, count in {"train": 64, "test": 16}.items():
         rows = [{"text": f"{split} text number {i}, long enough for a few windows of bytes"} for i in range(count)]
         (texts / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    small = ("memory.num_memory_tokens=64", "data.num_samples=64", "shard.devices=1", f"data.streaming={streaming}")
-    small += (f"data.cache_dir={tmp_path / 'rows'}",)
+    small = ("model.num_layers=1", "model.hidden_dim=32", "model.intermediate_dim=64", "data.max_length=32")
+    small += ("data.num_samples=64", f"data.streaming={streaming}", f"data.cache_dir={tmp_path / 'rows'}")
     with hub.serving(tmp_path / "hub") as (address, asked):
-        done = run("memory_lm_tiny", tmp_path / "run", address, *small, "data.dataset_name=lab/texts")
-        missing = run("memory_lm_tiny", tmp_path / "missing", address, *small, "data.dataset_name=lab/other")
-    assert done.returncode == 0, done.stderr[-2000:]
+        done = run("memory_lm_vanilla_tiny", tmp_path / "run", address, *small, "data.dataset_name=lab/texts")
+        code, said = run("memory_lm_vanilla_tiny", tmp_path / "missing", address, *small, "data.dataset_name=lab/other")
+    assert done[0] == 0, done[1][-2000:]
     assert any(path.endswith("/train.jsonl") for path in asked)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
-    assert (missing.returncode, missing.stderr.count("Traceback")) == (2, 0)
-    assert "data.dataset_name: lab/other" in missing.stderr
+    assert (code, said.count("Traceback")) == (2, 0)
+    assert "data.dataset_name: lab/other" in said

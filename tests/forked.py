@@ -1,8 +1,8 @@
 """Processes that run a command, forked from one that has imported everything and computed nothing.
 
 They are killed, signalled and waited for as any other; only the seconds of importing are saved, six of CPU time a
-process. `PRELOAD` is imported by multiprocessing's fork server. Whole interpreters are started by the tests of the
-commands (e2e/test_command_output.py, test_plan.py, test_originals_snippets.py).
+process. `PRELOAD` is imported by multiprocessing's fork server. With `run_interpreter` a whole interpreter runs, as a
+user's does.
 """
 
 import atexit
@@ -32,6 +32,11 @@ def run_module(arguments: Sequence[str]) -> int:
     sys.argv = list(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     return 0
+
+
+def run_interpreter(arguments: Sequence[str]) -> int:
+    """The same in an interpreter of its own, which shares nothing."""
+    return subprocess.call([sys.executable, "-m", *arguments])
 
 
 class Forked:
@@ -83,7 +88,7 @@ def _run(work: Callable[[Sequence], int], arguments: list, environment: dict[str
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    gc.freeze()  # what was imported; looking through it again and again takes a tenth of a run
+    gc.freeze()  # what was imported need not be looked through again
     _share_compiled_programs()
     try:
         code = work(arguments)

@@ -4,10 +4,12 @@ import json
 import os
 import pathlib
 import socket
+import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 
-from tests.forked import Forked
+from tests.forked import Forked, run_module
 
 
 def free_port() -> int:
@@ -47,9 +49,10 @@ def start(
     launcher: str = "torchrun",
     port: int | None = None,
     module: str = "jaxtrain.run",
+    work: Callable[[Sequence], int] = run_module,
     **extra: str,
 ) -> list[Forked]:
-    """Start `python -m jaxtrain.run` (or another module) so many times."""
+    """Start `python -m jaxtrain.run` (or another module) so many times. work: in a fork, or `run_interpreter`."""
     port = port or free_port()
     running = []
     for process in range(processes):
@@ -57,7 +60,7 @@ def start(
         descriptor, log = tempfile.mkstemp(prefix="process", suffix=".log")
         os.close(descriptor)
         settings = {key: str(value) for key, value in own.items()} | extra
-        running.append(Forked([module, *arguments], settings, pathlib.Path(log)))
+        running.append(Forked([module, *arguments], settings, pathlib.Path(log), work))
     return running
 
 
@@ -67,6 +70,8 @@ def finish(running: list[Forked], timeout_s: float = 300) -> list[tuple[int, str
     try:
         codes = [process.wait(max(1.0, deadline - time.monotonic())) for process in running]
         return [(code, process.output()) for code, process in zip(codes, running, strict=True)]
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError("\n".join(process.output() for process in running)) from error
     finally:
         end(running)
 

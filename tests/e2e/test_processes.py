@@ -8,10 +8,12 @@ import time
 
 import pytest
 
+from tests.forked import run_interpreter, run_module
 from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
 QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
+STEADY = ("optim.schedule.name=constant",)
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +24,17 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "processes", "strategy"),
-    [("torchrun", 2, "ddp"), ("torchrun", 4, "fsdp"), ("slurm", 2, "fsdp"), ("openmpi", 2, "shard_grad_op")],
+    ("launcher", "processes", "strategy", "work"),
+    [
+        ("torchrun", 2, "ddp", run_interpreter),
+        ("torchrun", 4, "fsdp", run_module),
+        ("slurm", 2, "fsdp", run_module),
+        ("openmpi", 2, "shard_grad_op", run_module),
+    ],
 )
-def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
+def test_processes_train_as_one(launcher, processes, strategy, work, alone, tmp_path):
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", f"shard.strategy={strategy}", *QUICK)
-    outputs = run(processes, *settings, launcher=launcher)
+    outputs = run(processes, *settings, launcher=launcher, work=work)
     assert difference(alone, curve(tmp_path)) < 1e-5
     assert "validation loss" in outputs[0]
     assert all("validation loss" not in output for output in outputs[1:])
@@ -46,9 +53,6 @@ def steady(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steady")
     run(1, "--config", CONFIG, f"run.dir={folder}", *QUICK, *STEADY)
     return training(folder)
-
-
-STEADY = ("optim.schedule.name=constant",)
 
 
 def training(folder):

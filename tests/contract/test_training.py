@@ -46,14 +46,16 @@ def test_the_step_compiles_exactly_once(name):
 
 @functools.cache
 def _whole_run(name):
-    """Training losses, and what jax said that it compiled, of a run with evaluations in its middle."""
+    """Training losses, and what jax said that it compiled, of a run with an evaluation in its middle."""
+    config = config_io.load(tiny_file(name), [])[1]
+    half = config.evaluation.every_epochs and max(1, config.train.epochs // 2)
     said = logging.Handler()
     said.emit = lambda record: messages.append(record.getMessage())
     messages = []
     with tempfile.TemporaryDirectory() as folder, jax.log_compiles():
         logging.getLogger("jax").addHandler(said)
         try:
-            tiny(name, pathlib.Path(folder)).train()
+            tiny(name, pathlib.Path(folder), f"evaluation.every_epochs={half or 'null'}").train()
         finally:
             logging.getLogger("jax").removeHandler(said)
         lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]

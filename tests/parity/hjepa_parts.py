@@ -37,9 +37,9 @@ def replay_losses(case: dict, tensors: dict) -> dict:
         if isinstance(entry, dict):
             function = _loss_of(entry, inputs)
             floats = {key: x for key, x in inputs.items() if key.startswith(("pred", "target", "context"))}
-            terms = function(floats)
+            compared = lambda floats, function=function: ((terms := function(floats))["loss"], terms)
+            (_, terms), grads = jax.jit(jax.value_and_grad(compared, has_aux=True))(floats)
             found |= {f"loss/{name}/{key}": value for key, value in terms.items()}
-            grads = jax.grad(lambda floats, function=function: function(floats)["loss"])(floats)
             found |= {f"grad/{name}/{key}": value for key, value in grads.items()}
     for method, options in case.get("epps", {}).items():
         found |= _epps(method, options, inputs["epps_x"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from jaxtrain import export, run
+from tests import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/continuation"
@@ -20,13 +21,9 @@ def jax_run(folder: pathlib.Path, *more: str) -> None:
 
 
 def torch_ddp(output: pathlib.Path, until: int, *more: str) -> pathlib.Path:
-    """Two processes under torchrun."""
-    script = [str(EXAMPLE / "digits_ddp.py"), "--until", str(until), "--output", str(output), *more]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *script]
-    config = ["--config", str(EXAMPLE / "digits.yaml"), *TINY]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *config], env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Two processes."""
+    given = ["--config", str(EXAMPLE / "digits.yaml"), *TINY, "--until", str(until), "--output", str(output), *more]
+    processes.run(2, *given, module="examples.continuation.digits_ddp")
     return output
 
 
@@ -34,7 +31,13 @@ def test_jax_then_torch_ddp_ends_where_jax_does(tmp_path):
     jax_run(tmp_path / "run")
     half = export.export_training_state(tmp_path / "run", tmp_path / "half.pt", "6")
     whole = export.export_weights(tmp_path / "run", tmp_path / "whole.pt", "12")
-    both = torch_ddp(tmp_path / "both.pt", 12, "--checkpoint", str(half))
+    both = tmp_path / "both.pt"
+    script = [str(EXAMPLE / "digits_ddp.py"), "--until", "12", "--output", str(both), "--checkpoint", str(half)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *script]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    config = ["--config", str(EXAMPLE / "digits.yaml"), *TINY]
+    done = subprocess.run([*command, *config], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert distance(both, whole) < 1e-5
 
 

@@ -7,14 +7,13 @@ the repository, the pages are compared with them.
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from jaxtrain import config_io, run
 from tests import processes
 from tests.e2e.originals import hjepa, page
+from tests.forked import run_module
 
 ROOT = pathlib.Path(__file__).parents[2]
 READMES = ROOT.parent / "shared" / "originals"
@@ -34,13 +33,16 @@ beside = pytest.mark.skipif(not READMES.is_dir(), reason="the originals' READMEs
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_snippet_runs_after_changing_its_imports(name, tmp_path):
-    command = [sys.executable, "-m", "tests.e2e.originals.page", name]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    print(result.stdout)
-    assert f"{name}.md: {COUNTS[name]} of {COUNTS[name]} blocks ran" in result.stdout
+    page = "tests.e2e.originals.page"
+    (printed,) = processes.run(1, name, str(tmp_path), module=page, work=_in_folder, **ENVIRONMENT)
+    print(printed)
+    assert f"{name}.md: {COUNTS[name]} of {COUNTS[name]} blocks ran" in printed
+
+
+def _in_folder(arguments):
+    *command, folder = arguments
+    os.chdir(folder)
+    return run_module(command)
 
 
 @pytest.mark.parametrize(("name", "block"), YAML, ids=[f"{name}-{block.number}" for name, block in YAML])

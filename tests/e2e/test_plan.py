@@ -1,10 +1,10 @@
 """What a step sends and keeps on GPUs that are not here: eight H200s, compiled for in a process of its own."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.processes import finish, start
 
 CONFIG = """
 task: tests.e2e.planned_transformer
@@ -21,11 +21,11 @@ def plan(tmp_path_factory):
     (folder / "plan.yaml").write_text(CONFIG)
 
     def make(*arguments: str) -> dict:
-        command = [sys.executable, "-m", "jaxtrain.plan", "--config", str(folder / "plan.yaml"), "--devices", "8"]
         out = folder / "plan.json"
-        done = subprocess.run([*command, "--json", str(out), *arguments], capture_output=True, text=True)
-        assert done.returncode in (0, 1), done.stderr
-        return json.loads(out.read_text()) | {"returncode": done.returncode, "printed": done.stdout}
+        given = ("--config", str(folder / "plan.yaml"), "--devices", "8", "--json", str(out), *arguments)
+        code, printed = finish(start(1, *given, module="jaxtrain.plan"))[0]
+        assert code in (0, 1), printed
+        return json.loads(out.read_text()) | {"returncode": code, "printed": printed}
 
     return make
 

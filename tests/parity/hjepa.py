@@ -302,12 +302,18 @@ def replay_world_model(case: dict, tensors: dict) -> dict:
     model = LeWorldModel(**case["lewm_kwargs"] | {"encoder_type": BASE}, vit=case["vit_kwargs"], rngs=nnx.Rngs(0))
     load_state_dict(model, parameters_of(tensors))
     frames, actions = jnp.asarray(tensors["in/frames"]), jnp.asarray(tensors["in/actions"])
+    found = _predict_and_plan(model, frames, actions, jnp.asarray(tensors["in/plan_actions"]))
+    return found | _train_world_model(case, model, tensors)
+
+
+@nnx.jit
+def _predict_and_plan(model, frames, actions, planned) -> dict:
     found = {f"out/{key}": value for key, value in model(frames, actions)._asdict().items()}
     start, goal = model.frame_encoder(jnp.stack([frames[0, 0], frames[0, -1]]))
     found |= {"out/plan_z_init": start, "out/plan_z_goal": goal}
-    found["out/plan_rollout"] = rollout(model.action_predictor, start, jnp.asarray(tensors["in/plan_actions"]))
+    found["out/plan_rollout"] = rollout(model.action_predictor, start, planned)
     found["out/plan_cost"] = goal_distance(found["out/plan_rollout"], goal)
-    return found | _train_world_model(case, model, tensors)
+    return found
 
 
 def _train_world_model(case: dict, model, tensors: dict) -> dict:

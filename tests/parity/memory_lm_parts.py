@@ -55,7 +55,7 @@ def replay_router(case: dict, tensors: dict) -> dict:
         return value, (routing, terms, total)
 
     out = {}
-    gradient = jax.grad(objective, argnums=(0, 1), has_aux=True)
+    gradient = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True), static_argnums=2)
     for strategy in ("sequence", "sequence-rolling", "token", "token_level"):
         (weights, inputs), (routing, terms, total) = gradient(jax.tree.map(jnp.asarray, params), hidden, strategy)
         out[f"out/{strategy}/indices"] = np.asarray(routing.indices, np.int64)
@@ -100,7 +100,8 @@ def replay_lora(case: dict, tensors: dict) -> dict:
             y = nnx.merge(graphdef, jax.tree.unflatten(treedef, [arrays[name] for name in names]))(x)
             return jnp.square(y).mean(), y
 
-        grads, y = jax.grad(objective, argnums=(0, 1), has_aux=True)({k: given[k] for k in ("lora_A", "lora_B")}, x)
+        gradient = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))
+        grads, y = gradient({k: given[k] for k in ("lora_A", "lora_B")}, x)
         out |= {f"grad/{kind}/{key}": value for key, value in grads[0].items()}
         out |= {f"grad/{kind}/x": grads[1], f"out/{kind}/y": y, f"loss/{kind}": jnp.square(y).mean()}
         layer.merge()

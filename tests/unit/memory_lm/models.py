@@ -28,6 +28,9 @@ CHAPTERS = {
 }
 
 
+logits = nnx.jit(lambda model, *given, **named: model.logits(*given, **named))  # (model, ids, mask)
+
+
 def small(seed: int = 0, guard: bool = True, model: dict | None = None, **memory) -> MemoryTransformer:
     """A random model whose weights are large enough that everything shows in its logits."""
     built = MemoryTransformer(

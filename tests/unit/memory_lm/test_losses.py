@@ -26,6 +26,10 @@ def settings(model, chunk_tokens: int = 0):
     return SimpleNamespace(loss=LossSection(chunk_tokens=chunk_tokens), memory=model.memory, model=model.config)
 
 
+def training_loss(model, batch):
+    return jax.jit(lambda b: losses.loss(model, b, settings(model), nn.Rngs(jax.random.key(0))))(batch)
+
+
 def gradients(chunk_tokens: int, vocabulary: int = 300):
     generator = np.random.default_rng(0)
     hidden = jnp.asarray(generator.normal(size=(3, 37, 16)), jnp.float32)
@@ -34,7 +38,7 @@ def gradients(chunk_tokens: int, vocabulary: int = 300):
         np.where(generator.random((3, 37)) < 0.3, losses.IGNORE, generator.integers(0, vocabulary, (3, 37)))
     )
     total = lambda hidden, weight: losses.token_losses(hidden, weight, labels, chunk_tokens).sum()
-    return jax.value_and_grad(total, argnums=(0, 1))(hidden, weight)
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(hidden, weight)
 
 
 @pytest.mark.parametrize("vocabulary", [300, 307, 17], ids=["divisible", "a prime", "smaller than the chunks"])
@@ -191,7 +195,7 @@ def test_packed_documents_have_the_loss_of_the_same_documents_alone(name):
     assert float(together.weight) == float(apart.weight) == sum(len(document) - 1 for document in documents)
     assert float(together.value) == pytest.approx(float(apart.value), rel=1e-5)
     if name in ("sequence", "sequence-rolling", "independent"):  # a document has one choice in both
-        router = [losses.loss(model, b, settings(model), nn.Rngs(jax.random.key(0))).parts for b in (packed, alone)]
+        router = [training_loss(model, b).parts for b in (packed, alone)]
         assert float(router[0]["router/entropy"]) == pytest.approx(float(router[1]["router/entropy"]), rel=1e-5)
         assert float(router[0]["router"]) == pytest.approx(float(router[1]["router"]), rel=1e-5)
 
@@ -201,13 +205,13 @@ def test_a_row_that_is_not_valid_changes_neither_loss_nor_router_terms():
     tokens = ids(3)
     whole = batch_of(tokens[:2], tokens[:2])
     padded = batch_of(tokens, tokens) | {"valid": jnp.asarray([True, True, False])}
-    results = [losses.loss(model, b, settings(model), nn.Rngs(jax.random.key(0))) for b in (whole, padded)]
+    results = [training_loss(model, b) for b in (whole, padded)]
     assert float(results[0].value) == pytest.approx(float(results[1].value), rel=1e-5)
     assert float(results[0].parts["router"]) == pytest.approx(float(results[1].parts["router"]), rel=1e-5)
 
 
 def test_the_training_loss_is_the_cross_entropy_plus_the_router_terms():
     model, tokens = small(**strategy("token")), ids()
-    loss = losses.loss(model, batch_of(tokens, tokens), settings(model), nn.Rngs(jax.random.key(0)))
+    loss = training_loss(model, batch_of(tokens, tokens))
     assert float(loss.value) == pytest.approx(float(loss.parts["ce"] + loss.parts["router"]), rel=1e-6)
     assert float(loss.parts["router"]) > 0

@@ -36,7 +36,8 @@ def batches():
 
 def test_no_update_counts_until_the_buffer_holds_enough(batches):
     model = features.build_model(SETTINGS, nnx.Rngs(0))  # steps_before_train is 96, a batch has 32
-    weights = [float(features.loss(model, b, SETTINGS, Rngs(jax.random.key(i))).weight) for i, b in enumerate(batches)]
+    weight = nnx.jit(lambda model, b, key: features.loss(model, b, SETTINGS, Rngs(key)).weight)
+    weights = [float(weight(model, b, jax.random.key(i))) for i, b in enumerate(batches)]
     assert weights == [0.0, 0.0, 64.0, 64.0]
     assert int(model.updates[...]) == 2
 
@@ -100,13 +101,14 @@ def test_evaluation_metrics_equal_the_originals():
     model = SETTINGS.model.model_copy(update={"vocab_size": 20, "weapon_vocab_size": 5, "hidden_dim": 8})
     settings = SETTINGS.model_copy(update={"compat": "original", "model": model})
     pair = nnx.Dict(primary=primary, sae=sae)
+    sums_of = nnx.jit(lambda pair, batch: features.statistics(features.outputs(pair, batch), batch, settings).sums)
     sums = {}
     for given in batches:
         targets = np.where(given["targets"] == 19, -1, given["targets"])
         batch = {"inputs": given["ability_tokens"], "weapon": given["weapon_token"], "targets": targets}
         batch["valid"] = np.ones(len(targets), bool)
-        new = features.statistics(features.outputs(pair, batch), batch, settings).sums
-        sums = {name: np.asarray(value, np.float64) + sums.get(name, 0.0) for name, value in new.items()}
+        new = sums_of(pair, batch).items()
+        sums = {name: np.asarray(value, np.float64) + sums.get(name, 0.0) for name, value in new}
     got = features.finish(sums, {}, settings)
     recorded = case["evaluate_sae_model(description='Test', dead_neuron_threshold=1e-6)"]
     names = {"test_mse_loss": "mse", "test_l1_loss": "l1", "test_l0_sparsity": "l0_sparsity"}

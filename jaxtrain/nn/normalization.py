@@ -100,8 +100,8 @@ class BatchNorm(nnx.Module):
         share = filled / jnp.maximum(filled.sum(), 1)
         for running, value in ((self.running_mean, mean), (self.running_var, var)):
             moved = (1 - self.momentum) * running[...] + self.momentum * (share * value).sum(0)
-            running[...] = jnp.where(filled.any(), moved, running[...]).astype(jnp.float32)
-        self.num_batches_tracked[...] += filled.any().astype(jnp.int32)
+            running.set_value(jnp.where(filled.any(), moved, running[...]).astype(jnp.float32))
+        self.num_batches_tracked.set_value(self.num_batches_tracked[...] + filled.any().astype(jnp.int32))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -25,12 +25,17 @@ def adam(beta1: float, beta2: float, eps: float) -> Direction:
         zeros = lambda: {key: jnp.zeros_like(value) for key, value in params.items()}
         return optax.ScaleByAdamState(jnp.int32(0), zeros(), zeros())
 
+    @jax.jit  # traced and lowered once for all arrays of a shape
+    def one(grad, mu, nu, first, second, accept):
+        mu = _average(mu, grad, beta1, accept)
+        nu = _average(nu, jnp.square(_wide(grad)), beta2, accept)
+        return (mu / first) / (jnp.sqrt(nu) / second + eps), mu, nu
+
     def update(grads: Arrays, state: optax.ScaleByAdamState, params=None, *, accept=True):
         count = state.count + 1
-        mu = {key: _average(state.mu[key], grad, beta1, accept) for key, grad in grads.items()}
-        nu = {key: _average(state.nu[key], jnp.square(_wide(grad)), beta2, accept) for key, grad in grads.items()}
         first, second = _gathered(beta1, count), jnp.sqrt(_gathered(beta2, count))
-        updates = {key: (mu[key] / first) / (jnp.sqrt(nu[key]) / second + eps) for key in grads}
+        moved = {key: one(grad, state.mu[key], state.nu[key], first, second, accept) for key, grad in grads.items()}
+        updates, mu, nu = ({key: parts[place] for key, parts in moved.items()} for place in range(3))
         count = jnp.where(accept, count, state.count)
         return updates, optax.ScaleByAdamState(count, _stored(mu, params), _stored(nu, params))
 

@@ -50,8 +50,7 @@ class Optimizer:
         if not self.decoupled:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
         updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept)
-        moved = {key: self._step(key, param, updates[key], lr, weight_decay) for key, param in params.items()}
-        params = {key: jnp.where(accept, value, params[key]) for key, value in moved.items()}
+        params = {key: self._step(key, param, updates[key], lr, weight_decay, accept) for key, param in params.items()}
         return _as_before(params, kinds), opt_state, norm
 
     def _with_l2(self, key: str, grad, param, weight_decay: Params):
@@ -59,12 +58,19 @@ class Optimizer:
             return grad
         return grad.astype(jnp.float32) + weight_decay[self.groups[key]] * param.astype(jnp.float32)
 
-    def _step(self, key: str, param, update, lr: Params, weight_decay: Params):
-        rate = lr[self.groups[key]]
-        new = param.astype(jnp.float32)
-        if self.decoupled and self.decays[key]:
-            new = new * (1 - rate * weight_decay[self.groups[key]])
-        return (new - rate * update.astype(jnp.float32)).astype(param.dtype)
+    def _step(self, key: str, param, update, lr: Params, weight_decay: Params, accept):
+        group = self.groups[key]
+        decay = weight_decay[group] if self.decoupled and self.decays[key] else None
+        return _moved(param, update, lr[group], decay, accept)
+
+
+@jax.jit  # traced and lowered once for all arrays of a shape
+def _moved(param, update, rate, decay, accept):
+    """decay: decoupled from the gradient, or None."""
+    new = param.astype(jnp.float32)
+    if decay is not None:
+        new = new * (1 - rate * decay)
+    return jnp.where(accept, (new - rate * update.astype(jnp.float32)).astype(param.dtype), param)
 
 
 def _real(arrays: Params) -> Params:

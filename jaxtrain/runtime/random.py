@@ -33,7 +33,7 @@ def initial_rngs(seed: int | jax.Array) -> nnx.Rngs:
 
     At every draw flax compares the devices of the counter's old and new value. A traced value has none, and jax answers
     with an error whose text looks through all operations so far: the time grows with the square of the model. For the
-    same reason a model writes what it draws itself with `variable.set_value(x)`, not `variable[...] = x`.
+    same reason a model writes what it draws or moves itself with `variable.set_value(x)`, not `variable[...] = x`.
     """
     rngs = nnx.Rngs(seed)
     rngs.default = _Stream(rngs.default.key.get_value(), tag=rngs.default.tag)

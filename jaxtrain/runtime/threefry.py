@@ -19,7 +19,8 @@ def install() -> None:
         from jax.interpreters import mlir
     except ImportError:
         return
-    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")
+    once_a_shape = jax.jit(threefry)  # traced and lowered; XLA puts the code where it is called
+    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(once_a_shape, multiple_results=True), platform="cpu")
 
 
 def threefry(key0, key1, x0, x1) -> tuple[jax.Array, jax.Array]:

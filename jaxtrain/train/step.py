@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
@@ -127,19 +126,19 @@ def repeat(step: Step, times: int, looped: bool = False) -> Step:
 
 
 def _once(step: Step) -> Step:
+    step = jax.jit(step)  # traced once, for its shapes and for the loop
+
     def train_step(state, batch, hyper, columns):
-        jaxpr, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch, hyper, columns)
-        body = jaxpr_as_fun(jaxpr)
+        _, shapes = jax.eval_shape(step, state, batch, hyper, columns)
         stop = jax.lax.optimization_barrier(jnp.int32(1))  # the compiler takes a loop of known length 1 apart
 
         def loop(index, carry):
             part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf[None], index, keepdims=False), batch)
-            flat = body(*jax.tree.leaves((carry[0], part, hyper, columns)))
-            state, metrics = jax.tree.unflatten(jax.tree.structure(shapes), flat)
+            state, metrics = step(carry[0], part, hyper, columns)
             put = lambda whole, value: jax.lax.dynamic_update_index_in_dim(whole, value, index, 0)
             return state, jax.tree.map(put, carry[1], metrics)
 
-        empty = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes[1])
+        empty = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes)
         state, metrics = jax.lax.fori_loop(0, stop, loop, (state, empty))
         return state, jax.tree.map(lambda leaf: leaf[0], metrics)
 

@@ -279,7 +279,7 @@ class _Case:
         compute = widened if float64 else lambda tree: tree
         loss = lambda params, buffers, batch: self.loss(compute(params), buffers, batch, kind, True)
         gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))
-        update = jax.jit(optimizer.update) if float64 else optimizer.update
+        update = jax.jit(optimizer.update) if float64 else jax.disable_jit()(optimizer.update)
         state = optimizer.init(params)
         steps = self.expects["trainer/loss_per_step"][0]
         trace, out = [], {}

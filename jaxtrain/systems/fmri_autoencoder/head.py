@@ -58,8 +58,8 @@ def _move_again(norm: nn.BatchNorm, old_mean, old_var, old_count) -> None:
     """Repeat the last move: from old to new = k old + b it is k new + b = (1 + k) new - k old."""
     keep = 1 - norm.momentum
     for variable, old in ((norm.running_mean, old_mean), (norm.running_var, old_var)):
-        variable[...] = (1 + keep) * variable[...] - keep * old
-    norm.num_batches_tracked[...] = 2 * norm.num_batches_tracked[...] - old_count
+        variable.set_value((1 + keep) * variable[...] - keep * old)
+    norm.num_batches_tracked.set_value(2 * norm.num_batches_tracked[...] - old_count)
 
 
 class HeadEncoder(nnx.Module):

@@ -27,9 +27,9 @@ class MaskedBatchNorm(BatchNorm):
     def _move(self, mean, var, count, any_row):
         mean, var = jax.lax.stop_gradient((mean, var * count / jnp.maximum(count - 1, 1)))
         rate = jnp.where(any_row, self.momentum, 0.0)
-        self.running_mean[...] = (1 - rate) * self.running_mean[...] + rate * mean
-        self.running_var[...] = (1 - rate) * self.running_var[...] + rate * var
-        self.num_batches_tracked[...] += any_row.astype(self.num_batches_tracked.dtype)
+        self.running_mean.set_value((1 - rate) * self.running_mean[...] + rate * mean)
+        self.running_var.set_value((1 - rate) * self.running_var[...] + rate * var)
+        self.num_batches_tracked.set_value(self.num_batches_tracked[...] + any_row.astype(jnp.int32))
 
 
 class TokenBatchNorm(nnx.Module):

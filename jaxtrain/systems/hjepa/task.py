@@ -57,7 +57,7 @@ class PreviousWeights(nnx.Module):
 
     def take(self, encoder: nnx.Module) -> None:
         for kept, value in zip(self.values, parameters_by_key(encoder), strict=True):
-            kept[...] = value[...]
+            kept.set_value(value[...])
 
 
 def is_trainable(key: str, config) -> bool:
@@ -90,7 +90,7 @@ def _original_update(model: HJEPA, step, config) -> None:
     """The original mixes in the weights before the update, once per micro-batch, with its own schedule."""
     rate = momentum(config, step) ** config.train.accumulate_steps
     for ours, theirs in zip(parameters_by_key(model.target_encoder), model.before_update.values, strict=True):
-        ours[...] = rate * ours[...] + (1 - rate) * theirs[...]
+        ours.set_value(rate * ours[...] + (1 - rate) * theirs[...])
     model.before_update.take(model.context_encoder)
 
 

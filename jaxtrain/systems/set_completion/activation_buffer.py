@@ -38,11 +38,11 @@ class RingBuffer(nnx.Module):
         replaced = number >= size  # more than fits: only the last `size` stay, from the beginning of the storage
         place = jnp.where(replaced, order - (number - size), (start + order) % size)
         place = jnp.where(valid & (place >= 0), place, size)  # out of range: not written
-        self.rows[...] = self.rows[...].at[place].set(rows, mode="drop")
+        self.rows.set_value(self.rows[...].at[place].set(rows, mode="drop"))
         end = start + number
         wrapped = end > size if self.exact_fill_bug else end >= size
-        self.full[...] = self.full[...] | replaced | wrapped
-        self.position[...] = jnp.where(replaced, 0, end % size)
+        self.full.set_value(self.full[...] | replaced | wrapped)
+        self.position.set_value(jnp.where(replaced, 0, end % size))
 
     def sample(self, key, number: int):
         """[number, dim]: rows drawn evenly, with repetition, from those that can be read; zeros if none."""

@@ -81,8 +81,8 @@ def loss(model: FeatureModel, batch, config, rngs) -> Loss:
         settings.usage_floor,
     )
     total, parts = sae_loss(model.sae, rows, l1, usage, settings.target_usage, settings.usage_gradient)
-    model.sae.usage_ema[...] = jnp.where(ready, model.sae.usage_ema[...], usage_before)
-    model.updates[...] = step + ready
+    model.sae.usage_ema.set_value(jnp.where(ready, model.sae.usage_ema[...], usage_before))
+    model.updates.set_value(step + ready)
     weight = ready.astype(jnp.float32) * settings.batch_size
     return Loss(
         jnp.where(ready, total, 0.0), weight, {name: jnp.where(ready, part, 0.0) for name, part in parts.items()}

@@ -42,10 +42,10 @@ def row_probabilities(errors, looked_at):
 def replace(sae: SparseAutoencoder, dead, rows, *, threshold: float, weight: float, bias: float, target_usage: float):
     """Point feature i, where dead[i], at rows[i]. dead: bool [hidden_dim]; rows: [hidden_dim, input_dim]."""
     directions = rows / jnp.maximum(jnp.linalg.norm(rows, axis=1, keepdims=True), 1e-12) * weight
-    sae.encoder.weight[...] = jnp.where(dead[:, None], directions, sae.encoder.weight[...])
-    sae.encoder.bias[...] = jnp.where(dead, bias, sae.encoder.bias[...])
-    sae.decoder.weight[...] = jnp.where(dead[None, :], directions.T, sae.decoder.weight[...])
+    sae.encoder.weight.set_value(jnp.where(dead[:, None], directions, sae.encoder.weight[...]))
+    sae.encoder.bias.set_value(jnp.where(dead, bias, sae.encoder.bias[...]))
+    sae.decoder.weight.set_value(jnp.where(dead[None, :], directions.T, sae.decoder.weight[...]))
     usage = sae.usage_ema[...]
     alive = usage > threshold
     mean_alive = jnp.where(alive, usage, 0.0).sum() / jnp.maximum(alive.sum(), 1)
-    sae.usage_ema[...] = jnp.where(dead, jnp.where(alive.any(), mean_alive, target_usage), usage)
+    sae.usage_ema.set_value(jnp.where(dead, jnp.where(alive.any(), mean_alive, target_usage), usage))

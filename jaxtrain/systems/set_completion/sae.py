@@ -70,13 +70,13 @@ class SparseAutoencoder(nnx.Module):
         return normalize_columns(weight if self.train_decoder else jax.lax.stop_gradient(weight))
 
     def normalize_decoder(self) -> None:
-        self.decoder.weight[...] = normalize_columns(self.decoder.weight[...])
+        self.decoder.weight.set_value(normalize_columns(self.decoder.weight[...]))
 
     def track_usage(self, h):
         """Move `usage_ema` by the rows of h [..., hidden_dim]; the new average [hidden_dim]."""
         usage = (h.reshape(-1, h.shape[-1]) > 0).astype(jnp.float32).mean(0)
         ema = USAGE_DECAY * self.usage_ema[...] + (1 - USAGE_DECAY) * usage
-        self.usage_ema[...] = jax.lax.stop_gradient(ema)
+        self.usage_ema.set_value(jax.lax.stop_gradient(ema))
         return self.usage_ema[...]
 
 

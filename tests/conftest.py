@@ -50,8 +50,37 @@ def _small_worker():
         host_memory.give_back()
 
 
+def pytest_addoption(parser):
+    text = "contract tests marked once_a_system: of every task, not of one of each system"
+    parser.addoption("--every-task", action="store_true", help=text)
+
+
+def pytest_configure(config):
+    text = "a contract test that one task of each system stands for, unless --every-task is given"
+    config.addinivalue_line("markers", f"once_a_system: {text}")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Slow groups first, dealt out: a worker starts with its run of the list, and the last ones to go on are quick."""
+    if not config.getoption("--every-task"):
+        _keep_one_of_each_system(config, items)
+    _slow_groups_first(config, items)
+
+
+def _keep_one_of_each_system(config, items):
+    seen, left_out = set(), []
+    for item in [item for item in items if item.get_closest_marker("once_a_system")]:
+        task = item.callspec.params["name"]
+        claim = item.nodeid.replace(task, task.split(".")[0])
+        if claim in seen:
+            left_out.append(item)
+        seen.add(claim)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _slow_groups_first(config, items):
+    """Dealt out: a worker starts with its run of the list, and the last ones to go on are quick."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     groups = sorted(dict.fromkeys(map(_group, items)), key=lambda group: group[0] not in SLOW)
     dealt = [group for first in range(workers) for group in groups[first::workers]]

@@ -1,10 +1,15 @@
 """What the contract tests share: every discovered task at its tiny size."""
 
 import functools
+import json
+import logging
 import pathlib
+import tempfile
+from typing import NamedTuple
 
 import jax
 import numpy as np
+import pytest
 
 from jaxtrain import config_io
 from jaxtrain.task import find_task, task_names
@@ -18,6 +23,13 @@ PLAIN = (  # Adam would blow rounding up to the learning rate, and warm-up would
     "optim.schedule.name=constant",
     *(f"optim.schedule.warmup_{unit}=null" for unit in ("steps", "epochs", "ratio")),
 )
+WHOLE = (  # evaluated and saved twice in the middle of an epoch
+    "train.steps=36",
+    "train.log_every_steps=1",
+    "evaluation.every_epochs=null",
+    "evaluation.every_steps=13",
+)
+once_a_system = pytest.mark.once_a_system  # one task of each system stands for all (tests/conftest.py: --every-task)
 
 
 def tiny_file(name: str) -> pathlib.Path:
@@ -38,6 +50,48 @@ def untrained(name: str) -> Trainer:
     """A trainer of four rows a batch, read one by one: for all who look at its model, and leave it as it was."""
     rows = ("data.batch_size=4", "data.eval_batch_size=16", "data.placement=host")
     return tiny(name, pathlib.Path("never-written"), *rows)
+
+
+class Run(NamedTuple):
+    losses: list[float]  # of every step
+    compiled: list[str]  # what jax said that it compiled
+    placed: list  # traced values that were asked where they lie
+    parameters: dict
+    moments: dict
+    points: list
+
+
+@functools.lru_cache(maxsize=1)
+def whole_run(name: str) -> Run:
+    """An uninterrupted run with the settings WHOLE, which several claims are about."""
+    said = logging.Handler()
+    said.emit = lambda record: compiled.append(record.getMessage())
+    compiled, placed = [], []
+    with tempfile.TemporaryDirectory() as folder, jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.core.Tracer, "sharding", property(placed.append))
+        trainer = tiny(name, pathlib.Path(folder), *WHOLE)
+        logging.getLogger("jax").addHandler(said)
+        try:
+            trainer.train()
+        finally:
+            logging.getLogger("jax").removeHandler(said)
+        logged = points(pathlib.Path(folder))
+    losses = [values["loss"] for _, split, values in logged if split == "train"]
+    return Run(losses, compiled, placed, final_parameters(trainer), flat(trainer.state.opt_state), logged)
+
+
+def points(folder: pathlib.Path) -> list:
+    """Logged points without the values that measure time."""
+    timed = ("samples_per_s", "input_stall_ratio")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        (line["step"], line["split"], {k: v for k, v in line["values"].items() if k not in timed and "/" not in k})
+        for line in lines
+    ]
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
 def final_parameters(trainer: Trainer) -> dict[str, np.ndarray]:

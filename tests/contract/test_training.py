@@ -1,54 +1,52 @@
 """What every task gets from the engine, at its tiny size."""
 
 import functools
-import json
-import logging
 import os
 import pathlib
 import tempfile
 import time
-from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-from jaxtrain import config_io
-from jaxtrain.runtime.random import initial_rngs
 from jaxtrain.task import find_task
 from tests import processes
 from tests.contract.tasks import (
     PLAIN,
     TASKS,
+    WHOLE,
     assert_equal,
     final_parameters,
+    flat,
     largest_relative_difference,
+    once_a_system,
+    points,
     tiny,
     tiny_file,
+    whole_run,
 )
 
-WHOLE = (  # evaluated and saved twice in the middle of an epoch
-    "train.steps=36",
-    "train.log_every_steps=1",
-    "evaluation.every_epochs=null",
-    "evaluation.every_steps=13",
-)
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_loss_falls_and_stays_finite(name):
-    losses = _whole_run(name).losses
+    losses = whole_run(name).losses
     assert np.isfinite(losses).all()
     assert np.mean(losses[-9:]) < np.mean(losses[:9])
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_step_compiles_exactly_once(name):
-    messages = _whole_run(name).compiled
+    messages = whole_run(name).compiled
     assert sum(message.startswith("Compiling jit(train_step)") for message in messages) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_weights_and_step_are_traced_without_asking_where_a_traced_value_lies(name):
+    """jax answers with an error whose text looks through all operations so far: seconds for a large model."""
+    assert len(whole_run(name).placed) == 0
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -56,48 +54,13 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
     _kill_after_first_checkpoint(name, tmp_path, WHOLE)
     resumed = tiny(name, tmp_path, *WHOLE)
     resumed.train()
-    whole = _whole_run(name)
+    whole = whole_run(name)
     assert_equal(whole.parameters, final_parameters(resumed))
-    assert_equal(whole.moments, _flat(resumed.state.opt_state))
-    assert whole.points == _points(tmp_path)
+    assert_equal(whole.moments, flat(resumed.state.opt_state))
+    assert whole.points == points(tmp_path)
 
 
-class _Run(NamedTuple):
-    losses: list[float]  # of every step
-    compiled: list[str]  # what jax said that it compiled
-    parameters: dict
-    moments: dict
-    points: list
-
-
-@functools.lru_cache(maxsize=1)  # the tests of a task follow one another
-def _whole_run(name) -> _Run:
-    said = logging.Handler()
-    said.emit = lambda record: messages.append(record.getMessage())
-    messages = []
-    with tempfile.TemporaryDirectory() as folder, jax.log_compiles():
-        trainer = tiny(name, pathlib.Path(folder), *WHOLE)
-        logging.getLogger("jax").addHandler(said)
-        try:
-            trainer.train()
-        finally:
-            logging.getLogger("jax").removeHandler(said)
-        points = _points(pathlib.Path(folder))
-    losses = [values["loss"] for _, split, values in points if split == "train"]
-    return _Run(losses, messages, final_parameters(trainer), _flat(trainer.state.opt_state), points)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_first_weights_are_traced_without_asking_where_a_traced_value_lies(name, monkeypatch):
-    """jax answers with an error whose text looks through all operations so far: seconds for a large model."""
-    asked = []
-    monkeypatch.setattr(jax.core.Tracer, "sharding", property(asked.append))
-    task, config = config_io.load(tiny_file(name), [])
-    jax.eval_shape(lambda key: nnx.split(task.build_model(config, initial_rngs(key)))[1], jax.random.key(0))
-    assert len(asked) == 0
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=once_a_system)])
 @pytest.mark.parametrize("name", TASKS)
 def test_eight_devices_equal_one(name, strategy, tmp_path):
     trainer = _of_sixteen(name, tmp_path, "shard.devices=8", f"shard.strategy={strategy}")
@@ -123,6 +86,7 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(name, tmp_path):
     assert largest_relative_difference(_whole_batch_of_eight(name), parts) < 1e-6
 
 
+@once_a_system
 @pytest.mark.parametrize("name", EXACT)
 def test_four_devices_with_two_rows_each_equal_a_batch_of_eight(name, tmp_path):
     parts = _one_step_of_eight(name, tmp_path, "shard.devices=4", "shard.strategy=ddp_local")
@@ -164,17 +128,3 @@ def _kill_after_first_checkpoint(name, folder, settings):
     process.wait()
     assert list(folder.glob("checkpoints/*/meta.json")), process.output()
     processes.end(running)
-
-
-def _points(folder):
-    """Logged points without the values that measure time."""
-    timed = ("samples_per_s", "input_stall_ratio")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        (line["step"], line["split"], {k: v for k, v in line["values"].items() if k not in timed and "/" not in k})
-        for line in lines
-    ]
-
-
-def _flat(tree):
-    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}

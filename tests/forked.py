@@ -22,7 +22,7 @@ PRELOAD = [
     "torch_bridge.verify",
     "jaxtrain.systems.digits.torch_twin",
     "sklearn.datasets",
-    "torch._dynamo",  # torch's own, where a file is written
+    "torch._dynamo",  # torch's own, where a file is read
 ]
 _CONTEXT = multiprocessing.get_context("forkserver")
 

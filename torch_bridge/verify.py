@@ -106,7 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     source = as_source(dataset)
     with tempfile.TemporaryDirectory() as scratch:
         weights = arguments.weights or files.save(state_dict(model), pathlib.Path(scratch) / "model.pt")
-        twin = _load_twin(task, config, pathlib.Path(weights))
+        opened = files.open_weights(pathlib.Path(weights))
+        twin = _load_twin(task, config, {key: to_torch(leaf) for key, leaf in opened.items()})
     loader = _loader(task, config, source)
     batches = [batch for _, _, batch in loader.batches((i, 1) for i in range(max(1, arguments.batches)))]
     loader.close()
@@ -271,10 +272,10 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
 def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any) -> str:
     """One line: the metrics on both sides over the whole dataset, and the largest difference of the outputs.
 
-    Loads `weights` into the task's torch twin with strict=True.
+    weights: a .pt file, read by torch itself and loaded into the task's torch twin with strict=True.
     """
     task, config, model, step = runs.load_model(folder, _best_or_last(folder))
-    twin = _load_twin(task, config, weights)
+    twin = _load_twin(task, config, torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
     source = as_source(dataset)
     loader = _loader(task, config, source)
     outputs = jax.jit(task.outputs)
@@ -308,9 +309,9 @@ def _best_or_last(folder: pathlib.Path) -> str:
     return "best" if runs.open_run(folder)[2].best() is not None else "last"
 
 
-def _load_twin(task: Any, config: Any, weights: pathlib.Path) -> torch.nn.Module:
+def _load_twin(task: Any, config: Any, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     twin = task.twin.build(config).eval()
-    twin.load_state_dict({key: to_torch(leaf) for key, leaf in files.open_weights(weights).items()}, strict=True)
+    twin.load_state_dict(state, strict=True)
     return twin
 
 

@@ -15,7 +15,7 @@ import pytest
 from jaxtrain import commands, evaluate, export, lr_find, report, run, tune
 from jaxtrain.config import TrainingConfig
 from jaxtrain.train.tracking import Tracker
-from torch_bridge import verify
+from torch_bridge import files, verify
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ["--config", "configs/digits_tiny.yaml", "shard.devices=1", "train.steps=2", "train.epochs=null"]
@@ -140,6 +140,7 @@ def test_quiet_and_json_exclude_nothing_that_went_wrong(tmp_path, capsys):
 def test_a_missing_extra_is_one_message_that_names_it(monkeypatch, folder, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "torch_bridge.files.pickles", raising=False)
+    monkeypatch.delattr(files, "pickles", raising=False)
     assert export.main(["--run", str(folder), "--output", str(tmp_path / "a.pt")]) == 2
     assert capsys.readouterr().err == "error: this needs torch: pip install 'jaxtrain[torch]'\n"
 

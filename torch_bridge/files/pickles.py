@@ -4,11 +4,10 @@ import pathlib
 import pickle
 import warnings
 import zipfile
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
@@ -33,6 +32,8 @@ def open_file(path: pathlib.Path) -> Any:
     sizes = _stored_records(path)
     if sizes is None:
         return _map_tensors(_load(path), as_leaf)
+    from torch._subclasses.fake_tensor import FakeTensorMode  # seconds to import
+
     with FakeTensorMode():
         tree = _load(path)
     return _map_tensors(tree, lambda tensor: _leaf(path, tensor, sizes))
@@ -69,16 +70,22 @@ def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
         if not zipfile.is_zipfile(path):
             return None
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            sizes = {}
-            for record in archive.infolist():
-                if record.compress_type != zipfile.ZIP_STORED:
-                    return None
-                file.seek(record.header_offset + 26)
-                lengths = np.frombuffer(file.read(4), "<u2")
-                sizes[record.header_offset + 30 + int(lengths.sum())] = record.file_size
-            return sizes
+            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                return None
+            begins = _begins(archive, file)
+            return {begins[record.filename]: record.file_size for record in archive.infolist()}
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise UserError(f"{path}: not a readable torch file: {error}. Is it complete?") from None
+
+
+def _begins(archive: zipfile.ZipFile, file: BinaryIO) -> dict[str, int]:
+    """Where the data of every record of an uncompressed zip file begins."""
+    begins = {}
+    for record in archive.infolist():
+        file.seek(record.header_offset + 26)
+        lengths = np.frombuffer(file.read(4), "<u2")
+        begins[record.filename] = record.header_offset + 30 + int(lengths.sum())
+    return begins
 
 
 def _map_tensors(tree: Any, function) -> Any:
@@ -120,32 +127,24 @@ def write_file(tree: Any, path: pathlib.Path) -> None:
 
     The same object under two keys becomes one tensor, as tied weights are in torch.
     """
-    with FakeTensorMode():
-        fakes: dict[int, torch.Tensor] = {}
-        placed = map_leaves(lambda leaf: fakes.setdefault(id(leaf), _fake(leaf)), tree)
-        with skip_data(materialize_fake_tensors=True):
-            torch.save(placed, path)
-        written = torch.load(path, map_location="cpu", weights_only=True)
-    done: set[int] = set()
-    with path.open("r+b") as file:
-        for leaf, tensor in zip(_leaves(tree), _tensors(written), strict=True):
-            if id(leaf) not in done:
-                done.add(id(leaf))
-                file.seek(tensor.untyped_storage()._checkpoint_offset)
-                np.ascontiguousarray(leaf).tofile(file)
+    blank: dict[int, torch.Tensor] = {}  # memory that is reserved and never touched
+    placed = map_leaves(lambda leaf: blank.setdefault(id(leaf), _blank(leaf)), tree)
+    with skip_data():
+        torch.save(placed, path)
+    leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records as they come
+    with zipfile.ZipFile(path) as archive, path.open("r+b") as file:
+        begins = _begins(archive, file)
+        folder = archive.namelist()[0].partition("/")[0]
+        for number, leaf in enumerate(leaves):
+            file.seek(begins[f"{folder}/data/{number}"])
+            np.ascontiguousarray(leaf).tofile(file)
 
 
-def _fake(leaf: Any) -> torch.Tensor:
+def _blank(leaf: Any) -> torch.Tensor:
     return torch.empty(leaf.shape, dtype=getattr(torch, np.dtype(leaf.dtype).name))
 
 
 def _leaves(tree: Any) -> list:
     found: list = []
     map_leaves(found.append, tree)
-    return found
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list = []
-    _map_tensors(tree, found.append)
     return found

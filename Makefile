@@ -11,7 +11,7 @@ run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests
+	$(BIN)/python -m pytest -n $(JOBS) tests
 	bash tests/newest_jax.sh
 
 lint: .venv/installed-test

@@ -61,9 +61,14 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    """Groups of tests that share something stay together, the folders of slow ones come first."""
     if not config.getoption("--every-task"):
         _keep_one_of_each_system(config, items)
-    _slow_groups_first(config, items)
+    groups = {item: _group_of(item) for item in items}
+    first = {group: place for place, group in reversed(list(enumerate(groups.values())))}
+    items.sort(key=lambda item: (item.path.parent.name not in SLOW, first[groups[item]]))
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _keep_one_of_each_system(config, items):
@@ -79,20 +84,11 @@ def _keep_one_of_each_system(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
-def _slow_groups_first(config, items):
-    """Dealt out: a worker starts with its run of the list, and the last ones to go on are quick."""
-    workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    groups = sorted(dict.fromkeys(map(_group, items)), key=lambda group: group[0] not in SLOW)
-    dealt = [group for first in range(workers) for group in groups[first::workers]]
-    place = {group: number for number, group in enumerate(dealt)}
-    items.sort(key=lambda item: place[_group(item)])
-
-
-def _group(item) -> tuple[str, str]:
+def _group_of(item) -> str:
     """A file; among the contract tests a task, so that the claims about one share what was built for it."""
     folder = item.path.parent.name
     task = item.callspec.params.get("name") if folder == "contract" and hasattr(item, "callspec") else None
-    return folder, task or str(item.path)
+    return task or str(item.path.relative_to(ROOT))
 
 
 def pytest_handlecrashitem(crashitem, report, sched):

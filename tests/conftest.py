@@ -17,9 +17,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import pytest  # noqa: E402
+
+from tests import compiling  # noqa: E402
 
 KEPT_BYTES = 4 * 10**9
 SLOW = ("e2e", "contract")  # folders
@@ -51,18 +52,19 @@ def _small_worker():
 
 
 def pytest_addoption(parser):
-    text = "contract tests marked once_a_system: of every task, not of one of each system"
-    parser.addoption("--every-task", action="store_true", help=text)
+    text = "programs optimised as a user's are; contract tests marked once_a_system: of every task"
+    parser.addoption("--thorough", action="store_true", help=text)
 
 
 def pytest_configure(config):
-    text = "a contract test that one task of each system stands for, unless --every-task is given"
+    compiling.set_flags(optimised=config.getoption("--thorough"))  # XLA reads them when it first computes
+    text = "a contract test that one task of each system stands for, unless --thorough is given"
     config.addinivalue_line("markers", f"once_a_system: {text}")
 
 
 def pytest_collection_modifyitems(config, items):
     """Groups of tests that share something stay together, the folders of slow ones come first."""
-    if not config.getoption("--every-task"):
+    if not config.getoption("--thorough"):
         _keep_one_of_each_system(config, items)
     groups = {item: _group_of(item) for item in items}
     first = {group: place for place, group in reversed(list(enumerate(groups.values())))}

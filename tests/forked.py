@@ -16,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from tests.compiling import child_environment
+
 PRELOAD = [
     "jaxtrain.train.trainer",
     "jaxtrain.export",
@@ -51,7 +53,7 @@ class Forked:
     ):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX reads it as it is imported
         _CONTEXT.set_forkserver_preload(PRELOAD)
-        whole = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | dict(environment)
+        whole = child_environment() | dict(environment)
         self._process = _CONTEXT.Process(target=_run, args=(work, list(arguments), whole, str(log)))
         self._process.start()
         self.pid = self._process.pid

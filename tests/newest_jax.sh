@@ -15,4 +15,4 @@ if [ ! -e $stamp ] || [ pyproject.toml -nt $stamp ]; then
 fi
 .venv312/bin/python -c 'import jax, sys; print("newest jax:", jax.__version__, "on Python", sys.version.split()[0])'
 .venv312/bin/python -m pytest -n "$(nproc)" tests/test_*.py tests/unit
-exec .venv312/bin/python -m pytest -n "$(nproc)" tests/contract -k digits
+exec .venv312/bin/python -m pytest -n "$(nproc)" tests/contract -k digits --thorough

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import pathlib
 import random
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import orbax.checkpoint as ocp
 
+from tests.compiling import child_environment
 from tests.forked import Forked
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -52,10 +52,9 @@ def start(
     arguments = ["--config", str(CONFIG), f"run.dir={folder}", *overrides]
     if not prefix:
         return Forked(["jaxtrain.run", *arguments], own, log_of(folder))
-    inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [*prefix, sys.executable, "-m", "jaxtrain.run", *arguments]
     with log_of(folder).open("a") as log:
-        return subprocess.Popen(command, env=inherited | own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        return subprocess.Popen(command, env=child_environment() | own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
 
 
 def log_of(folder: pathlib.Path) -> pathlib.Path:

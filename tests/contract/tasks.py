@@ -29,7 +29,7 @@ WHOLE = (  # evaluated and saved twice in the middle of an epoch
     "evaluation.every_epochs=null",
     "evaluation.every_steps=13",
 )
-once_a_system = pytest.mark.once_a_system  # one task of each system stands for all (tests/conftest.py: --every-task)
+once_a_system = pytest.mark.once_a_system  # one task of each system stands for all (tests/conftest.py: --thorough)
 
 
 def tiny_file(name: str) -> pathlib.Path:

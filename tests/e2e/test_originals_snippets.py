@@ -27,7 +27,6 @@ OURS = sorted(
 )
 COUNTS = {"hjepa": 7, "memory": 7, "psy": 2, "sherlock": 8, "splatnlp": 14}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0", "WANDB_MODE": "disabled"}
-ENVIRONMENT["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # nothing here runs long enough to repay optimising
 beside = pytest.mark.skipif(not READMES.is_dir(), reason="the originals' READMEs are not beside the repository")
 
 

@@ -23,7 +23,7 @@ def plan(tmp_path_factory):
     def make(*arguments: str) -> dict:
         out = folder / "plan.json"
         given = ("--config", str(folder / "plan.yaml"), "--devices", "8", "--json", str(out), *arguments)
-        code, printed = finish(start(1, *given, module="jaxtrain.plan"))[0]
+        code, printed = finish(start(1, *given, module="jaxtrain.plan", XLA_FLAGS=""))[0]
         assert code in (0, 1), printed
         return json.loads(out.read_text()) | {"returncode": code, "printed": printed}
 

@@ -5,12 +5,10 @@ import os
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 UNOPTIMISED = "--xla_backend_optimization_level=0"
-AS_IN_A_LOOP: dict[
-    str, bool
-] = {}  # compiler options with which a loop's body and the same code alone give the same bits
+OPTIMISED: dict[str, int | bool] = {"xla_backend_optimization_level": 3}  # as compiler options
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones have one kind of kernel
     UNOPTIMISED += " --xla_cpu_use_fusion_emitters=false"
-    AS_IN_A_LOOP = {"xla_cpu_use_fusion_emitters": True}
+    OPTIMISED |= {"xla_cpu_use_fusion_emitters": True}
 
 
 def set_flags(*, optimised: bool) -> None:

@@ -51,6 +51,17 @@ def _small_worker():
         host_memory.give_back()
 
 
+@pytest.fixture
+def optimised(monkeypatch):
+    """Steps are compiled as a run's are: the test says that two programs compute the same bits."""
+    import jax
+
+    from jaxtrain.train.trainer import Trainer
+
+    jit = lambda _, function, **options: jax.jit(function, compiler_options=compiling.OPTIMISED, **options)
+    monkeypatch.setattr(Trainer, "jit", jit)
+
+
 def pytest_addoption(parser):
     text = "programs optimised as a user's are; contract tests marked once_a_system: of every task"
     parser.addoption("--thorough", action="store_true", help=text)

@@ -1,12 +1,9 @@
 """What precision and dispatch may change in a run of any task: within its tolerance, and nothing at all."""
 
-import jax
 import numpy as np
 import pytest
 
 from jaxtrain.task import find_task
-from jaxtrain.train.trainer import Trainer
-from tests.compiling import AS_IN_A_LOOP
 from tests.contract.tasks import (
     TASKS,
     WHOLE,
@@ -35,9 +32,8 @@ def test_half_precision_reaches_the_loss_of_fp32_within_the_tasks_tolerance(name
 
 @once_a_system
 @pytest.mark.parametrize("name", TASKS)
-def test_several_steps_per_call_give_the_same_bits_as_one(name, tmp_path, monkeypatch):
-    as_in_a_loop = lambda _, function, **options: jax.jit(function, compiler_options=AS_IN_A_LOOP, **options)
-    monkeypatch.setattr(Trainer, "jit", as_in_a_loop)
+@pytest.mark.usefixtures("optimised")
+def test_several_steps_per_call_give_the_same_bits_as_one(name, tmp_path):
     runs = [tiny(name, tmp_path / str(n), *UNSEEN, "train.steps=12", f"train.steps_per_call={n}") for n in (1, 4)]
     for trainer in runs:
         trainer.train()

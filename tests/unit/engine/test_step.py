@@ -15,6 +15,7 @@ from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits, difference, points, trained
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("count", [4, 16])
 def test_steps_per_call_gives_the_same_bits_as_one_step_at_a_time(tmp_path, count):
     network = runs.task(runs.Network)
@@ -24,6 +25,7 @@ def test_steps_per_call_gives_the_same_bits_as_one_step_at_a_time(tmp_path, coun
     assert [p["loss"] for p in points(tmp_path / "one")] == [p["loss"] for p in points(tmp_path / "many")]
 
 
+@pytest.mark.usefixtures("optimised")
 def test_data_on_the_device_gives_the_same_bits_as_data_on_the_host(tmp_path):
     made = [trained(tmp_path / place, runs.task(runs.Network), data__placement=place) for place in ("device", "host")]
     assert [m.train_loader.on_device for m in made] == [True, False]

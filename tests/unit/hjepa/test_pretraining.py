@@ -137,7 +137,7 @@ def test_every_registered_loss_gives_a_finite_gradient_and_leaves_out_padding(ki
     masks = [jnp.broadcast_to(valid[:, None], (6, n)) for n in (4, 2)]
     features = {
         "p": [_normal(6, 4, 8), _normal(6, 2, 8)],
-        "t": [_normal(6, 4, 8), _normal(6, 2, 8)],
+        "t": [-_normal(6, 4, 8), -_normal(6, 2, 8)],  # predictions that were right would have no gradient
         "c": _normal(6, 5, 8),
     }
 

@@ -17,7 +17,7 @@ from tests.chaos import runs
 
 SIZE = "4m"
 LONG = (*runs.SHORT, "train.steps=300000", "evaluation.every_steps=1000000", "checkpoint.every_steps=200")
-ENDING = (*runs.SHORT, "train.steps=3000", "checkpoint.every_steps=200", "checkpoint.retry_s=4")
+ENDING = (*runs.SHORT, "train.steps=600", "checkpoint.every_steps=50", "checkpoint.retry_s=4")
 
 
 @contextlib.contextmanager

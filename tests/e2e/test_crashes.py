@@ -7,9 +7,9 @@ import pytest
 from tests.chaos import config_fuzz, full_disk, kills, terms
 
 
-def test_five_sigkills_leave_the_bits_of_an_uninterrupted_run(capsys):
-    assert kills.main(["--kills", "5"]) == 0
-    assert "5 of 5 kills survived" in capsys.readouterr().out
+def test_ten_sigkills_leave_the_bits_of_an_uninterrupted_run(capsys):
+    assert kills.main(["--kills", "10"]) == 0
+    assert "10 of 10 kills survived" in capsys.readouterr().out
 
 
 def test_signals_in_a_compilation_and_in_an_evaluation_save_and_resume_exactly(capsys):

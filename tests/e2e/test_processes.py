@@ -12,13 +12,7 @@ from tests.forked import run_interpreter, run_module
 from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
-QUICK = (
-    "tracking.tensorboard=false",
-    "train.epochs=null",
-    "train.steps=24",
-    "train.log_every_steps=1",
-    "data.source=numpy",
-)
+QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
 STEADY = ("optim.schedule.name=constant",)
 
 
@@ -68,12 +62,12 @@ def training(folder):
 @pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])
 def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, steady, tmp_path):
     whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, *STEADY)
-    run(first[0], *whole, "train.steps=11", f"shard.strategy={first[1]}")
+    run(first[0], *whole, "train.steps=20", f"shard.strategy={first[1]}")
     run(second[0], *whole, f"shard.strategy={second[1]}")
     assert difference(steady, training(tmp_path)) < 1e-5
 
 
-LONGER = (*QUICK, "train.steps=40", "checkpoint.every_steps=10")
+LONGER = (*QUICK, "train.epochs=2", "checkpoint.every_steps=20")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What the contract tests share: every discovered task at its tiny size."""
 
 import functools
-import json
 import logging
 import pathlib
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 from jaxtrain import config_io
 from jaxtrain.task import find_task, task_names
 from jaxtrain.train.trainer import Trainer
+from tests.chaos.runs import points
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TASKS = [name for name in task_names() if find_task(name).tiny_config is not None]
@@ -78,16 +78,6 @@ def whole_run(name: str) -> Run:
         logged = points(pathlib.Path(folder))
     losses = [values["loss"] for _, split, values in logged if split == "train"]
     return Run(losses, compiled, placed, final_parameters(trainer), flat(trainer.state.opt_state), logged)
-
-
-def points(folder: pathlib.Path) -> list:
-    """Logged points without the values that measure time."""
-    timed = ("samples_per_s", "input_stall_ratio")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        (line["step"], line["split"], {k: v for k, v in line["values"].items() if k not in timed and "/" not in k})
-        for line in lines
-    ]
 
 
 def flat(tree) -> dict[str, np.ndarray]:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from jaxtrain.task import find_task
+from tests.chaos.runs import points
 from tests.contract.tasks import (
     TASKS,
     WHOLE,
     assert_equal,
     final_parameters,
     once_a_system,
-    points,
     tiny,
     whole_run,
 )

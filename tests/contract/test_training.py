@@ -11,6 +11,7 @@ import pytest
 
 from jaxtrain.task import find_task
 from tests import processes
+from tests.chaos.runs import points
 from tests.contract.tasks import (
     PLAIN,
     TASKS,
@@ -20,7 +21,6 @@ from tests.contract.tasks import (
     flat,
     largest_relative_difference,
     once_a_system,
-    points,
     tiny,
     tiny_file,
     whole_run,

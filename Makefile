@@ -11,7 +11,8 @@ run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n $(JOBS) tests
+	$(BIN)/python -m pytest -n $(JOBS) tests --ignore tests/parity
+	$(BIN)/python -m pytest -n $(JOBS) tests/parity --thorough
 	bash tests/newest_jax.sh
 
 lint: .venv/installed-test

@@ -6,6 +6,7 @@ import pytest
 
 from tests.processes import finish, start
 
+AS_PLANNED = {"XLA_FLAGS": ""}  # a GPU's program is compiled as a user's is
 CONFIG = """
 task: tests.e2e.planned_transformer
 model: {width: 1024, depth: 4, heads: 8, vocabulary: 2048, length: 256}
@@ -23,7 +24,7 @@ def plan(tmp_path_factory):
     def make(*arguments: str) -> dict:
         out = folder / "plan.json"
         given = ("--config", str(folder / "plan.yaml"), "--devices", "8", "--json", str(out), *arguments)
-        code, printed = finish(start(1, *given, module="jaxtrain.plan", XLA_FLAGS=""))[0]
+        code, printed = finish(start(1, *given, module="jaxtrain.plan", **AS_PLANNED))[0]
         assert code in (0, 1), printed
         return json.loads(out.read_text()) | {"returncode": code, "printed": printed}
 

@@ -20,6 +20,7 @@ from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.schedules import OriginalRate, gen1_rate, head_rate
 from jaxtrain.train.state import Skeleton
+from tests.compiling import OPTIMISED
 from tests.parity import fmri_pipeline
 from tests.parity.torch_order import in_torch_order
 from torch_bridge.state_dict import load_state_dict, state_dict
@@ -278,8 +279,10 @@ class _Case:
 
         compute = widened if float64 else lambda tree: tree
         loss = lambda params, buffers, batch: self.loss(compute(params), buffers, batch, kind, True)
-        gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))
-        update = jax.jit(optimizer.update) if float64 else jax.disable_jit()(optimizer.update)
+        gradients = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=OPTIMISED)
+        update = (
+            jax.jit(optimizer.update, compiler_options=OPTIMISED) if float64 else jax.disable_jit()(optimizer.update)
+        )
         state = optimizer.init(params)
         steps = self.expects["trainer/loss_per_step"][0]
         trace, out = [], {}

@@ -76,7 +76,7 @@ def test_training_in_float64_follows_the_original_in_float64(name):
     wanted = case["trainer_loss_per_step_float64"]
     got = fmri_autoencoder.losses_in_float64(case, {k: v for k, v in tensors.items() if k not in case["expects"]})
     assert got[0] == pytest.approx(wanted[0], rel=1e-13)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4)  # float32 weights between them: up to 6e-5 by the ninth
+    np.testing.assert_allclose(got, wanted, rtol=5e-5)  # the weights between the steps are float32
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.garbage import uncollected
 from jaxtrain.train import flops
 from jaxtrain.train.out_of_memory import OutOfMemoryError, is_out_of_memory
 
@@ -76,8 +77,10 @@ class Compiled:
         if len(self._programs) >= self.shapes:
             raise RetraceError(self._explain(self._differences(arguments)))
         started = time.perf_counter()
-        traced = self.jitted.trace(*arguments)
-        program = traced.lower().compile()
+        with uncollected():
+            traced = self.jitted.trace(*arguments)
+            lowered = traced.lower()
+        program = lowered.compile()
         self.seconds += time.perf_counter() - started
         self.flops = self.flops or flops.count(traced.jaxpr.jaxpr)
         self._first = self._first or jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import varied
+from jaxtrain.runtime.garbage import uncollected
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.random import initial_rngs
@@ -26,6 +27,7 @@ class Start:
     shardings: a state's.
     """
 
+    @uncollected()
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
         numbered = varied.marked(config, task.numbers)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
@@ -67,6 +69,7 @@ class Start:
         """Shapes and shardings of a state, without its arrays."""
         return jax.tree.map(placed_shape, self.shapes, self.shardings)
 
+    @uncollected()
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
         """A new state: of the user's model where it is given, else of weights drawn from the seed."""
         seed = np.int64(seed).astype(np.int32)

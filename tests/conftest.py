@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import re
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -22,9 +23,11 @@ import pytest  # noqa: E402
 
 from tests import compiling  # noqa: E402
 
-KEPT_BYTES = 4 * 10**9
-SLOW = ("e2e", "contract")  # folders
-gc.set_threshold(10_000, 10, 10)  # tracing makes objects by the million; looking through them was a sixth of the time
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+KEPT_BYTES = min(6 * 10**9, MEMORY // (2 * WORKERS))  # by a worker; then what is compiled and traced is given up
+SLOW = ("e2e", "contract", "tuning")  # folders
+gc.set_threshold(100_000, 10, 10)  # tracing makes objects by the million; looking through them was a sixth of the time
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,14 +77,24 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Groups of tests that share something stay together, the folders of slow ones come first."""
+    """Groups of tests that share something follow one another, the folders of slow ones come first."""
     if not config.getoption("--thorough"):
         _keep_one_of_each_system(config, items)
-    groups = {item: _group_of(item) for item in items}
+    groups = {item: _group_of(item.nodeid) for item in items}
     first = {group: place for place, group in reversed(list(enumerate(groups.values())))}
     items.sort(key=lambda item: (item.path.parent.name not in SLOW, first[groups[item]]))
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A group stays on one worker. (xdist's own groups are without effect from pytest 9.2 on: pytest-xdist #1386.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 def _keep_one_of_each_system(config, items):
@@ -97,11 +110,11 @@ def _keep_one_of_each_system(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
-def _group_of(item) -> str:
+def _group_of(nodeid: str) -> str:
     """A file; among the contract tests a task, so that the claims about one share what was built for it."""
-    folder = item.path.parent.name
-    task = item.callspec.params.get("name") if folder == "contract" and hasattr(item, "callspec") else None
-    return task or str(item.path.relative_to(ROOT))
+    file, _, case = nodeid.partition("::")
+    task = re.search(r"\[(\w+\.\w+)", case) if file.startswith("tests/contract/") else None
+    return task.group(1) if task else file
 
 
 def pytest_handlecrashitem(crashitem, report, sched):

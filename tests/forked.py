@@ -1,8 +1,8 @@
 """Processes that run a command, forked from one that has imported everything and computed nothing.
 
 They are killed, signalled and waited for as any other; only the seconds of importing are saved, six of CPU time a
-process. `PRELOAD` is imported by multiprocessing's fork server. With `run_interpreter` a whole interpreter runs, as a
-user's does.
+process. `PRELOAD` is imported by a fork server of their own: the product's one, for its data workers, would know
+nothing of JAX where a test needed it first. With `run_interpreter` a whole interpreter runs, as a user's does.
 """
 
 import atexit
@@ -14,7 +14,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
+from unittest import mock
 
 from tests.compiling import child_environment
 
@@ -27,6 +30,9 @@ PRELOAD = [
     "torch._dynamo",  # torch's own, where a file is read
 ]
 _CONTEXT = multiprocessing.get_context("forkserver")
+_SERVER = forkserver.ForkServer()
+_SERVER.set_forkserver_preload(PRELOAD)
+_starting = threading.Lock()
 
 
 def run_module(arguments: Sequence[str]) -> int:
@@ -52,10 +58,11 @@ class Forked:
         work: Callable[[Sequence], int] = run_module,
     ):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX reads it as it is imported
-        _CONTEXT.set_forkserver_preload(PRELOAD)
         whole = child_environment() | dict(environment)
         self._process = _CONTEXT.Process(target=_run, args=(work, list(arguments), whole, str(log)))
-        self._process.start()
+        server = mock.patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process)
+        with _starting, server:
+            self._process.start()
         self.pid = self._process.pid
         self.log = log
 

@@ -27,7 +27,7 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 KEPT_BYTES = min(6 * 10**9, MEMORY // (2 * WORKERS))  # by a worker; then what is compiled and traced is given up
 SLOW = ("e2e", "contract", "tuning")  # folders
-gc.set_threshold(100_000, 10, 10)  # tracing makes objects by the million; looking through them was a sixth of the time
+gc.set_threshold(10_000, 10, 10)  # tracing makes objects by the million; looking through them was a sixth of the time
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -80,17 +80,6 @@ def whole_run(name: str) -> Run:
     return Run(losses, compiled, placed, final_parameters(trainer), flat(trainer.state.opt_state), logged)
 
 
-def first_losses(trainer: Trainer, steps: int) -> list[float]:
-    """Of the first steps of its run, whose rest is left out."""
-    program, packed = trainer.packed_train_step()
-    hyper, columns = trainer.hyper(), trainer.columns(trainer.train_loader)
-    losses = []
-    for _, _, batch in trainer.train_loader.batches((step, 1) for step in range(steps)):
-        trainer.state, metrics = program(trainer.state, batch, hyper, columns)
-        losses.append(float(dict(zip(packed.names, metrics, strict=True))["loss"]))
-    return losses
-
-
 def flat(tree) -> dict[str, np.ndarray]:
     return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
 

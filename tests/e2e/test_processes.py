@@ -12,13 +12,8 @@ from tests.forked import run_interpreter, run_module
 from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
-QUICK = (
-    "tracking.tensorboard=false",
-    "train.epochs=1",
-    "train.log_every_steps=1",
-    "data.source=numpy",
-    "optim.schedule.name=constant",  # so that the length of a run changes nothing
-)
+QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
+STEADY = ("optim.schedule.name=constant",)
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +47,24 @@ def test_two_processes_with_rows_of_their_own_train_as_one_where_nothing_is_draw
     assert difference(curve(tmp_path / "one"), curve(tmp_path / "two")) < 1e-5
 
 
-def training(points):
-    return [point for point in points if point[1] == "train"]
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory):
+    """The losses of a run with a constant rate, so that its length changes nothing."""
+    folder = tmp_path_factory.mktemp("steady")
+    run(1, "--config", CONFIG, f"run.dir={folder}", *QUICK, *STEADY)
+    return training(folder)
+
+
+def training(folder):
+    return [point for point in curve(folder) if point[1] == "train"]
 
 
 @pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])
-def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, alone, tmp_path):
-    whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
+def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, steady, tmp_path):
+    whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, *STEADY)
     run(first[0], *whole, "train.steps=20", f"shard.strategy={first[1]}")
     run(second[0], *whole, f"shard.strategy={second[1]}")
-    assert difference(training(alone), training(curve(tmp_path))) < 1e-5
+    assert difference(steady, training(tmp_path)) < 1e-5
 
 
 LONGER = (*QUICK, "train.epochs=2", "checkpoint.every_steps=20")

@@ -35,6 +35,7 @@ def _compile_cache():
     from jaxtrain.runtime import compile_cache
 
     compile_cache.enable()
+    compiling.load_once(programs=200)
 
 
 @pytest.fixture(autouse=True)

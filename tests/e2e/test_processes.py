@@ -68,15 +68,20 @@ def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, 
 
 
 LONGER = (*QUICK, "train.epochs=2", "checkpoint.every_steps=20")
+LOSSES = (signal.SIGSTOP, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def lost(tmp_path_factory):
-    """By the signal that process 1 of two got: exit code and output of process 0, seconds that it took, run folder."""
-    signals = (signal.SIGSTOP, signal.SIGKILL)
-    folders = [tmp_path_factory.mktemp(number.name) for number in signals]
-    with concurrent.futures.ThreadPoolExecutor() as both:  # most of it is waiting for a heartbeat
-        return dict(zip(signals, both.map(lose, signals, folders), strict=True))
+@pytest.fixture(scope="module", autouse=True)
+def losing(tmp_path_factory):
+    """Runs that lose process 1 of two, by its signal: the file's other tests run while these wait for a heartbeat."""
+    with concurrent.futures.ThreadPoolExecutor() as both:
+        yield {number: both.submit(lose, number, tmp_path_factory.mktemp(number.name)) for number in LOSSES}
+
+
+@pytest.fixture
+def lost(losing):
+    """By signal: exit code and output of process 0, seconds that it took, run folder."""
+    return {number: future.result() for number, future in losing.items()}
 
 
 def lose(number: signal.Signals, folder: pathlib.Path) -> tuple[int, str, float, pathlib.Path]:
@@ -92,7 +97,7 @@ def lose(number: signal.Signals, folder: pathlib.Path) -> tuple[int, str, float,
     return code, output, took, folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("number", LOSSES)
 def test_a_stopped_or_killed_process_is_named_within_a_minute(number, lost):
     code, output, took, _ = lost[number]
     assert code == 1, output
@@ -140,6 +145,6 @@ def test_an_occupied_coordinator_port_is_named(tmp_path):
 def test_an_unreachable_coordinator_is_named_within_the_limit(tmp_path):
     own = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
-    code, output = finish(start(1, *settings, **own, JAXTRAIN_START_TIMEOUT_S="5"))[0]
+    code, output = finish(start(1, *settings, **own, JAXTRAIN_START_TIMEOUT_S="2"))[0]
     assert code == 2
     assert "cannot reach the coordinator" in output

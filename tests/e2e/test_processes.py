@@ -72,10 +72,12 @@ LOSSES = (signal.SIGSTOP, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def losing(tmp_path_factory):
-    """Runs that lose process 1 of two, by its signal: the file's other tests run while these wait for a heartbeat."""
+def losing(request, tmp_path_factory):
+    """Runs that lose process 1 of two, by its signal: the file's other tests run while these wait for a heartbeat.
+    None where no selected test asks for them."""
+    wanted = LOSSES if any("lost" in item.fixturenames for item in request.session.items) else ()
     with concurrent.futures.ThreadPoolExecutor() as both:
-        yield {number: both.submit(lose, number, tmp_path_factory.mktemp(number.name)) for number in LOSSES}
+        yield {number: both.submit(lose, number, tmp_path_factory.mktemp(number.name)) for number in wanted}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import parser, save
 from jaxtrain import config_io
 from jaxtrain.runtime import host_memory
-from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.trainer import Trainer
 
 

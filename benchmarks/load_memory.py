@@ -43,7 +43,7 @@ def measure(path: pathlib.Path, layers: int, side: int) -> dict[str, float]:
     from flax import nnx
 
     from jaxtrain import Loss, Task, Trainer, TrainingConfig, nn
-    from jaxtrain.train import init_from
+    from jaxtrain.train.checkpoint import init_from
     from torch_bridge import files
 
     class Stack(nnx.Module):

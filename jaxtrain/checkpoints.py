@@ -25,10 +25,10 @@ def main(argv: commands.Arguments = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     commands.quiet_jax()
-    from jaxtrain.train import runs
+    from jaxtrain.train import run_dir
 
     folder = pathlib.Path(arguments.run)
-    checkpoints = runs.open_checkpoints(folder)
+    checkpoints = run_dir.open_checkpoints(folder)
     if arguments.action == "prune":
         rows = _prune(folder, checkpoints, arguments.keep_last, arguments.keep_best)
     else:

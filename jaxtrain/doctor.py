@@ -93,7 +93,7 @@ def precision() -> dict[str, str]:
     import jax
     import jax.numpy as jnp
 
-    from jaxtrain.runtime.peaks import peak_flops
+    from jaxtrain.runtime.peak_flops import peak_flops
     from jaxtrain.runtime.precision import POLICIES
 
     kind, found = jax.devices()[0].device_kind, {}

@@ -26,12 +26,12 @@ def main(argv: commands.Arguments = None) -> int:
 def run(arguments: argparse.Namespace) -> None:
     commands.quiet_jax()
     from jaxtrain import config_io
-    from jaxtrain.train import runs
+    from jaxtrain.train import run_dir
     from jaxtrain.train.trainer import Trainer
 
     folder = pathlib.Path(arguments.run)
-    _, _, checkpoints = runs.open_run(folder)
-    step = runs.pick(checkpoints, arguments.checkpoint)
+    _, _, checkpoints = run_dir.open_run(folder)
+    step = run_dir.pick(checkpoints, arguments.checkpoint)
     task, config = config_io.load(folder / "config.yaml", arguments.overrides)
     trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
     trainer.state = checkpoints.restore(step, trainer.state)

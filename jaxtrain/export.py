@@ -70,12 +70,12 @@ def export_weights(
 
 def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
     """Write the training state of `checkpoint` ("last" if left out), from which a plain torch loop goes on."""
-    from jaxtrain.train import training_file
+    from jaxtrain.train.checkpoint import torch_checkpoint
     from torch_bridge import files
 
     if output.suffix not in files.PICKLES:
         raise UserError(f"--output {output}: a training state is a tree of dicts, which only a .pt holds")
-    return files.save(training_file.of_run(folder, checkpoint or "last"), output)
+    return files.save(torch_checkpoint.of_run(folder, checkpoint or "last"), output)
 
 
 def export_hf(
@@ -117,14 +117,14 @@ class _Weights(NamedTuple):
 
 def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None) -> _Weights:
     """The weights of a checkpoint, and what they belong to."""
-    from jaxtrain.train import runs
+    from jaxtrain.train import run_dir
     from torch_bridge import files
     from torch_bridge.state_dict import open_state_dict
 
-    checkpoints = runs.open_run(folder)[2]
+    checkpoints = run_dir.open_run(folder)[2]
     if checkpoint is None:
         checkpoint = "best" if checkpoints.best() is not None else "last"
-    task, config, model, step = runs.load_model(folder, checkpoint, averaged)
+    task, config, model, step = run_dir.load_model(folder, checkpoint, averaged)
     state = files.cast(open_state_dict(model), config.checkpoint.save_precision)
     return _Weights(task, config, state, checkpoints.meta(step))
 

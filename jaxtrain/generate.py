@@ -37,14 +37,14 @@ def run(arguments: argparse.Namespace) -> None:
     from jaxtrain.systems.memory_lm import chat, generation
     from jaxtrain.systems.memory_lm.banks import quantize_memory_for_deployment
     from jaxtrain.systems.memory_lm.data import tokenizer_of
-    from jaxtrain.train import runs
+    from jaxtrain.train import run_dir
 
     prompts = _prompts(arguments)
     sampling = generation.Sampling(arguments.temperature, arguments.top_p, arguments.top_k, not arguments.greedy)
-    config = runs.open_run(arguments.run)[1]
+    config = run_dir.open_run(arguments.run)[1]
     if config.task is None or not config.task.startswith("memory_lm."):
         raise UserError(f"{arguments.run}: holds a run of {config.task}; only memory_lm models write text")
-    model = runs.load_model(arguments.run, arguments.checkpoint)[2]
+    model = run_dir.load_model(arguments.run, arguments.checkpoint)[2]
     bits = arguments.quantize or (config.memory.memory_quant_bits if config.memory.quantize_memory else None)
     if bits is not None:
         model = quantize_memory_for_deployment(model, bits)

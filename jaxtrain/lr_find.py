@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     task, config = config_io.load(arguments.config, arguments.overrides)
     commands.quiet_jax()
-    from jaxtrain.train.lr_range import range_test
+    from jaxtrain.train.search.lr_range import range_test
     from jaxtrain.train.trainer import Trainer
 
     trainer = Trainer(config=config, task=task)

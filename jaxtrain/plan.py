@@ -26,13 +26,13 @@ def main(argv: commands.Arguments = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from jaxtrain.runtime import aot
+    from jaxtrain.runtime import topology
 
     if arguments.devices < 1:
         raise UserError(f"--devices: {arguments.devices}, wanted at least 1")
-    aot.prepare()
-    devices = aot.devices(arguments.target, arguments.devices, arguments.hosts)
-    budget = aot.memory_bytes(arguments.target)
+    topology.prepare()
+    devices = topology.devices(arguments.target, arguments.devices, arguments.hosts)
+    budget = topology.memory_bytes(arguments.target)
     plan = make_plan(arguments.config, arguments.overrides, devices, budget, not arguments.no_fit)
     plan = {"target": arguments.target, "devices": arguments.devices, **plan}
     if arguments.json == "-":

@@ -21,7 +21,7 @@ from flax import nnx
 from torch.autograd.function import once_differentiable
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge import layouts
 from torch_bridge.datasets.convert import to_numpy, to_torch
 from torch_bridge.state_dict import state_dict

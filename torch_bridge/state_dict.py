@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
-from torch_bridge.leaves import Leaf, as_leaf, own_array, to_host
+from torch_bridge.lazy_array import Leaf, as_leaf, own_array, to_host
 
 CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key

@@ -22,7 +22,7 @@ from jaxtrain import commands
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
-from jaxtrain.train import evaluation, runs
+from jaxtrain.train import evaluation, run_dir
 from jaxtrain.train.state import Skeleton
 from torch_bridge import files, layouts
 from torch_bridge.datasets import to_numpy, to_torch
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     commands.quiet_jax()
     folder = pathlib.Path(arguments.run)
     which = arguments.checkpoint or _best_or_last(folder)
-    task, config, model, step = runs.load_model(folder, which)
+    task, config, model, step = run_dir.load_model(folder, which)
     if task.twin is None or task.outputs is None:
         raise UserError(f"{folder}: {config.task} has no torch twin to compare with")
     dataset = task.build_data(config, arguments.split)
@@ -274,7 +274,7 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
 
     weights: a .pt file, read by torch itself and loaded into the task's torch twin with strict=True.
     """
-    task, config, model, step = runs.load_model(folder, _best_or_last(folder))
+    task, config, model, step = run_dir.load_model(folder, _best_or_last(folder))
     twin = _load_twin(task, config, torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
     source = as_source(dataset)
     loader = _loader(task, config, source)
@@ -306,7 +306,7 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
 
 
 def _best_or_last(folder: pathlib.Path) -> str:
-    return "best" if runs.open_run(folder)[2].best() is not None else "last"
+    return "best" if run_dir.open_run(folder)[2].best() is not None else "last"
 
 
 def _load_twin(task: Any, config: Any, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:

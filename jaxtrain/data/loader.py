@@ -15,7 +15,7 @@ import numpy as np
 from jaxtrain.data import workers
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, OwnOrder, Sequence
-from jaxtrain.data.reading import Reader, Request, SequenceReader
+from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
 from jaxtrain.data.sources import ArraySource, HookedSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 

@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from jaxtrain.data.reading import mix
+from jaxtrain.data.sample_reader import mix
 from jaxtrain.data.shared_memory import Ticket, Writer
 from jaxtrain.data.sources import HookedSource
 from jaxtrain.errors import UserError

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from jaxtrain.data import shared_memory, worker_process
-from jaxtrain.data.reading import Next
+from jaxtrain.data.sample_reader import Next
 from jaxtrain.data.sources import HookedSource
 from jaxtrain.errors import DataError, UserError
 from jaxtrain.runtime.preemption import SIGNALS

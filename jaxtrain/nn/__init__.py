@@ -1,7 +1,7 @@
 """Layers with torch's numerics, torch's parameter layouts and torch's attribute names.
 
 Every layer is called as `layer(x, rngs=rngs)` where it differs between training and evaluation: `rngs=None` means
-evaluation (no dropout, running statistics used and kept), a `jaxtrain.runtime.random.Rngs` means training.
+evaluation (no dropout, running statistics used and kept), a `jaxtrain.runtime.prng.Rngs` means training.
 """
 
 from jaxtrain.nn.activations import ACTIVATIONS, gelu
@@ -12,7 +12,7 @@ from jaxtrain.nn.dropout import Dropout, DropPath
 from jaxtrain.nn.linear import Embedding, Identity, Linear
 from jaxtrain.nn.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from jaxtrain.nn.remat import block
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge.layouts import Buffer, Carry
 
 __all__ = [

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.runtime import varied
+from jaxtrain.runtime import traced_hparams
 
 
 class Dropout(nnx.Module):
@@ -22,7 +22,7 @@ def dropout(x, rate: float, rngs, broadcast_axes: tuple[int, ...] = ()):
     if rngs is None or rate == 0.0:
         return x
     shape = [1 if axis in broadcast_axes else size for axis, size in enumerate(x.shape)]
-    kept = 1 - varied.current(rate)
+    kept = 1 - traced_hparams.current(rate)
     keep = jax.random.bernoulli(rngs(), kept, tuple(shape))
     return jnp.where(keep, x / jnp.asarray(kept, x.dtype), jnp.zeros((), x.dtype))
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxtrain.config import OptimConfig
 from jaxtrain.errors import UserError
-from jaxtrain.optim import directions
+from jaxtrain.optim import transforms
 
 Params = dict[str, jax.Array]
 DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to the gradient, as torch's adam and sgd
@@ -23,7 +23,7 @@ DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to th
 class Optimizer:
     """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies."""
 
-    direction: directions.Direction
+    direction: transforms.Direction
     groups: Mapping[str, str]
     decays: Mapping[str, bool]
     decoupled: bool
@@ -112,16 +112,16 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
     return Optimizer(direction(config), groups, decays, config.name in DECOUPLED, config.clip_norm)
 
 
-def direction(config: OptimConfig) -> directions.Direction:
+def direction(config: OptimConfig) -> transforms.Direction:
     """What `optim.name` computes from the gradients."""
     b1, b2, eps = config.beta1, config.beta2, config.eps
     known = {
-        "adamw": lambda: directions.adam(b1, b2, eps),
-        "adam": lambda: directions.adam(b1, b2, eps),
-        "sgd": lambda: directions.momentum(config.momentum, config.nesterov),
-        "lion": lambda: directions.lion(b1, b2),
-        "muon": lambda: directions.muon(config.momentum or 0.95, b1, b2, eps),
-        "adafactor": lambda: directions.adafactor(),
+        "adamw": lambda: transforms.adam(b1, b2, eps),
+        "adam": lambda: transforms.adam(b1, b2, eps),
+        "sgd": lambda: transforms.momentum(config.momentum, config.nesterov),
+        "lion": lambda: transforms.lion(b1, b2),
+        "muon": lambda: transforms.muon(config.momentum or 0.95, b1, b2, eps),
+        "adafactor": lambda: transforms.adafactor(),
     }
     return known[config.name]()
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.data.loader import gather
-from jaxtrain.runtime import varied
+from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.state import Arrays, Skeleton
@@ -20,7 +20,7 @@ def make_eval_step(task: Task, config: Any, skeleton: Skeleton, precision: Preci
     def eval_step(
         params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
     ) -> Statistics:
-        settings = varied.put(config, numbers)
+        settings = traced_hparams.put(config, numbers)
         model = skeleton.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
         batch = gather(batch, columns)
         value, weight, parts = task.loss(model, batch, settings, None)

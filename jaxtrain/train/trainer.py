@@ -19,27 +19,29 @@ from jaxtrain.data.sources import as_source, batch_shapes, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
-from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, overlap, varied
+from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, traced_hparams, xla_flags
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import told_by_first
 from jaxtrain.runtime.mesh import make_layout
-from jaxtrain.runtime.peaks import peak_flops
+from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task, is_torch_module
-from jaxtrain.train import evaluation, init_from, out_of_memory, record
-from jaxtrain.train.checkpoint import Checkpoints
-from jaxtrain.train.code import differences
-from jaxtrain.train.compiled import Compiled
-from jaxtrain.train.feeding import Feed
-from jaxtrain.train.flops import model_flops
-from jaxtrain.train.given import resolve_task, task_of_module, with_defaults
-from jaxtrain.train.loop import AfterEvaluation, Loop
-from jaxtrain.train.start import Start, placed_shape
-from jaxtrain.train.step import Packed, Step, make_train_step, repeat
-from jaxtrain.train.throughput import Work
-from jaxtrain.train.tracking import Tracker
+from jaxtrain.train import evaluation, run_dir
+from jaxtrain.train.checkpoint import init_from
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.compilation import out_of_memory
+from jaxtrain.train.compilation.compile_key import differences
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.compilation.flops import model_flops
+from jaxtrain.train.init_state import Start, placed_shape
+from jaxtrain.train.input_pipeline import Feed
+from jaxtrain.train.loop.loop import AfterEvaluation, Loop
+from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
+from jaxtrain.train.step.train_step import Packed, Step, make_train_step, repeat
+from jaxtrain.train.tracking.throughput import Work
+from jaxtrain.train.tracking.tracker import Tracker
 from torch_bridge import state_dict as bridge
 
 
@@ -76,7 +78,7 @@ class Trainer:
             task, model = task_of_module(model, train_dataset, config, loss, task), None
         self.task = resolve_task(task, loss, config)
         self.config = with_defaults(self.task, config)
-        self.folder = record.folder_of(self.config)
+        self.folder = run_dir.folder_of(self.config)
         self.preemption = PREEMPTION
         compile_cache.enable()
         host_memory.one_arena()
@@ -154,7 +156,7 @@ class Trainer:
         if changed:
             raise ValueError(f"a variant compiles nothing, but {', '.join(changed)} differ in more than numbers")
         other = copy.copy(self)
-        other.config, other.folder = config, record.folder_of(config)
+        other.config, other.folder = config, run_dir.folder_of(config)
         other._evaluator_cache = {}
         other.data = self.data.variant(config)
         other._make_schedule()
@@ -185,7 +187,7 @@ class Trainer:
             loop = self._prepare(tracker, resume, watchdog)
             history = loop.run(after_evaluation)
             if jax.process_index() == 0:
-                record.write_summary(self.folder, self.summary(loop, time.time() - started), self.layout.mesh.size)
+                run_dir.write_summary(self.folder, self.summary(loop, time.time() - started), self.layout.mesh.size)
             failed = False
         except Preempted:
             failed = False
@@ -222,7 +224,7 @@ class Trainer:
             self.state = origin.restore(step, self.state)
             loop.restore(origin.meta(step))
             tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
-            for change in record.changes(self.folder, self.config):
+            for change in run_dir.changes(self.folder, self.config):
                 tracker.say(f"changed since then: {change}")
             if step == self.total_steps:
                 tracker.say("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
@@ -233,7 +235,7 @@ class Trainer:
         tracker.rewind(int(self.state.step), loop.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
-            record.write_start(self.folder, config, self.layout.mesh.size)
+            run_dir.write_start(self.folder, config, self.layout.mesh.size)
         return loop
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
@@ -300,7 +302,7 @@ class Trainer:
         if devices.flat[0].platform != "gpu":
             return jax.jit(function, **options)
         deterministic = {"xla_gpu_deterministic_ops": True} if self.config.deterministic else {}
-        wanted = deterministic | overlap.options(devices.size)
+        wanted = deterministic | xla_flags.options(devices.size)
         return jax.jit(function, compiler_options=wanted or None, **options)
 
     def work(self) -> Work:
@@ -341,11 +343,11 @@ class Trainer:
         floats = {"factor": schedules.table(self.schedule, self.total_steps), "lr_scale": lr_scale, **rates}
         floats |= {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
         floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
-        return floats | {"numbers": varied.given(self.config, self.task.numbers)}
+        return floats | {"numbers": traced_hparams.given(self.config, self.task.numbers)}
 
     def numbers(self) -> dict[str, jax.Array]:
         """The settings that the step takes as arrays (Task.numbers)."""
-        return jax.device_put(varied.given(self.config, self.task.numbers), self.layout.replicated)
+        return jax.device_put(traced_hparams.given(self.config, self.task.numbers), self.layout.replicated)
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""

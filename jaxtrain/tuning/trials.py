@@ -14,9 +14,9 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime import cpu_threads
 from jaxtrain.runtime.preemption import Preempted
 from jaxtrain.task import Task
-from jaxtrain.train.code import code_of, differences
-from jaxtrain.train.out_of_memory import is_out_of_memory
-from jaxtrain.train.population import Population
+from jaxtrain.train.compilation.compile_key import code_of, differences
+from jaxtrain.train.compilation.out_of_memory import is_out_of_memory
+from jaxtrain.train.search.vmap_trainer import Population
 from jaxtrain.train.trainer import Trainer
 from jaxtrain.tuning.space import Space, apply
 from jaxtrain.tuning.study import Study

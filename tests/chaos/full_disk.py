@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxtrain.train.checkpoint import Checkpoints
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from tests.chaos import runs
 
 SIZE = "4m"

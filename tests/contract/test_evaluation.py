@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from jaxtrain.task import find_task
-from jaxtrain.train import init_from, training_file
+from jaxtrain.train.checkpoint import init_from, torch_checkpoint
 from tests.contract.tasks import TASKS, assert_equal, tiny, untrained
 from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, state_dict
@@ -74,7 +74,7 @@ def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_
     trainer = untrained(name)
     fresh = trainer.state
     wanted = as_if_trained(fresh, updates=7)
-    path = files.save(torch_checkpoint(trainer, wanted), tmp_path / "jax.pt")
+    path = files.save(as_torch_checkpoint(trainer, wanted), tmp_path / "jax.pt")
     torch.save(through_torch(torch.load(path, weights_only=True)), tmp_path / "torch.pt")
     try:
         init_from.apply(trainer, tmp_path / "torch.pt")
@@ -103,10 +103,10 @@ def as_if_trained(state, updates: int):
     return state.replace(**{part: jax.tree.map(fill, getattr(state, part)) for part in parts})
 
 
-def torch_checkpoint(trainer, state) -> dict:
+def as_torch_checkpoint(trainer, state) -> dict:
     fields = ("params", "frozen", "buffers", "opt_state", "step", "updates")
     state = {name: getattr(state, name) for name in fields}
-    return training_file.tree(
+    return torch_checkpoint.tree(
         trainer.resolved, trainer.skeleton, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
     )
 

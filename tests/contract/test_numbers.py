@@ -4,21 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtrain.runtime import varied
-from jaxtrain.train.code import code_of
+from jaxtrain.runtime import traced_hparams
+from jaxtrain.train.compilation.compile_key import code_of
 from tests.contract.tasks import TASKS, tiny
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_runs_that_differ_in_numbers_have_one_code_and_one_program(name, tmp_path):
     first = tiny(name, tmp_path / "first", abstract=True)
-    numbers = varied.given(first.config, first.task.numbers)
+    numbers = traced_hparams.given(first.config, first.task.numbers)
     other = [f"{key}={value + 1 if key == 'seed' else value / 2:.6g}" for key, value in numbers.items()]
     rates = ["optim.lr=0.000321", "optim.weight_decay=0.0321"]
     second = tiny(name, tmp_path / "second", *rates, *other, abstract=True)
     assert code_of(first.resolved, first.task) == code_of(second.resolved, second.task)
     for one, another in zip(
-        jax.tree.leaves(numbers), jax.tree.leaves(varied.given(second.config, numbers)), strict=True
+        jax.tree.leaves(numbers), jax.tree.leaves(traced_hparams.given(second.config, numbers)), strict=True
     ):
         assert one != another
     texts = [t.train_step().jitted.lower(*t.abstract_arguments()).as_text() for t in (first, second)]
@@ -50,8 +50,8 @@ def test_a_dropout_rate_that_is_an_array_drops_as_the_same_number_does():
 
     @jax.jit
     def dropped(rate):
-        with varied.in_force({"model.dropout": rate}):
-            return drop(varied.Number(0.9, "model.dropout"))
+        with traced_hparams.in_force({"model.dropout": rate}):
+            return drop(traced_hparams.Number(0.9, "model.dropout"))
 
     for rate in (0.1, 0.5):
         np.testing.assert_allclose(dropped(np.float32(rate)), jax.jit(lambda rate=rate: drop(rate))(), rtol=1e-6)

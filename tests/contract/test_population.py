@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtrain import config_io
-from jaxtrain.train.population import Population
+from jaxtrain.train.search.vmap_trainer import Population
 from tests.contract.tasks import TASKS, final_parameters, largest_relative_difference, tiny, tiny_file
 
 SETTINGS = [

@@ -11,7 +11,7 @@ import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import TorchModule, as_arguments, from_torch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jaxtrain import export
-from jaxtrain.train import init_from
+from jaxtrain.train.checkpoint import init_from
 from tests.contract.tasks import tiny
 
 PLATEAU = (

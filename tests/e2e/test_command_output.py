@@ -14,7 +14,7 @@ import pytest
 
 from jaxtrain import commands, evaluate, export, lr_find, report, run, tune
 from jaxtrain.config import TrainingConfig
-from jaxtrain.train.tracking import Tracker
+from jaxtrain.train.tracking.tracker import Tracker
 from torch_bridge import files, verify
 
 ROOT = pathlib.Path(__file__).parents[2]

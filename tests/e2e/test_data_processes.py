@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxtrain.train import runs
+from jaxtrain.train import run_dir
 from tests.e2e.counting_task import SAMPLES
 from tests.e2e.sample_ids import EPOCHS, samples
 from tests.processes import finish, run, start
@@ -54,7 +54,7 @@ def arguments(folder: pathlib.Path) -> list[str]:
 def test_a_run_stopped_mid_epoch_on_2_processes_goes_on_with_not_one_sample_lost_or_repeated(
     processes, stopped, tmp_path
 ):
-    seen = lambda folder: state_dict(runs.load_model(folder, "last")[2])["seen"]
+    seen = lambda folder: state_dict(run_dir.load_model(folder, "last")[2])["seen"]
     shutil.copytree(stopped, tmp_path / "run")
     assert sorted(np.unique(seen(tmp_path / "run"))) == [1, 2]  # some samples of the second epoch are still to come
     run(processes, *arguments(tmp_path / "run"), "train.steps=12")

@@ -7,7 +7,7 @@ import torch
 from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig, nn
-from jaxtrain.train.given import resolve_task
+from jaxtrain.train.resolve_task import resolve_task
 
 
 class Net(nnx.Module):

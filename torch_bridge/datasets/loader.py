@@ -13,7 +13,7 @@ from torch.utils import data
 from torch.utils.data import _utils
 
 from jaxtrain.data.collate import as_batch
-from jaxtrain.data.reading import mix, random_states
+from jaxtrain.data.sample_reader import mix, random_states
 from jaxtrain.data.sources import OrderedSource, SequentialSource
 from jaxtrain.data.workers import refuse_fork
 from jaxtrain.errors import UserError

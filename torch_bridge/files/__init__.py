@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from torch_bridge.files import safetensors
-from torch_bridge.leaves import Leaf, as_leaf, map_leaves
+from torch_bridge.lazy_array import Leaf, as_leaf, map_leaves
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
-from torch_bridge.leaves import Leaf, is_leaf
+from torch_bridge.lazy_array import Leaf, is_leaf
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "module", "net", "weights", "model_state")
 OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer", "optimizer_states", "optim")

@@ -11,7 +11,7 @@ import torch
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
-from torch_bridge.leaves import Leaf, as_leaf, map_leaves, read_file
+from torch_bridge.lazy_array import Leaf, as_leaf, map_leaves, read_file
 
 # Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
 _SCALAR = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]

@@ -31,8 +31,8 @@ from torch_bridge.lowering.errors import (
     module_path,
     source_line,
 )
+from torch_bridge.lowering.export_patches import recordable
 from torch_bridge.lowering.operators import TABLE
-from torch_bridge.lowering.recordable import recordable
 
 log = logging.getLogger(__name__)
 

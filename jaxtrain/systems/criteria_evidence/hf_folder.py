@@ -10,12 +10,12 @@ from flax import nnx
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.criteria_evidence import encoder_config, lora
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 from torch_bridge.layouts import named_variables
-from torch_bridge.leaves import Leaf
+from torch_bridge.lazy_array import Leaf
 from torch_bridge.state_dict import compare, explain
 
 BASE_PREFIXES = ("bert.", "roberta.", "deberta.")

@@ -10,7 +10,7 @@ from jaxtrain import nn
 from jaxtrain.config import Section
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
-from torch_bridge.leaves import Leaf
+from torch_bridge.lazy_array import Leaf
 
 ADAPTER = "default"  # peft's name for the only adapter
 

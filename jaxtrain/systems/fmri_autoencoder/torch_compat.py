@@ -204,9 +204,9 @@ class Trainer:
         return history
 
     def _write(self, name: str, which: str, history: Mapping[str, Any]) -> None:
-        from jaxtrain.train import training_file
+        from jaxtrain.train.checkpoint import torch_checkpoint
 
-        found = training_file.of_run(self.engine.folder, which)
+        found = torch_checkpoint.of_run(self.engine.folder, which)
         renamed = {
             "epoch": found["epoch"],
             "global_step": found["step"],

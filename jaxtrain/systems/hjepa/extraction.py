@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.hjepa import device_images
 from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.task import build_model, collate

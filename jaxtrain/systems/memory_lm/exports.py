@@ -10,7 +10,7 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.original_config import OWN
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
-from torch_bridge.leaves import Leaf
+from torch_bridge.lazy_array import Leaf
 
 ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.memory_lm.adapter import backbone_config, build_model
 from torch_bridge.layouts import named_variables
 

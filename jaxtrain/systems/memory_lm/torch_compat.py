@@ -297,7 +297,7 @@ class Trainer:
     @staticmethod
     def find_lr(config: Config, min_lr: float = 1e-7, max_lr: float = 1.0, num_steps: int = 100) -> list[dict]:
         """[{"lr": ..., "loss": ...}]; the config and its weights stay as they are."""
-        from jaxtrain.train.lr_range import range_test
+        from jaxtrain.train.search.lr_range import range_test
 
         changed = copy.deepcopy(config)
         changed.training.max_steps, changed.training.num_epochs = num_steps, None

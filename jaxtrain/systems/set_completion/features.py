@@ -14,7 +14,7 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.set_completion import sae_schedules
 from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
 from jaxtrain.systems.set_completion.losses import run_model, shown, visible_ids

@@ -12,7 +12,7 @@ from jaxtrain.data import workers
 from jaxtrain.data.collate import Columns, collate
 from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
-from jaxtrain.data.reading import Request
+from jaxtrain.data.sample_reader import Request
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import DataError, UserError
 from tests.unit.bridge import data_sets as sets

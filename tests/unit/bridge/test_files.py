@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from jaxtrain import UserError
-from jaxtrain.train import init_from
+from jaxtrain.train.checkpoint import init_from
 from tests.contract.tasks import tiny
 from torch_bridge import files
 from torch_bridge.datasets import to_torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jaxtrain import config_io, export, tune
-from jaxtrain.train import runs
+from jaxtrain.train import run_dir
 from jaxtrain.train.trainer import Trainer
 from tests.unit.criteria_evidence.judge import transformers
 
@@ -49,7 +49,7 @@ def test_an_exported_folder_has_its_tokenizer_and_gives_the_same_hidden_states(t
     given = tokenizer(["i feel sad today", "honestly"], padding=True, return_tensors="pt")
     with torch.no_grad():
         want = judge(**given).last_hidden_state.numpy()
-    _, _, model, _ = runs.load_model(tmp_path / "run")
+    _, _, model, _ = run_dir.load_model(tmp_path / "run")
     got = model.encoder(**{key: jnp.asarray(value.numpy()) for key, value in given.items()}).hidden
     np.testing.assert_allclose(got, want, atol=1e-5)
 

@@ -11,7 +11,7 @@ from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
-from jaxtrain.runtime import varied
+from jaxtrain.runtime import traced_hparams
 from jaxtrain.systems.criteria_evidence import FACADE, TASKS, losses, metrics, torch_compat
 from jaxtrain.systems.criteria_evidence.config import Decode
 from jaxtrain.train.state import Skeleton
@@ -101,15 +101,15 @@ def test_dropout_rates_are_numbers_not_code():
     texts, task = [], TASKS["criteria"]
     for rate in (0.1, 0.3):
         config = settings("criteria", {"criteria": {"dropout": rate}, "encoder_dropout": rate})
-        model = task.build_model(varied.marked(config, task.numbers), nnx.Rngs(0))
+        model = task.build_model(traced_hparams.marked(config, task.numbers), nnx.Rngs(0))
         skeleton = Skeleton.of(model, lambda key: True)
         parts, batch = skeleton.split(model), batch_of("criteria", config)
 
         def loss(params, frozen, buffers, batch, key, numbers, config=config, skeleton=skeleton):
-            with varied.in_force(numbers):
+            with traced_hparams.in_force(numbers):
                 return task.loss(skeleton.merge(params, frozen, buffers), batch, config, Rngs(key)).value
 
-        arguments = (*parts, batch, jax.random.key(0), varied.given(config, task.numbers))
+        arguments = (*parts, batch, jax.random.key(0), traced_hparams.given(config, task.numbers))
         lowered = jax.jit(loss).lower(*arguments)
         texts.append((lowered.as_text(), float(lowered.compile()(*arguments))))
     assert texts[0][0] == texts[1][0]

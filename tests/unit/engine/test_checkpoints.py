@@ -18,13 +18,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtrain import UserError, checkpoints, export, run
+from jaxtrain import UserError, export, run
+from jaxtrain import checkpoints as checkpoints_command
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
-from jaxtrain.train import checkpoint, seal
-from jaxtrain.train.checkpoint import Checkpoints, SaveError
-from jaxtrain.train.early_stop import Best
+from jaxtrain.train.checkpoint import checkpoints, manifest
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints, SaveError
+from jaxtrain.train.loop.early_stop import Best
 from tests.chaos.damages import DAMAGES
 from tests.unit.engine.runs import arrays, assert_same_bits, data, points, trainer
 
@@ -98,16 +99,16 @@ def test_older_checkpoints_stay_until_the_new_one_is_verified(whole, tmp_path, m
 
 def test_list_verify_and_prune_on_the_command_line(whole, tmp_path, capsys):
     copy(whole[0], tmp_path)
-    assert checkpoints.main(["verify", "--run", str(tmp_path)]) == 0
+    assert checkpoints_command.main(["verify", "--run", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("whole") == 2
-    name = next(iter(seal.read(tmp_path / "checkpoints/8")["files"]))
+    name = next(iter(manifest.read(tmp_path / "checkpoints/8")["files"]))
     (tmp_path / "checkpoints/8" / name).unlink()
-    assert checkpoints.main(["verify", "--json", "--run", str(tmp_path)]) == 1
+    assert checkpoints_command.main(["verify", "--json", "--run", str(tmp_path)]) == 1
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["problems"] for row in rows] == [[], [f"{name}: No such file or directory"]]
-    assert checkpoints.main(["prune", "--keep-last", "1", "--run", str(tmp_path)]) == 0
+    assert checkpoints_command.main(["prune", "--keep-last", "1", "--run", str(tmp_path)]) == 0
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["6"]
-    assert checkpoints.main(["prune", "--keep-last", "0", "--run", str(tmp_path)]) == 2
+    assert checkpoints_command.main(["prune", "--keep-last", "0", "--run", str(tmp_path)]) == 2
 
 
 def test_a_command_that_needs_the_model_of_a_script_says_what_does_it_there(whole, capsys):
@@ -157,7 +158,7 @@ def test_a_lock_of_another_host_is_stale_once_it_shows_no_life(tmp_path, monkeyp
 
 
 def test_a_save_that_fails_is_tried_again_and_the_run_ends_well(tmp_path, monkeypatch):
-    put, calls = seal.write, []
+    put, calls = manifest.write, []
 
     def full(folder: pathlib.Path, meta):
         calls.append(folder.name)
@@ -165,8 +166,8 @@ def test_a_save_that_fails_is_tried_again_and_the_run_ends_well(tmp_path, monkey
             raise OSError(28, "No space left on device")
         put(folder, meta)
 
-    monkeypatch.setattr(seal, "write", full)
-    monkeypatch.setattr("jaxtrain.train.checkpoint.FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(manifest, "write", full)
+    monkeypatch.setattr("jaxtrain.train.checkpoint.checkpoints.FIRST_RETRY_S", 0.01)
     made = trainer(tmp_path, **SAVING)
     made.train()
     assert len(calls) > 2
@@ -354,7 +355,9 @@ def test_a_checkpoint_gives_the_history_back(saver):
 def test_an_evaluation_after_a_save_joins_its_history(saver, tmp_path):
     saver(4, {"metrics": {}, **LONG})
     later = {"metrics": {"loss": 0.5}, **LONG, "val_history": [*LONG["val_history"], {"loss": 0.5}]}
-    np.testing.assert_equal(saver(4, later).meta(4), {**later, "files": seal.read(tmp_path / "checkpoints/4")["files"]})
+    np.testing.assert_equal(
+        saver(4, later).meta(4), {**later, "files": manifest.read(tmp_path / "checkpoints/4")["files"]}
+    )
 
 
 def test_a_changed_history_is_damage(saver, tmp_path):
@@ -368,13 +371,13 @@ def test_a_history_within_meta_json_is_read(saver, tmp_path):
     """As checkpoints were before they had a file for it."""
     checkpoints = saver(4, {"metrics": {}})
     folder = tmp_path / "checkpoints/4"
-    seal.write(folder, {"metrics": {}, **LONG})
+    manifest.write(folder, {"metrics": {}, **LONG})
     assert checkpoints.meta(4)["val_history"] == LONG["val_history"]
 
 
-@pytest.mark.parametrize("split_bytes", [checkpoint.SPLIT_BYTES, 16])
+@pytest.mark.parametrize("split_bytes", [checkpoints.SPLIT_BYTES, 16])
 def test_replicas_share_the_writing_of_large_arrays_only(split_bytes, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkpoint, "SPLIT_BYTES", split_bytes)
+    monkeypatch.setattr(checkpoints, "SPLIT_BYTES", split_bytes)
     made, again = (trainer(tmp_path, shard__devices=8, **SAVING) for _ in range(2))
     with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
         made.train()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxtrain.train.early_stop import Best
+from jaxtrain.train.loop.early_stop import Best
 
 
 def stops_after(values, **options):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxtrain.task import Loss
-from jaxtrain.train.guards import SCALE_GROWTH_STEPS, next_scale
-from jaxtrain.train.loop import NotFiniteError
+from jaxtrain.train.loop.loop import NotFiniteError
+from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS, next_scale
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits, points, trained
 

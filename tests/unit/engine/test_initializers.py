@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxtrain.nn import initializers
 from jaxtrain.runtime import threefry
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 
 SHAPE = (1500, 1001)
 DRAWS = {

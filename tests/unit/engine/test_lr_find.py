@@ -8,7 +8,7 @@ import pytest
 
 from jaxtrain import lr_find
 from jaxtrain.errors import UserError
-from jaxtrain.train.lr_range import RangeTest, range_test
+from jaxtrain.train.search.lr_range import RangeTest, range_test
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits
 

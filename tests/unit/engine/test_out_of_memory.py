@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtrain.config import TrainingConfig
-from jaxtrain.train.compiled import Compiled
-from jaxtrain.train.out_of_memory import Memory, OutOfMemoryError, bytes_per_device, explain, measure
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.compilation.out_of_memory import Memory, OutOfMemoryError, bytes_per_device, explain, measure
 from tests.unit.engine import runs
 
 MEMORY = Memory(params=10**9, optimizer=2 * 10**9, columns=5 * 10**8, work=8 * 10**9, capacity=10**10)

@@ -11,7 +11,7 @@ from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.task import Loss
-from jaxtrain.train.own_rows import apart
+from jaxtrain.train.step.local_data_parallel import apart
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, difference, trained
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from jaxtrain.data.reading import Reader, Request
+from jaxtrain.data.sample_reader import Reader, Request
 
 DRAWS = {
     "python": random.random,

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jaxtrain import UserError, config_io, run
-from jaxtrain.train import seal
+from jaxtrain.train.checkpoint import manifest
 
 ROOT = pathlib.Path(__file__).parents[3]
 BETWEEN_OWN_PROCESSES = {"jaxtrain/data/shared_memory.py"}  # its bytes never were a file
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_names_files_outside_its_folder_is_damaged(tmp_path):
     folder.mkdir()
     file = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     content = {"step": 10, "files": {"../secret": file}}
-    (folder / "meta.json").write_text(json.dumps(content | {"seal": seal._hash_of(content)}))
-    assert seal.problems(folder) == ["../secret: lies outside the checkpoint"]
+    (folder / "meta.json").write_text(json.dumps(content | {"seal": manifest._hash_of(content)}))
+    assert manifest.problems(folder) == ["../secret: lies outside the checkpoint"]
     with pytest.raises(UserError, match="damaged"):
-        seal.read(tmp_path)
+        manifest.read(tmp_path)

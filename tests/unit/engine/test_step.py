@@ -12,7 +12,7 @@ from jaxtrain import Trainer, config_io
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
-from jaxtrain.train.compiled import Compiled, RetraceError
+from jaxtrain.train.compilation.compiled import Compiled, RetraceError
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits, difference, points, trained
 

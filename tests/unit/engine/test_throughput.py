@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.runtime.peaks import peak_flops
-from jaxtrain.train import flops
-from jaxtrain.train.histograms import BINS, histogram
-from jaxtrain.train.step import count_tokens
-from jaxtrain.train.system_metrics import SystemMetrics
-from jaxtrain.train.throughput import Throughput, Work
+from jaxtrain.runtime.peak_flops import peak_flops
+from jaxtrain.train.compilation import flops
+from jaxtrain.train.step.train_step import count_tokens
+from jaxtrain.train.tracking.histograms import BINS, histogram
+from jaxtrain.train.tracking.system_metrics import SystemMetrics
+from jaxtrain.train.tracking.throughput import Throughput, Work
 
 
 def counted(function, *arguments):

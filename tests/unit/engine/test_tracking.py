@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.train import trackers
-from jaxtrain.train.loop import NotFiniteError
-from jaxtrain.train.tracking import Tracker
+from jaxtrain.train.loop.loop import NotFiniteError
+from jaxtrain.train.tracking import backends
+from jaxtrain.train.tracking.tracker import Tracker
 from tests.unit.engine import runs
 from tests.unit.engine.runs import points, trained
 
@@ -164,7 +164,9 @@ def test_a_failing_tracker_never_stops_training(tmp_path, monkeypatch):
             raise ConnectionError("the server is gone")
 
     broken = Broken()
-    monkeypatch.setattr("jaxtrain.train.tracking.make_backends", lambda config, folder: {"Broken": lambda: broken})
+    monkeypatch.setattr(
+        "jaxtrain.train.tracking.tracker.make_backends", lambda config, folder: {"Broken": lambda: broken}
+    )
     made = trained(tmp_path)
     assert int(made.state.step) == 8
     assert broken.calls == 1
@@ -182,7 +184,9 @@ def test_trackers_hear_whether_the_run_failed(tmp_path, monkeypatch, poisoned):
         def close(self, failed):
             heard.append(failed)
 
-    monkeypatch.setattr("jaxtrain.train.tracking.make_backends", lambda config, folder: {"Listening": Listening})
+    monkeypatch.setattr(
+        "jaxtrain.train.tracking.tracker.make_backends", lambda config, folder: {"Listening": Listening}
+    )
     data = runs.data()
     data["x"][:] = np.nan if poisoned else data["x"]
     made = runs.trainer(tmp_path, None, data)
@@ -192,9 +196,9 @@ def test_trackers_hear_whether_the_run_failed(tmp_path, monkeypatch, poisoned):
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(tmp_path, monkeypatch):
-    found = trackers.importlib.util.find_spec
+    found = backends.importlib.util.find_spec
     missing = lambda name, *rest: None if name == "wandb" else found(name, *rest)
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", missing)
+    monkeypatch.setattr(backends.importlib.util, "find_spec", missing)
     with pytest.raises(UserError, match=r"tracking.wandb: true, but the package wandb is not installed"):
         trained(tmp_path, tracking__wandb=True)
 

@@ -12,7 +12,7 @@ from flax import nnx
 from torch import nn
 
 from jaxtrain.nn.remat import rematerialise
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import from_torch, write_back
 from torch_bridge.lowering import TABLE, UnsupportedModel, register

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
 

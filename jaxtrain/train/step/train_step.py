@@ -11,13 +11,13 @@ from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.optim.optimizer import Optimizer, global_norm
-from jaxtrain.runtime import varied
+from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
-from jaxtrain.runtime.random import Rngs
+from jaxtrain.runtime.prng import Rngs
 from jaxtrain.task import Batch, Loss, Task
-from jaxtrain.train import guards, own_rows
 from jaxtrain.train.state import Arrays, Skeleton, TrainState
+from jaxtrain.train.step import local_data_parallel, step_guard
 
 Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
 Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
@@ -33,11 +33,11 @@ def make_train_step(
     (Task.numbers). columns: the dataset, where it lives on the device.
     """
     gradients = make_gradients(task, config, skeleton, precision, layout)
-    guard = guards.Guard.of(config, precision)
+    guard = step_guard.Guard.of(config, precision)
 
     def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
         batch = gather(batch, columns)
-        settings = varied.put(config, hyper["numbers"])
+        settings = traced_hparams.put(config, hyper["numbers"])
         grads, loss, buffers, tokens = gradients(state, batch, hyper["numbers"])
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
@@ -93,13 +93,13 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
     mean_of_means = config.train.accumulate_mean == "micro"
 
     def compute(state: TrainState, batch: Batch, rng: jax.Array, scale: jax.Array, numbers: Arrays):
-        loss_of = functools.partial(loss_fn, varied.put(config, numbers))
-        with varied.in_force(numbers):
+        loss_of = functools.partial(loss_fn, traced_hparams.put(config, numbers))
+        with traced_hparams.in_force(numbers):
             accumulated = _accumulate(loss_of, config.train.accumulate_steps, mean_of_means)
             return *accumulated(state, batch, rng, scale), count_tokens(batch)
 
     if layout.apart:
-        compute = own_rows.apart(compute, layout, mean_of_means)
+        compute = local_data_parallel.apart(compute, layout, mean_of_means)
 
     def gradients(state: TrainState, batch: Batch, numbers: Arrays):
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout

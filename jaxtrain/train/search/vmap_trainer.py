@@ -16,13 +16,13 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Statistics
-from jaxtrain.train import evaluation, record
-from jaxtrain.train.compiled import Compiled
-from jaxtrain.train.loop import Call, Loop, NotFiniteError
-from jaxtrain.train.step import Packed, repeat
-from jaxtrain.train.system_metrics import SystemMetrics
-from jaxtrain.train.throughput import Throughput
-from jaxtrain.train.tracking import Tracker
+from jaxtrain.train import evaluation, run_dir
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.loop.loop import Call, Loop, NotFiniteError
+from jaxtrain.train.step.train_step import Packed, repeat
+from jaxtrain.train.tracking.system_metrics import SystemMetrics
+from jaxtrain.train.tracking.throughput import Throughput
+from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.trainer import Trainer
 
 
@@ -186,7 +186,7 @@ class Population:
             loop.checkpoints.wait()
             loop.samples_per_s = loop.clock.samples_per_s(step)
             summary = member.summary(loop, time.perf_counter() - loop.clock.began)
-            record.write_summary(member.folder, summary, member.layout.mesh.size)
+            run_dir.write_summary(member.folder, summary, member.layout.mesh.size)
             loop.tracker.close()
             self.ended[k], self.best[k] = True, None
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.garbage import uncollected
-from jaxtrain.train import flops
-from jaxtrain.train.out_of_memory import OutOfMemoryError, is_out_of_memory
+from jaxtrain.runtime.gc_control import uncollected
+from jaxtrain.train.compilation import flops
+from jaxtrain.train.compilation.out_of_memory import OutOfMemoryError, is_out_of_memory
 
 
 class RetraceError(UserError):

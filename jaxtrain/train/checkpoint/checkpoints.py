@@ -31,7 +31,7 @@ from etils import epath
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import coordination
-from jaxtrain.train import histories, orbax_memory, seal
+from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches
 from jaxtrain.train.state import TrainState
 
 PART, DAMAGED = ".part", ".damaged"
@@ -70,7 +70,7 @@ class Checkpoints:
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
         self.warn = warn
         logging.getLogger("absl").addFilter(_is_news)
-        orbax_memory.spare()
+        orbax_patches.spare()
         arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SPLIT_BYTES)
         handlers = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
@@ -101,11 +101,11 @@ class Checkpoints:
     def meta(self, step: int) -> dict:
         """What the host knew at `step`. Raises UserError where the file is damaged."""
         folder = self.folder / str(step)
-        return histories.read(folder, seal.read(folder))
+        return history_file.read(folder, manifest.read(folder))
 
     def problems(self, step: int) -> list[str]:
         """What is not as it was written, file by file; empty where the checkpoint is whole."""
-        return seal.problems(self.folder / str(step))
+        return manifest.problems(self.folder / str(step))
 
     def newest_good(self, set_aside: bool = True) -> int | None:
         """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and
@@ -158,7 +158,7 @@ class Checkpoints:
             return
         if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
             return
-        meta, history = histories.apart(meta)
+        meta, history = history_file.apart(meta)
         meta = copy.deepcopy(meta)  # the run goes on changing its own
         saving = self._saving = _Saving(step, next(_saves))
         try:
@@ -248,7 +248,7 @@ class Checkpoints:
 
     def _finish(self, step: int, meta: dict, history: dict[str, list]) -> None:
         part, final = self._part(step), self.folder / str(step)
-        seal.write(part, meta | histories.write(part, history))
+        manifest.write(part, meta | history_file.write(part, history))
         if final.exists():
             shutil.rmtree(final)
         part.rename(final)
@@ -280,8 +280,10 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         folder = self.folder / str(step)
-        meta, history = histories.apart(meta)
-        if seal.renew(folder, meta | histories.after(history, seal.read(folder).get(histories.WRITTEN, {}))):
+        meta, history = history_file.apart(meta)
+        if manifest.renew(
+            folder, meta | history_file.after(history, manifest.read(folder).get(history_file.WRITTEN, {}))
+        ):
             self._prune()
 
     def _part(self, step: int) -> pathlib.Path:
@@ -299,7 +301,7 @@ class Checkpoints:
         scored = []
         for step in self.steps():
             with contextlib.suppress(UserError):  # damaged: it is no candidate
-                sealed = seal.read(self.folder / str(step))
+                sealed = manifest.read(self.folder / str(step))
                 scored.append((step, sealed.get("metrics", {}).get(self.metric)))
         scored = [(sign * value, step) for step, value in scored if value is not None and value == value]
         return [step for _, step in sorted(scored)]

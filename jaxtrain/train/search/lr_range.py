@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
-from jaxtrain.train.compiled import Compiled
-from jaxtrain.train.step import make_train_step, repeat
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.step.train_step import make_train_step, repeat
 
 if TYPE_CHECKING:
     from jaxtrain.train.trainer import Trainer

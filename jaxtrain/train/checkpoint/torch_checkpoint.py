@@ -20,11 +20,11 @@ from flax import nnx
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
-from jaxtrain.runtime.random import initial_rngs
-from jaxtrain.train import runs
-from jaxtrain.train.checkpoint import enumerate_leaves
-from jaxtrain.train.guards import SCALE_GROWTH_STEPS
+from jaxtrain.runtime.prng import initial_rngs
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint.checkpoints import enumerate_leaves
 from jaxtrain.train.state import Skeleton, initial_scale
+from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS
 from torch_bridge import optimizer_state as bridge
 from torch_bridge.layouts import abstract, first_names, named_variables, parameter_order
 from torch_bridge.state_dict import leaf_of, open_state_dict
@@ -34,8 +34,8 @@ Tree = dict[str, Any]
 
 def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     """The training state in a checkpoint of a run folder, on one device. Raises UserError as `runs.open_run`."""
-    task, config, checkpoints = runs.open_run(folder)
-    step = runs.pick(checkpoints, which)
+    task, config, checkpoints = run_dir.open_run(folder)
+    step = run_dir.pick(checkpoints, which)
     meta = checkpoints.meta(step)
     total, per_epoch = meta["total_steps"], meta["steps_per_epoch"]
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from jaxtrain.data.loader import gather
-from jaxtrain.train.histograms import edges, histogram
+from jaxtrain.train.tracking.histograms import edges, histogram
 
 if TYPE_CHECKING:
-    from jaxtrain.train.tracking import Tracker
+    from jaxtrain.train.tracking.tracker import Tracker
     from jaxtrain.train.trainer import Trainer
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.data.loader import gather
-from jaxtrain.train.step import make_gradients
+from jaxtrain.train.step.train_step import make_gradients
 
 if TYPE_CHECKING:
-    from jaxtrain.train.tracking import Tracker
+    from jaxtrain.train.tracking.tracker import Tracker
     from jaxtrain.train.trainer import Trainer
 
 BINS = 64

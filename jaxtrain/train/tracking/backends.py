@@ -39,7 +39,7 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
         _require("tensorboardX", "tracking.tensorboard", "tensorboardX")
 
         def tensorboard() -> Backend:
-            from jaxtrain.train.trackers.tensorboard import TensorBoard
+            from jaxtrain.train.tracking.tensorboard import TensorBoard
 
             return TensorBoard(folder / "tensorboard")
 
@@ -48,7 +48,7 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
         _require("wandb", "tracking.wandb", "wandb")
 
         def wandb() -> Backend:
-            from jaxtrain.train.trackers.wandb import WeightsAndBiases
+            from jaxtrain.train.tracking.wandb import WeightsAndBiases
 
             return WeightsAndBiases(folder, tracking.wandb_project, config.run.name or folder.name)
 
@@ -57,7 +57,7 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
         _require("mlflow", "tracking.mlflow", "mlflow")
 
         def mlflow() -> Backend:
-            from jaxtrain.train.trackers.mlflow import MLflow
+            from jaxtrain.train.tracking.mlflow import MLflow
 
             name = config.run.name or folder.name
             return MLflow(folder, tracking.mlflow_uri, config.task or "jaxtrain", name, tracking.mlflow_parent)

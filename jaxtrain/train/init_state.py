@@ -8,11 +8,11 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.runtime import varied
-from jaxtrain.runtime.garbage import uncollected
+from jaxtrain.runtime import traced_hparams
+from jaxtrain.runtime.gc_control import uncollected
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
-from jaxtrain.runtime.random import initial_rngs
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task
 from jaxtrain.train.state import Arrays, Skeleton, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
@@ -29,7 +29,7 @@ class Start:
 
     @uncollected()
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
-        numbered = varied.marked(config, task.numbers)
+        numbered = traced_hparams.marked(config, task.numbers)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
         structure = layouts.abstract(build) if model is None else model
         skeleton = self.skeleton = Skeleton.of(structure, lambda key: task.trainable(key, config))

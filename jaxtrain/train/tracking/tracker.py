@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxtrain.errors import UserError
-from jaxtrain.train.trackers import Backend, make_backends
+from jaxtrain.train.tracking.backends import Backend, make_backends
 
 LOG = logging.getLogger("jaxtrain")
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.errors import UserError
-from jaxtrain.train import runs, training_file
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint import torch_checkpoint
 from torch_bridge import optimizer_state as bridge
 from torch_bridge import state_dict
 from torch_bridge.files import checkpoint
@@ -37,8 +38,8 @@ def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
     """
     path = pathlib.Path(path)
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        which = "best" if runs.open_run(path)[2].best() is not None else "last"
-        _, _, model, step = runs.load_model(path, which)
+        which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
+        _, _, model, step = run_dir.load_model(path, which)
         lines = _take_weights(trainer, state_dict.open_state_dict(model), path)
         return Origin([f"started from the weights of {path} at step {step}", *lines])
     if not path.exists():
@@ -94,8 +95,8 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
     model = trainer.skeleton.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)
     back = {first[key]: key for key in state.params}
-    like = training_file.renamed(state.opt_state, first)
-    groups = training_file.groups(optim, trainer.optimizer, model)
+    like = torch_checkpoint.renamed(state.opt_state, first)
+    groups = torch_checkpoint.groups(optim, trainer.optimizer, model)
     opt_state, count, notes = bridge.from_torch(
         optim.name, saved.optimizer, like, groups, parameter_order(model), f"init_from: {saved.source}"
     )
@@ -109,7 +110,7 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
             "left to do. Raise train.steps (or train.epochs) above it, or take its weights alone: init_optimizer=false"
         )
     changes: dict[str, Any] = {
-        "opt_state": training_file.renamed(opt_state, back),
+        "opt_state": torch_checkpoint.renamed(opt_state, back),
         "step": place(np.asarray(step, np.int32), state.step),
         "updates": place(np.asarray(updates, np.int32), state.updates),
     }

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torch_bridge.lowering import gradients, packed
+from torch_bridge.lowering import gradients, packed_sequence
 from torch_bridge.lowering.errors import source_line
 
 
@@ -27,7 +27,7 @@ def recordable() -> Iterator["PlainFunctions"]:
         stack.callback(torch.distributions.Distribution.set_default_validate_args, validates)
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
-        packed.swap(stack, _swap)
+        packed_sequence.swap(stack, _swap)
         _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
         yield stack.enter_context(PlainFunctions())
 

@@ -18,18 +18,18 @@ from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
 from jaxtrain.runtime.preemption import Interrupted, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
-from jaxtrain.train.checkpoint import Checkpoints
-from jaxtrain.train.compiled import Compiled
-from jaxtrain.train.early_stop import Best
-from jaxtrain.train.histograms import Histograms
-from jaxtrain.train.pictures import Pictures
-from jaxtrain.train.step import Packed
-from jaxtrain.train.system_metrics import SystemMetrics
-from jaxtrain.train.throughput import Throughput
-from jaxtrain.train.tracking import Tracker
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.loop.early_stop import Best
+from jaxtrain.train.step.train_step import Packed
+from jaxtrain.train.tracking.histograms import Histograms
+from jaxtrain.train.tracking.system_metrics import SystemMetrics
+from jaxtrain.train.tracking.throughput import Throughput
+from jaxtrain.train.tracking.tracker import Tracker
+from jaxtrain.train.tracking.visualizations import Pictures
 
 if TYPE_CHECKING:
-    from jaxtrain.train.init_from import Origin
+    from jaxtrain.train.checkpoint.init_from import Origin
     from jaxtrain.train.trainer import Trainer
 
 AfterEvaluation = Callable[[int, dict[str, float]], bool]  # (step, validation metrics) -> True ends the run

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: atomic, verified, and readable by torch."""

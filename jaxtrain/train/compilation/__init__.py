@@ -1,0 +1,1 @@
+"""Compiled programs: their cache key, their shapes, their memory and operations."""

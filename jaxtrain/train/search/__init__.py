@@ -1,0 +1,1 @@
+"""Searches that train: learning-rate range test, populations of runs in one program."""

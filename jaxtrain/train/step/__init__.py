@@ -1,0 +1,1 @@
+"""The training step: loss, gradients, update, guards."""

@@ -28,7 +28,7 @@ def main(argv: commands.Arguments = None) -> int:
     )
     p.add_argument("--hf", metavar="DIR", help="a folder that transformers' from_pretrained reads")
     p.add_argument(
-        "--as", dest="form", nargs=2, metavar=("FORM", "DIR"), help="a folder in a form of the task's own, as peft"
+        "--format", "--as", dest="form", nargs=2, metavar=("FORM", "DIR"), help="a folder in a form of the task's own, as peft"
     )
     commands.add_quiet(p)
     commands.add_json(p)
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     commands.quiet_jax()
     folder, output, hf = pathlib.Path(arguments.run), arguments.output, arguments.hf
     if output is None and hf is None and arguments.form is None:
-        raise UserError("nothing to write: give --output F.pt, --output F.safetensors, --hf DIR or --as FORM DIR")
+        raise UserError("nothing to write: give --output F.pt, --output F.safetensors, --hf DIR or --format FORM DIR")
     if arguments.optimizer and output is None:
         raise UserError("--optimizer goes into a file: add --output F.pt")
     written = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
-from jaxtrain.task import Original, find_task, task_names
+from jaxtrain.task import LegacyConfig, find_task, task_names
 
 # Sections that this project has and no original: a config with one of them only lacks its `task`.
 OWN_SECTIONS = {"optim", "train", "evaluation", "precision", "shard", "tracking"}
@@ -59,9 +59,9 @@ def translate(values: Mapping[str, Any], task: str | None = None) -> Translation
     return _translated(candidates[best[0]][0], values)
 
 
-def originals() -> dict[str, tuple[Original, str]]:
+def originals() -> dict[str, tuple[LegacyConfig, str]]:
     """Every original by its name, with a task that replaces it."""
-    found: dict[str, tuple[Original, str]] = {}
+    found: dict[str, tuple[LegacyConfig, str]] = {}
     for name in task_names():
         original = find_task(name).original
         if original is not None:
@@ -69,7 +69,7 @@ def originals() -> dict[str, tuple[Original, str]]:
     return found
 
 
-def _translated(original: Original, values: Mapping[str, Any]) -> Translation:
+def _translated(original: LegacyConfig, values: Mapping[str, Any]) -> Translation:
     read = ReadMapping(values)
     settings = plain(original.convert(read))
     left = [key for key, _ in leaves(values) if key not in read.seen]
@@ -78,7 +78,7 @@ def _translated(original: Original, values: Mapping[str, Any]) -> Translation:
     return Translation(original.name, settings, replaced, [key for key in left if key not in replaced])
 
 
-def _reason(original: Original, key: str) -> str | None:
+def _reason(original: LegacyConfig, key: str) -> str | None:
     return next((why for pattern, why in original.replaced.items() if fnmatch.fnmatchcase(key, pattern)), None)
 
 

@@ -76,7 +76,7 @@ class TorchTwin:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Original:
+class LegacyConfig:
     """The config of the torch project that a task replaces, so that `jaxtrain.run --config` takes its YAML.
 
     name: of the project. keys: what its files may hold, dotted; a file is recognised by them. convert: such a file's
@@ -101,9 +101,9 @@ class Task:
     collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
     outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode; the twin's `call` does too.
-    statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
-    finish: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and parts
-        are there without it.
+    eval_statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
+    compute: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and
+        parts are there without it.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
     param_group: parameter key -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
@@ -113,7 +113,8 @@ class Task:
         files; called once, on the host.
     schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
         procedures of `compat: original`.
-    scalars: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update, traced.
+    extra_metrics: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update,
+        traced.
     pictures: (model, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
         from the first validation batch after every evaluation, where there is a tracker.
     histograms: (model, batch, config) -> values by name, float arrays of which those that are finite count, in
@@ -121,9 +122,9 @@ class Task:
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
-    numbers: settings that the step may take as arrays, so that runs that differ in them share one compiled program:
-        "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from its config
-        at every call and only computes with.
+    traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
+        program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
+        its config at every call and only computes with.
     original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
@@ -136,22 +137,22 @@ class Task:
     sections: Mapping[str, type] = dataclasses.field(default_factory=dict)
     collate: Callable[[Sequence[Any]], Batch] | None = None
     outputs: Callable[[Any, Batch], Any] | None = None
-    statistics: Callable[[Any, Batch, Any], Statistics] | None = None
-    finish: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
+    eval_statistics: Callable[[Any, Batch, Any], Statistics] | None = None
+    compute: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
     trainable: Callable[[str, Any], bool] = lambda key, config: True
     param_group: Callable[[str, Any], str] = lambda key, config: "default"
     after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None
     initial_weights: Callable[[Any], Mapping[str, Any] | None] | None = None
     schedule: Callable[[Any, Callable[[int], float], int], Callable[[int], float]] | None = None
-    scalars: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    extra_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
     pictures: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
     histograms: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
     report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
     describe: Callable[[Any], str] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     twin: TorchTwin | None = None
-    numbers: tuple[str, ...] = ()
-    original: Original | None = None
+    traced_hparams: tuple[str, ...] = ()
+    original: LegacyConfig | None = None
     couples_samples: bool = False
     tolerance: float = 0.05
     tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it

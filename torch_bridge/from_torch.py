@@ -29,11 +29,11 @@ PREFIX = "wrapped_module."  # what a module's names begin with inside an entry
 
 def from_torch(
     module: torch.nn.Module, example_inputs: Any, modes: Sequence[str] = ("evaluation", "training")
-) -> "TorchModule":
+) -> "ConvertedModule":
     """The module as JAX: same outputs, same gradients, parameters and buffers under torch's names and in its layouts.
 
     example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
-    arguments; numpy arrays serve too. Their sizes may differ later, see `TorchModule.__call__`.
+    arguments; numpy arrays serve too. Their sizes may differ later, see `ConvertedModule.__call__`.
     modes: which graphs to record now; another is recorded when it is first called.
     The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
     """
@@ -41,7 +41,7 @@ def from_torch(
     record = Record(Forward(module))
     for mode in modes:
         record.graph(bind(module, *as_arguments(example_inputs)), training=mode == "training")
-    return TorchModule(record, module)
+    return ConvertedModule(record, module)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -83,7 +83,7 @@ class Record:
     """A torch module and its graphs, one per mode and, where sizes are not free, per shape.
 
     entry: what is recorded, a torch module around `entry.wrapped_module`, whose parameters and buffers the flax module
-    has. Static data of a TorchModule: compared by identity.
+    has. Static data of a ConvertedModule: compared by identity.
     """
 
     def __init__(self, entry: torch.nn.Module):
@@ -125,7 +125,7 @@ class Record:
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
-    def run(self, model: "TorchModule", inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
+    def run(self, model: "ConvertedModule", inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
         """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
         graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
@@ -164,7 +164,7 @@ class _Level(nnx.Module):
     """One submodule's parameters, buffers and submodules under their torch names."""
 
 
-class TorchModule(nnx.Module):
+class ConvertedModule(nnx.Module):
     """A torch module that runs in JAX; made by `from_torch`.
 
     Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared.
@@ -246,7 +246,7 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
 class _Function(types.ModuleType):
     """This file has its function's name: `torch_bridge.from_torch(...)` is the function too."""
 
-    def __call__(self, *arguments: Any, **options: Any) -> TorchModule:
+    def __call__(self, *arguments: Any, **options: Any) -> ConvertedModule:
         return from_torch(*arguments, **options)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Leaf:
+class LazyArray:
     """An array known by shape and dtype; `read` fetches it, `np.asarray(leaf)` does the same. It keeps no copy.
 
     fresh: `read` gives memory that nobody else holds, as from a file; other arrays may change under a reader.
@@ -32,8 +32,8 @@ class Leaf:
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def astype(self, dtype) -> "Leaf":
-        return Leaf(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False), self.fresh)
+    def astype(self, dtype) -> "LazyArray":
+        return LazyArray(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False), self.fresh)
 
 
 ALIGNMENT = 64  # bytes; from there XLA's CPU takes an array as it is, elsewhere it copies
@@ -60,19 +60,19 @@ def own_array(value: Any) -> np.ndarray:
 def as_leaf(value: Any) -> Any:
     """A torch tensor or JAX array as a Leaf; numpy arrays, numbers and Leaves as they are."""
     if isinstance(value, jax.Array):
-        return Leaf(value.shape, np.dtype(value.dtype), lambda: to_host(value))
+        return LazyArray(value.shape, np.dtype(value.dtype), lambda: to_host(value))
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         return _of_tensor(value)
-    return value if isinstance(value, (Leaf, np.ndarray)) else np.asarray(value)
+    return value if isinstance(value, (LazyArray, np.ndarray)) else np.asarray(value)
 
 
-def _of_tensor(tensor: Any) -> Leaf:
+def _of_tensor(tensor: Any) -> LazyArray:
     """Torch is not imported here: a tensor brings its own methods. numpy has no bfloat16, float32 holds it exactly."""
     name = str(tensor.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
         dtype = np.dtype(getattr(ml_dtypes, name))
-        return Leaf(tuple(tensor.shape), dtype, lambda: tensor.detach().cpu().float().numpy().astype(dtype))
-    return Leaf(tuple(tensor.shape), np.dtype(name), lambda: tensor.detach().cpu().numpy())
+        return LazyArray(tuple(tensor.shape), dtype, lambda: tensor.detach().cpu().float().numpy().astype(dtype))
+    return LazyArray(tuple(tensor.shape), np.dtype(name), lambda: tensor.detach().cpu().numpy())
 
 
 def to_host(array: Any) -> np.ndarray:
@@ -87,7 +87,7 @@ def to_host(array: Any) -> np.ndarray:
 
 
 def is_leaf(value: Any) -> bool:
-    return isinstance(value, (Leaf, np.ndarray))
+    return isinstance(value, (LazyArray, np.ndarray))
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

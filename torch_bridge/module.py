@@ -1,6 +1,6 @@
 """A flax model as a torch.nn.Module: torch's loops, optimizers, metrics and servers use it as it is.
 
-    module = TorchModule(model)
+    module = FlaxAsTorch(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     loss = torch.nn.functional.cross_entropy(module(images), labels)
     loss.backward()
@@ -27,7 +27,7 @@ from torch_bridge.datasets.convert import to_numpy, to_torch
 from torch_bridge.state_dict import state_dict
 
 
-class TorchModule(torch.nn.Module):
+class FlaxAsTorch(torch.nn.Module):
     """`model` with its parameters and buffers as torch's, under the same names, in the same order.
 
     Call it as the model is called, with tensors (and nested tuples and dicts of them) for arrays; other arguments are
@@ -115,7 +115,7 @@ class _Bridge:
 
     def __getstate__(self):
         raise UserError(
-            "a TorchModule is not pickled whole: save its state_dict(), and build it again from the flax model"
+            "a FlaxAsTorch is not pickled whole: save its state_dict(), and build it again from the flax model"
         )
 
     def merge(self, arrays: dict[str, jax.Array]) -> nnx.Module:

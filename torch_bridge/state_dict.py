@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
-from torch_bridge.lazy_array import Leaf, as_leaf, own_array, to_host
+from torch_bridge.lazy_array import LazyArray, as_leaf, own_array, to_host
 
 CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
@@ -27,20 +27,20 @@ def state_dict(model: nnx.Module) -> dict[str, np.ndarray]:
     return {key: arrays.setdefault(id(leaf), np.asarray(leaf)) for key, leaf in leaves.items()}
 
 
-def open_state_dict(model: nnx.Module) -> dict[str, Leaf]:
+def open_state_dict(model: nnx.Module) -> dict[str, LazyArray]:
     """`state_dict` whose arrays are fetched from the devices one by one, when they are asked for.
 
     Names of one tied variable share one Leaf.
     """
-    leaves: dict[int, Leaf] = {}
+    leaves: dict[int, LazyArray] = {}
     return {key: leaves.setdefault(id(variable), leaf_of(variable)) for key, variable in named_variables(model)}
 
 
-def leaf_of(array: Any) -> Leaf:
+def leaf_of(array: Any) -> LazyArray:
     """A variable or JAX array as torch keeps it, fetched when it is asked for."""
     dtype = to_torch_dtype(np.empty(0, array.dtype)).dtype
     value = array.get_value() if isinstance(array, nnx.Variable) else array
-    return Leaf(tuple(array.shape), dtype, lambda: to_torch_dtype(to_host(value)))
+    return LazyArray(tuple(array.shape), dtype, lambda: to_torch_dtype(to_host(value)))
 
 
 def load_state_dict(

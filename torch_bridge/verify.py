@@ -23,7 +23,7 @@ from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.train import evaluation, run_dir
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from torch_bridge import files, layouts
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.state_dict import state_dict
@@ -245,12 +245,12 @@ def _distance(ours: np.ndarray, theirs: np.ndarray, scale: float = 0.0) -> float
 
 
 def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, batch: Mapping):
-    skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: task.trainable(key, config))
+    params, frozen, buffers = model_def.split(model)
     batch = {key: np.asarray(value) if not isinstance(value, (dict, tuple)) else value for key, value in batch.items()}
 
     def loss(params):
-        return task.loss(skeleton.merge(params, frozen, buffers), batch, config, None).value
+        return task.loss(model_def.merge(params, frozen, buffers), batch, config, None).value
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
     twin.zero_grad()
@@ -290,15 +290,15 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             largest = max(largest, float(np.abs(a[valid] - b[valid]).max()))
         for side, value in (("jax", ours), ("torch", theirs)):
-            if task.statistics is not None:
-                given = task.statistics(value, batch, config)
+            if task.eval_statistics is not None:
+                given = task.eval_statistics(value, batch, config)
                 sums = {f"sum/{key}": value for key, value in given.sums.items()}
                 rows = {**given.rows, "valid": valid} if given.rows else {}
                 sides[side].append(evaluation.Statistics(sums, rows))
     loader.close()
     words = []
     for side, collected in sides.items():
-        metrics = evaluation.finish(task, config, *evaluation.collect(collected)) if collected else {}
+        metrics = evaluation.compute(task, config, *evaluation.collect(collected)) if collected else {}
         words += [f"{side} " + " ".join(f"{name} {value:.6f}" for name, value in metrics.items())] if metrics else []
     found = [", ".join(words)] if words else []
     found.append(f"largest output difference {largest:.1e}")

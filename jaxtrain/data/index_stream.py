@@ -73,7 +73,7 @@ def _order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
 
 
-class OwnOrder:
+class SamplerStream:
     """Global batches in the order that a source brings (sources.OrderedSource), as `IndexStream` gives them.
 
     batch_size: rows of a batch; a shorter one is filled up.
@@ -113,7 +113,7 @@ class OwnOrder:
         return self._epochs[epoch]
 
 
-class Sequence:
+class IterableStream:
     """Global batches of a source that cannot be asked for by position (sources.SequentialSource).
 
     once: one pass and no more, as evaluation wants. Positions count the samples of an epoch as they come.

@@ -14,12 +14,12 @@ import numpy as np
 
 from jaxtrain.data import workers
 from jaxtrain.data.collate import collate as default_collate
-from jaxtrain.data.index_stream import IndexStream, OwnOrder, Sequence
+from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
-from jaxtrain.data.sources import ArraySource, HookedSource, OrderedSource, SequentialSource
+from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 
-Stream = IndexStream | OwnOrder | Sequence
+Stream = IndexStream | SamplerStream | IterableStream
 Calls = Iterable[tuple[int, int]]
 NAP_S = 0.1
 TOO_LATE = object()
@@ -69,7 +69,7 @@ class Loader:
 
         together: positions that share its shape, those of the batch if left out.
         """
-        if isinstance(self.stream, Sequence):
+        if isinstance(self.stream, IterableStream):
             crew = workers.Inline(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
             return next(self._sequence(crew, step, rows))
         batch, request = self._request(step, rows, together)
@@ -89,7 +89,7 @@ class Loader:
 
         def produce():
             try:
-                if isinstance(self.source, HookedSource):
+                if isinstance(self.source, ForeignSource):
                     self.source.enter_thread()
                 for first, count, batches in self._read(calls):
                     batch = self.place(batches)
@@ -147,7 +147,7 @@ class Loader:
     def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict]]]:
         """(first step, count, host batches) of every call."""
         calls = iter(calls)
-        if isinstance(self.stream, Sequence):
+        if isinstance(self.stream, IterableStream):
             begin = next(calls)
             calls, batches = itertools.chain([begin], calls), self._sequence(self.crew, begin[0])
         else:
@@ -178,7 +178,7 @@ class Loader:
                 known.append(batch)
                 yield request
 
-        for answer in workers.in_turn(self.crew, requests()):
+        for answer in workers.round_robin(self.crew, requests()):
             yield known.popleft() | answer
 
     @property
@@ -206,7 +206,7 @@ class Loader:
         epoch, skip = stream.place(first)
         while True:
             given = 0
-            for batch in itertools.islice(workers.pass_through(crew, epoch), stream.steps_per_epoch):
+            for batch in itertools.islice(workers.iterate_epoch(crew, epoch), stream.steps_per_epoch):
                 if given >= skip:
                     yield self._fill_up(batch, given * stream.batch_size, rows)
                 given += 1
@@ -255,9 +255,9 @@ def make_crew(reader: Reader | SequenceReader, count: int, timeout_s: float, met
 def make_stream(source: Any, batch_size: int, seed: int, training: bool, shuffle: bool, drop_last: bool) -> Stream:
     """The order of a source's samples: its own where it brings one, else a function of (seed, epoch, position)."""
     if isinstance(source, SequentialSource):
-        return Sequence(source, batch_size, once=not training)
+        return IterableStream(source, batch_size, once=not training)
     if isinstance(source, OrderedSource):
-        return OwnOrder(source, batch_size, seed)
+        return SamplerStream(source, batch_size, seed)
     if training:
         return IndexStream(len(source), batch_size, seed, shuffle, drop_last)
     return IndexStream(len(source), batch_size, shuffle=False)

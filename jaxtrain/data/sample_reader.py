@@ -16,7 +16,7 @@ from jaxtrain.data.buffers import Buffers
 from jaxtrain.data.collate import Columns
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
-from jaxtrain.data.sources import BucketedSource, HookedSource, SequentialSource
+from jaxtrain.data.sources import BucketedSource, ForeignSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 
 
@@ -163,7 +163,7 @@ class Reader:
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
         items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
-        read = source.raw if plain and isinstance(source, HookedSource) else source.__getitem__
+        read = source.raw if plain and isinstance(source, ForeignSource) else source.__getitem__
         seeds = mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         seeders = [state.seed for state in states]
         for index, seed in zip(indices, seeds, strict=True):
@@ -183,7 +183,7 @@ class Reader:
     def _positions(self, request: Request) -> list[int]:
         """A dataset of another world gets plain integers: it hears of epochs by `set_epoch`."""
         indices = request.indices.tolist()
-        if isinstance(self.source, HookedSource):
+        if isinstance(self.source, ForeignSource):
             return indices
         return [SampleIndex.of(index, request.epoch) for index in indices]
 
@@ -240,7 +240,7 @@ class SequenceReader:
 
 def random_states(source: Any) -> list[RandomState]:
     """The global generators that a source's items may draw from."""
-    own = source.random_states() if isinstance(source, HookedSource) else []
+    own = source.random_states() if isinstance(source, ForeignSource) else []
     return [_PYTHON, _NUMPY, *own]
 
 

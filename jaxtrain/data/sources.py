@@ -47,7 +47,7 @@ class BucketedSource:
         raise TypeError(f"{type(self).__name__} must define collate_for")
 
 
-class HookedSource:
+class ForeignSource:
     """A source that comes from another world and keeps its ways there; a base class for torch_bridge.datasets.
 
     workers_wanted: worker processes that it asks for, where data.num_workers does not.
@@ -74,7 +74,7 @@ class HookedSource:
         return {}
 
 
-class SequentialSource(HookedSource):
+class SequentialSource(ForeignSource):
     """Samples that come one after another and cannot be asked for by position; a base class.
 
     workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
@@ -94,7 +94,7 @@ class SequentialSource(HookedSource):
         return None if self.size is None else -(-self.size // batch_size)
 
 
-class OrderedSource(HookedSource):
+class OrderedSource(ForeignSource):
     """A map-style source with an order, a batch size and a collate function of its own; a base class."""
 
     batch_size: int
@@ -123,7 +123,7 @@ def as_source(dataset: Any, name: str = "dataset"):
         from torch_bridge.datasets import as_source as from_torch
 
         return from_torch(dataset)
-    if isinstance(dataset, HookedSource):
+    if isinstance(dataset, ForeignSource):
         return dataset
     if isinstance(dataset, Mapping):
         return ArraySource(dataset)

@@ -16,7 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jaxtrain.data.sample_reader import mix
 from jaxtrain.data.shared_memory import Ticket, Writer
-from jaxtrain.data.sources import HookedSource
+from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import SIGNALS
 
@@ -38,7 +38,7 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
     try:
         reader = frozen.thaw() if isinstance(frozen, Ticket) else frozen
         reader.reading = lambda index: progress.__setitem__(worker, index)
-        if isinstance(reader.source, HookedSource):
+        if isinstance(reader.source, ForeignSource):
             reader.source.enter_worker(worker, workers, int(mix(reader.seed, worker)))
     except BaseException as error:
         _send(connection, (FAILED, explain(error, "cannot start")))

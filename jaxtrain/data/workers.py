@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from jaxtrain.data import shared_memory, worker_process
 from jaxtrain.data.sample_reader import Next
-from jaxtrain.data.sources import HookedSource
+from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import DataError, UserError
 from jaxtrain.runtime.preemption import SIGNALS
 
@@ -151,7 +151,7 @@ class _Team:
             arguments = (theirs, carried, self.progress, worker, workers)
             name = f"jaxtrain-worker-{worker}"
             process = context.Process(target=worker_process.main, args=arguments, name=name, daemon=True)
-            with deaf():
+            with block_signals():
                 process.start()
             theirs.close()
             self.connections.append(ours)
@@ -225,7 +225,7 @@ class _Team:
 
 def _freeze(reader: Any) -> shared_memory.Frozen:
     source = reader.source
-    table = source.reducers() if isinstance(source, HookedSource) else None
+    table = source.reducers() if isinstance(source, ForeignSource) else None
     try:
         return shared_memory.Frozen(reader, table)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
@@ -250,14 +250,14 @@ def refuse_fork(method: str) -> None:
 
 def warm_up(source: Any) -> None:
     """Start the fork server now, with what the source needs, while the parent is busy elsewhere."""
-    needed = ["torch"] if isinstance(source, HookedSource) else []
+    needed = ["torch"] if isinstance(source, ForeignSource) else []
     forkserver.set_forkserver_preload([worker_process.__name__, *needed])
-    with deaf():
+    with block_signals():
         forkserver.ensure_running()
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Processes started meanwhile are born with the preemption signals blocked: a job's SIGTERM goes to all of its
     processes, and the run still needs its workers. They end with their parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -267,7 +267,7 @@ def deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def pass_through(crew: Crew, epoch: int) -> Iterator[Any]:
+def iterate_epoch(crew: Crew, epoch: int) -> Iterator[Any]:
     """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended."""
     crew.start()
     active = list(range(crew.workers))
@@ -283,7 +283,7 @@ def pass_through(crew: Crew, epoch: int) -> Iterator[Any]:
             yield batch
 
 
-def in_turn(crew: Crew, messages: Iterable[Any]) -> Iterator[Any]:
+def round_robin(crew: Crew, messages: Iterable[Any]) -> Iterator[Any]:
     """The answers to `messages`, in their order, read ahead by all workers."""
     crew.start()
     sent = answered = 0

@@ -28,9 +28,9 @@ class FolderLock:
     Raises UserError where another process trains in the folder, or the folder cannot be written.
     """
 
-    def __init__(self, folder: pathlib.Path, say: Callable[[str], None] = print):
+    def __init__(self, folder: pathlib.Path, info: Callable[[str], None] = print):
         self.path = folder / NAME
-        self.say = say
+        self.info = info
         self._file = -1
         self._released = threading.Event()
 
@@ -96,13 +96,13 @@ class FolderLock:
             if _runs_here(holder) and holder["pid"] != os.getpid():
                 self._refuse(holder)
         else:
-            self.say(f"{self.path}: held by {who}; watching for a sign of life for {SILENT_S:.0f} s")
+            self.info(f"{self.path}: held by {who}; watching for a sign of life for {SILENT_S:.0f} s")
             deadline = time.monotonic() + SILENT_S
             while time.monotonic() < deadline:
                 time.sleep(1)
                 if self._read() != holder:
                     self._refuse(holder)
-        self.say(f"{self.path}: {who} has ended without letting go; taken over")
+        self.info(f"{self.path}: {who} has ended without letting go; taken over")
 
     def _refuse(self, holder: dict[str, Any] | None) -> None:
         os.close(self._file)

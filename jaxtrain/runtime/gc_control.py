@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Without a search for cycles, which starts by the number of new objects: tracing makes them by the million and
     keeps most. What is no longer referred to is freed as ever."""
     enabled = gc.isenabled()

@@ -165,7 +165,7 @@ def say_goodbye(timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         time.sleep(0.2)  # from the word to the end
 
 
-def told_by_first(topic: str, decide: Callable[[], Any]) -> Any:
+def broadcast_from_process_zero(topic: str, decide: Callable[[], Any]) -> Any:
     """What process 0 decides (JSON), on every process: a shared filesystem may show each of them something else.
 
     A UserError there is raised on every process.

@@ -29,7 +29,7 @@ class Layout:
         return self.mesh.shape["replica"] * self.mesh.shape["fsdp"]
 
     @property
-    def apart(self) -> bool:
+    def per_device(self) -> bool:
         """Whether every device computes its rows by itself, as DistributedDataParallel does."""
         return self.strategy == "ddp_local"
 

@@ -43,7 +43,7 @@ class Preemption:
         self._ended = threading.Event()  # nobody is left to be saved: the deadline no longer ends the process
         self._deadline = float("inf")
         self._grace_s = GRACE_S
-        self._rescue: Callable[[], None] | None = None  # saves the run from another thread
+        self._emergency_save: Callable[[], None] | None = None  # saves the run from another thread
         self._last: Callable[[], str] = str
         self._turn = threading.RLock()  # held by whoever decides about the state
         self._pieces = 0  # of work that the main thread has gone on to
@@ -114,11 +114,11 @@ class Preemption:
     # --- the run ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attached(self, grace_s: float, rescue: Callable[[], None], last: Callable[[], str]) -> Iterator[None]:
+    def attached(self, grace_s: float, emergency_save: Callable[[], None], last: Callable[[], str]) -> Iterator[None]:
         """A run that can be saved. rescue: saves it from another thread. last: names its last checkpoint, in words."""
         mine = self.listen()
         with self._turn:
-            self._grace_s, self._rescue, self._last = grace_s, rescue, last
+            self._grace_s, self._emergency_save, self._last = grace_s, emergency_save, last
             self._pieces, self._stop_at, self._stopped, self._resting = 0, None, False, False
         ended = threading.Event()
         if _processes() > 1:
@@ -128,7 +128,7 @@ class Preemption:
         finally:
             ended.set()
             with self._turn:
-                self._rescue = None
+                self._emergency_save = None
                 if mine:
                     self.close()
 
@@ -163,13 +163,13 @@ class Preemption:
             with self._turn:
                 if run_ended.is_set():
                     return
-                if self._rescue is None:
-                    self._leave(f"preempted ({self.why}): nothing to save at this point")
+                if self._emergency_save is None:
+                    self._exit_preempted(f"preempted ({self.why}): nothing to save at this point")
                 self._stop_at = max(self._votes("pieces", self._pieces))
             if not run_ended.wait(self._left() - self._grace_s / 2):
                 self._save_for_main(run_ended)
         if not run_ended.wait(self._left()):
-            self._leave(
+            self._exit_preempted(
                 f"preempted ({self.why}): the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; "
                 f"{self._last()}"
             )
@@ -181,11 +181,11 @@ class Preemption:
                 return
             whole = self._resting or self._stopped
             places = self._votes("places", self._pieces if whole else -1)
-            if self._rescue is None or self._stopped or places != places[:1] * len(places) or not whole:
+            if self._emergency_save is None or self._stopped or places != places[:1] * len(places) or not whole:
                 return
-            self._rescue()
+            self._emergency_save()
             self._votes("saved", 1)
-            self._leave(f"preempted ({self.why}): {self._last()}. Start the same command again to go on")
+            self._exit_preempted(f"preempted ({self.why}): {self._last()}. Start the same command again to go on")
 
     def _hear_others(self, ended: threading.Event) -> None:
         """Tell all processes of a signal that one of them got, and get to know of theirs."""
@@ -212,7 +212,7 @@ class Preemption:
         """Seconds of the grace period."""
         return max(0.0, self._deadline - time.monotonic())
 
-    def _leave(self, message: str) -> None:
+    def _exit_preempted(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
         if _processes() > 1 and _process() == 0:
             time.sleep(0.5)  # the others hear the last answers of the store that lives in this process

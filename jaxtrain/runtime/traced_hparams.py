@@ -1,7 +1,8 @@
 """Settings that a compiled program takes as arrays, so that runs that differ in them share it.
 
-A task names them in `Task.numbers`. `put` hands a loss its coefficients: the config with arrays in their place. What
-a model keeps at its construction, a dropout rate, is a `Number` there: `current` gives the array that stands for it.
+A task names them in `Task.traced_hparams`. `put` hands a loss its coefficients: the config with arrays in their place.
+A value that a model keeps from its construction, such as a dropout rate, is a `TracedFloat` there: `current` gives the
+array that stands for it.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import numpy as np
 Arrays = Mapping[str, Any]  # float32 scalars, int32 for a seed, by the setting's dotted key
 
 
-class Number(float):
+class TracedFloat(float):
     """A float that knows which setting it is. Arithmetic gives a plain float, which is code and not an array."""
 
     key: str
@@ -42,8 +43,8 @@ def in_force(arrays: Arrays) -> Iterator[None]:
 
 
 def current(value: Any) -> Any:
-    """The array that stands for a Number inside `in_force`; anything else, and a Number elsewhere, as it is."""
-    return _in_force.get().get(value.key, float(value)) if isinstance(value, Number) else value
+    """Return the array that stands for a TracedFloat inside `in_force`; return any other value as it is."""
+    return _in_force.get().get(value.key, float(value)) if isinstance(value, TracedFloat) else value
 
 
 def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
@@ -56,7 +57,7 @@ def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
 def marked(config: Any, keys: Sequence[str]) -> Any:
     """The config that a model is built from: its varied floats are Numbers."""
     found = {key: _get(config, key.split(".")) for key in given(config, keys)}
-    return put(config, {key: Number(value, key) for key, value in found.items() if isinstance(value, float)})
+    return put(config, {key: TracedFloat(value, key) for key, value in found.items() if isinstance(value, float)})
 
 
 def put(config: Any, values: Mapping[str, Any]) -> Any:

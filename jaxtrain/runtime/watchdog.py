@@ -53,7 +53,7 @@ class Watchdog:
             self._longest = max(self._longest, now - self._last)
         self.step, self._last = step, now
 
-    def name_the_lost(self, wait_s: float = LOST_S + 2 * HEARTBEAT_S) -> str:
+    def find_lost_process(self, wait_s: float = LOST_S + 2 * HEARTBEAT_S) -> str:
         """After a failed collective: which process is gone, as soon as its heartbeat is missed."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:

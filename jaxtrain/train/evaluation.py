@@ -11,26 +11,26 @@ from jaxtrain.data.loader import gather
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
-from jaxtrain.train.state import Arrays, Skeleton
+from jaxtrain.train.state import Arrays, ModelDef
 
 
-def make_eval_step(task: Task, config: Any, skeleton: Skeleton, precision: Precision) -> Callable:
+def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Precision) -> Callable:
     """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums."""
 
     def eval_step(
         params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
     ) -> Statistics:
         settings = traced_hparams.put(config, numbers)
-        model = skeleton.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
+        model = model_def.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
         batch = gather(batch, columns)
         value, weight, parts = task.loss(model, batch, settings, None)
         weight = jnp.asarray(weight, jnp.float32)
         sums: dict[str, Any] = {f"loss/{key}": part * weight for key, part in {"loss": value, **parts}.items()}
         sums["weight/loss"] = weight
         rows: dict[str, Any] = {}
-        if task.statistics is not None:
+        if task.eval_statistics is not None:
             outputs = task.outputs(model, batch) if task.outputs is not None else None
-            given = task.statistics(outputs, batch, settings)
+            given = task.eval_statistics(outputs, batch, settings)
             sums |= {f"sum/{key}": value for key, value in given.sums.items()}
             rows = {**given.rows, "valid": batch["valid"]} if given.rows else {}
         return Statistics(sums, rows)
@@ -38,11 +38,11 @@ def make_eval_step(task: Task, config: Any, skeleton: Skeleton, precision: Preci
     return eval_step
 
 
-def collect(statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def collect(eval_statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Sums over all batches in float64, and the valid rows of all batches one after another."""
     sums: dict[str, Any] = {}
     rows: dict[str, list] = {}
-    for batch in statistics:
+    for batch in eval_statistics:
         given_sums, given_rows = jax.device_get((dict(batch.sums), dict(batch.rows)))
         for key, value in given_sums.items():
             sums[key] = sums.get(key, 0) + np.asarray(value, np.float64)
@@ -53,13 +53,15 @@ def collect(statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray], di
     return sums, {key: np.concatenate(values) for key, values in rows.items()}
 
 
-def finish(task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+def compute(
+    task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
+) -> dict[str, float]:
     """The split's metrics: loss and its parts, then what the task makes of its statistics."""
     metrics = {}
     if "weight/loss" in sums:
         weight = max(float(sums["weight/loss"]), np.finfo(np.float32).tiny)
         metrics = {k.removeprefix("loss/"): float(v) / weight for k, v in sums.items() if k.startswith("loss/")}
-    if task.finish is not None:
+    if task.compute is not None:
         own = {key.removeprefix("sum/"): value for key, value in sums.items() if key.startswith("sum/")}
-        metrics |= {key: float(value) for key, value in task.finish(own, rows, config).items()}
+        metrics |= {key: float(value) for key, value in task.compute(own, rows, config).items()}
     return metrics

@@ -9,12 +9,12 @@ from flax import nnx
 
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import traced_hparams
-from jaxtrain.runtime.gc_control import uncollected
+from jaxtrain.runtime.gc_control import gc_disabled
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task
-from jaxtrain.train.state import Arrays, Skeleton, TrainState, initial_guard, initial_scale, state_shardings
+from jaxtrain.train.state import Arrays, ModelDef, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
 
 Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
@@ -27,16 +27,16 @@ class Start:
     shardings: a state's.
     """
 
-    @uncollected()
+    @gc_disabled()
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
-        numbered = traced_hparams.marked(config, task.numbers)
+        numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
         structure = layouts.abstract(build) if model is None else model
-        skeleton = self.skeleton = Skeleton.of(structure, lambda key: task.trainable(key, config))
+        model_def = self.model_def = ModelDef.of(structure, lambda key: task.trainable(key, config))
         precision = POLICIES[config.precision.policy]
 
         def draw(seed) -> Weights:
-            return skeleton.split(build(jax.random.key(seed)))
+            return model_def.split(build(jax.random.key(seed)))
 
         def begin(weights: Weights, seed) -> TrainState:
             params, frozen, buffers = weights
@@ -54,7 +54,7 @@ class Start:
                 guard=initial_guard(config.train.spike_factor is not None),
             )
 
-        given = None if model is None else skeleton.split(model)
+        given = None if model is None else model_def.split(model)
         weights = jax.eval_shape(draw, np.int32(0)) if given is None else jax.eval_shape(lambda: given)
         stored = jax.eval_shape(precision.for_storage, weights[0])
         optimizer = self.optimizer = optimizers.build(config.optim, stored, lambda key: task.param_group(key, config))
@@ -69,11 +69,11 @@ class Start:
         """Shapes and shardings of a state, without its arrays."""
         return jax.tree.map(placed_shape, self.shapes, self.shardings)
 
-    @uncollected()
+    @gc_disabled()
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
         """A new state: of the user's model where it is given, else of weights drawn from the seed."""
         seed = np.int64(seed).astype(np.int32)
-        return self._begin(self._draw(seed) if model is None else self.skeleton.split(model), seed)
+        return self._begin(self._draw(seed) if model is None else self.model_def.split(model), seed)
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:

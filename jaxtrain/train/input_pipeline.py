@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader, Stream, make_crew, make_reader, make_stream, own_batch_size
-from jaxtrain.data.sources import ArraySource, HookedSource, as_source
+from jaxtrain.data.sources import ArraySource, ForeignSource, as_source
 from jaxtrain.data.workers import Crew, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
 from jaxtrain.task import Task
 
 
-class Feed:
+class InputPipeline:
     """Loaders over the datasets given, or the task's own where none is.
 
     config: the one given, with the batch size of a source that decides it. Made before JAX's backend starts, so that
@@ -61,10 +61,10 @@ class Feed:
         self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
         self.train_loader = self._loader("train", source, stream, accumulate)
 
-    def variant(self, config: TrainingConfig) -> "Feed":
+    def variant(self, config: TrainingConfig) -> "InputPipeline":
         """The same data for another run's config; a dataset may draw from the seed, so another seed builds it anew."""
         if config.seed != self.config.seed:
-            other = Feed(self.task, config, self._given["train"], self._given["validation"], self.interrupted)
+            other = InputPipeline(self.task, config, self._given["train"], self._given["validation"], self.interrupted)
         else:
             other = copy.copy(self)
             other.config = config
@@ -103,7 +103,7 @@ class Feed:
     # --- who reads ----------------------------------------------------------------------------------------------
 
     def _workers(self, source: Any) -> int:
-        wanted = source.workers_wanted if isinstance(source, HookedSource) else 0
+        wanted = source.workers_wanted if isinstance(source, ForeignSource) else 0
         return self.config.data.num_workers or wanted
 
     def _start_workers(self, source: Any) -> None:

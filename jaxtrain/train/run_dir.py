@@ -15,7 +15,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from torch_bridge.layouts import abstract
 
 
@@ -144,8 +144,8 @@ def load_model(
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
-    skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: task.trainable(key, config))
+    params, frozen, buffers = model_def.split(model)
     parts = {"params": params, "frozen": frozen, "buffers": buffers}
     if config.optim.ema_decay is not None:
         parts["params"], parts["ema"] = params, params
@@ -153,4 +153,4 @@ def load_model(
     loaded = checkpoints.restore_parts(step, parts, device)
     averaged = config.evaluation.averaged if averaged is None else averaged
     weights = (loaded.get("ema") if averaged else None) or loaded["params"]
-    return task, config, skeleton.merge(weights, loaded.get("frozen", {}), loaded.get("buffers", {})), step
+    return task, config, model_def.merge(weights, loaded.get("frozen", {}), loaded.get("buffers", {})), step

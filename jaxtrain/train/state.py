@@ -43,7 +43,7 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Skeleton:
+class ModelDef:
     """A model's structure: with its arrays it is the model again. `split` and `merge` are cheap and traceable."""
 
     graphdef: Any
@@ -54,7 +54,7 @@ class Skeleton:
     stay_finite: frozenset[str]  # keys of the buffers that need no protection from a step whose loss is NaN
 
     @classmethod
-    def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "Skeleton":
+    def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "ModelDef":
         """Marks every variable with its key, so that a part of the model knows its parameters' names."""
         for path, variable in nnx.iter_graph(model):
             if isinstance(variable, nnx.Variable):

@@ -21,7 +21,7 @@ from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, traced_hparams, xla_flags
 from jaxtrain.runtime.folder_lock import FolderLock
-from jaxtrain.runtime.launch import told_by_first
+from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
@@ -36,11 +36,11 @@ from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import model_flops
 from jaxtrain.train.init_state import Start, placed_shape
-from jaxtrain.train.input_pipeline import Feed
+from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
-from jaxtrain.train.step.train_step import Packed, Step, make_train_step, repeat
-from jaxtrain.train.tracking.throughput import Work
+from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
+from jaxtrain.train.tracking.throughput import StepCost
 from jaxtrain.train.tracking.tracker import Tracker
 from torch_bridge import state_dict as bridge
 
@@ -88,13 +88,15 @@ class Trainer:
         self.precision = POLICIES[self.config.precision.policy]
         interrupted = lambda: self.preemption.due
         with cpu_threads.limited(None if abstract else self.config.shard.threads):  # a run's; abstract: its owner's
-            self.data = Feed(self.task, self.config, train_dataset, val_dataset, interrupted)  # before JAX's backend
+            self.data = InputPipeline(
+                self.task, self.config, train_dataset, val_dataset, interrupted
+            )  # before JAX's backend
             self.config = self.data.config
             self.layout = make_layout(self.config.shard, self.task.shard_rules, devices)
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self.start = Start(self.task, self.resolved, self.layout, model)
-        self.skeleton, self.optimizer = self.start.skeleton, self.start.optimizer
+        self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
         if abstract:
             self.state = self.start.abstract()
@@ -146,8 +148,8 @@ class Trainer:
     def variant(self, config: TrainingConfig) -> "Trainer":
         """A trainer at the start of another run, which shares this one's data and compiled programs.
 
-        config: of the same code; numbers (Task.numbers), rates, schedule and run folder may differ. Raises ValueError
-        for any other. A user's own model is not built anew, so a trainer that was given one has no variants.
+        config: of the same code; numbers (Task.traced_hparams), rates, schedule and run folder may differ. Raises
+        ValueError for any other. A user's own model is not built anew, so a trainer that was given one has no variants.
         """
         config = with_defaults(self.task, config)
         if self.user_model is not None:
@@ -193,7 +195,7 @@ class Trainer:
             failed = False
             raise
         except Exception as error:
-            lost = watchdog.name_the_lost() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
+            lost = watchdog.find_lost_process() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
             if lost:
                 raise ProcessLostError(
                     f"{lost}. Start the same command again to go on from the last checkpoint"
@@ -209,7 +211,7 @@ class Trainer:
     def _locked(self) -> Iterator[None]:
         """The run folder is this run's alone; process 0 holds the lock for all."""
         lock = FolderLock(self.folder)
-        told_by_first("lock", lock.acquire)
+        broadcast_from_process_zero("lock", lock.acquire)
         try:
             yield
         finally:
@@ -223,11 +225,11 @@ class Trainer:
         if step is not None:
             self.state = origin.restore(step, self.state)
             loop.restore(origin.meta(step))
-            tracker.say(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
+            tracker.info(f"resumed from {origin.folder / str(step)} at step {step} of {self.total_steps}")
             for change in run_dir.changes(self.folder, self.config):
-                tracker.say(f"changed since then: {change}")
+                tracker.info(f"changed since then: {change}")
             if step == self.total_steps:
-                tracker.say("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
+                tracker.info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
         elif config.init_from is not None:
             loop.start_from(init_from.apply(self, config.init_from))
         if origin is not checkpoints:
@@ -248,32 +250,32 @@ class Trainer:
         """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""
         if resume not in ("auto", "never"):
             other = self.checkpoints(tracker.warn, pathlib.Path(resume))
-            step = told_by_first("resume", lambda: other.newest_good(set_aside=False))
+            step = broadcast_from_process_zero("resume", lambda: other.newest_good(set_aside=False))
             if step is None:
                 raise UserError(f"--resume {resume}: no checkpoint under {other.folder}")
             return other, step
-        found = told_by_first("latest", checkpoints.latest)
+        found = broadcast_from_process_zero("latest", checkpoints.latest)
         if resume == "never" and found is not None:
             raise UserError(
                 f"{self.folder}: holds checkpoints up to step {found} and --resume never would start over them; choose "
                 "another run.dir, or move the folder away"
             )
-        return checkpoints, told_by_first("resume", checkpoints.newest_good)
+        return checkpoints, broadcast_from_process_zero("resume", checkpoints.newest_good)
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
         return self._compiled(self.step(), steps)
 
-    def packed_train_step(self, steps: int = 1) -> tuple[Compiled, Packed]:
+    def packed_train_step(self, steps: int = 1) -> tuple[Compiled, StackedMetrics]:
         """The same with its metrics as one vector, and who knows the names of its elements."""
 
-        def make() -> tuple[Compiled, Packed]:
-            packed = Packed(self.step())
+        def make() -> tuple[Compiled, StackedMetrics]:
+            packed = StackedMetrics(self.step())
             return self._compiled(packed, steps), packed
 
-        return self.kept(("train", steps), make)
+        return self.cached(("train", steps), make)
 
-    def kept(self, key: tuple, make: Callable[[], Any]) -> Any:
+    def cached(self, key: tuple, make: Callable[[], Any]) -> Any:
         """What this trainer or a variant of it compiled under this key, or compiles now."""
         if key not in self._programs:
             self._programs[key] = make()
@@ -286,11 +288,11 @@ class Trainer:
 
     def step(self) -> Step:
         """One training step, not compiled."""
-        return make_train_step(self.task, self.resolved, self.skeleton, self.optimizer, self.precision, self.layout)
+        return make_train_step(self.task, self.resolved, self.model_def, self.optimizer, self.precision, self.layout)
 
     def _compiled(self, step: Step, steps: int) -> Compiled:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
-        repeated = repeat(step, steps, looped=on_cpu)
+        repeated = repeat(step, steps, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
         shapes = batch_shapes(self.source("train"))
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
@@ -305,11 +307,11 @@ class Trainer:
         wanted = deterministic | xla_flags.options(devices.size)
         return jax.jit(function, compiler_options=wanted or None, **options)
 
-    def work(self) -> Work:
+    def work(self) -> StepCost:
         """What one step is worth, but for its FLOPs, which the compiled step knows."""
         precision = self.config.precision
         peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
-        return Work(self.config.data.batch_size, None, self.layout.mesh.size, peak)
+        return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
 
     def model_flops(self, flops: float) -> float:
         return model_flops(flops, self.config.train.remat)
@@ -343,11 +345,11 @@ class Trainer:
         floats = {"factor": schedules.table(self.schedule, self.total_steps), "lr_scale": lr_scale, **rates}
         floats |= {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
         floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
-        return floats | {"numbers": traced_hparams.given(self.config, self.task.numbers)}
+        return floats | {"numbers": traced_hparams.given(self.config, self.task.traced_hparams)}
 
-    def numbers(self) -> dict[str, jax.Array]:
-        """The settings that the step takes as arrays (Task.numbers)."""
-        return jax.device_put(traced_hparams.given(self.config, self.task.numbers), self.layout.replicated)
+    def traced_hparams(self) -> dict[str, jax.Array]:
+        """The settings that the step takes as arrays (Task.traced_hparams)."""
+        return jax.device_put(traced_hparams.given(self.config, self.task.traced_hparams), self.layout.replicated)
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
@@ -365,13 +367,13 @@ class Trainer:
 
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.data.evaluation(split)
-        columns, numbers = self.columns(loader), self.numbers()
+        columns, numbers = self.columns(loader), self.traced_hparams()
 
         def make() -> Compiled:
             jitted = self.jit(self.evaluation_step(), out_shardings=self.layout.replicated)
             return Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
 
-        compiled = self.kept(("evaluate", split), make)
+        compiled = self.cached(("evaluate", split), make)
 
         def run() -> dict[str, float]:
             params = self.evaluated_params()
@@ -383,13 +385,13 @@ class Trainer:
                     yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
                 self.preemption.proceed()  # batches may have ended because it would not
 
-            return evaluation.finish(self.task, self.config, *evaluation.collect(results()))
+            return evaluation.compute(self.task, self.config, *evaluation.collect(results()))
 
         return run
 
     def evaluation_step(self) -> Callable:
         """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled."""
-        step = evaluation.make_eval_step(self.task, self.config, self.skeleton, self.precision)
+        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision)
 
         def first_micro(params, frozen, buffers, batch, columns, numbers):
             return step(params, frozen, buffers, jax.tree.map(lambda leaf: leaf[0], batch), columns, numbers)
@@ -416,7 +418,7 @@ class Trainer:
 
     def model(self) -> nnx.Module:
         """The model with the current weights (the averaged ones where there are)."""
-        return self.skeleton.merge(self.state.ema or self.state.params, self.state.frozen, self.state.buffers)
+        return self.model_def.merge(self.state.ema or self.state.params, self.state.frozen, self.state.buffers)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them."""
@@ -429,14 +431,14 @@ class Trainer:
 
         Raises StateDictMismatch, which names `source`, where they do not fit.
         """
-        model = self.skeleton.merge(self.state.params, self.state.frozen, self.state.buffers)
+        model = self.model_def.merge(self.state.params, self.state.frozen, self.state.buffers)
         averaged = self.state.ema
         self.state = self.state.replace(params={}, frozen={}, buffers={}, ema={})  # an old array goes as its heir comes
         try:
             keys = bridge.load_state_dict(model, state, strict, source)
-            averaged = averaged and jax.tree.map(jnp.copy, self.skeleton.split(model)[0])
+            averaged = averaged and jax.tree.map(jnp.copy, self.model_def.split(model)[0])
         finally:
-            params, frozen, buffers = self.skeleton.split(model)
+            params, frozen, buffers = self.model_def.split(model)
             self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
         return keys
 

@@ -69,7 +69,13 @@ class Trials:
         first = self._config_at(0)
         sections = sorted({name for end in (0, 1) for name in differences(first[1], self._config_at(end)[1], first[0])})
         if sections:
-            numbers = ["optim.lr", "optim.weight_decay", "optim.clip_norm", "optim.schedule.*", *first[0].numbers]
+            numbers = [
+                "optim.lr",
+                "optim.weight_decay",
+                "optim.clip_norm",
+                "optim.schedule.*",
+                *first[0].traced_hparams,
+            ]
             raise UserError(
                 f"--vmap: trials of one program differ in numbers only, but this space changes code in "
                 f"{', '.join(sections)}. Numbers of {self.source}: {', '.join(numbers)}; 0 and null are code"

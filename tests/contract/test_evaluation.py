@@ -63,7 +63,7 @@ def test_a_batch_without_a_valid_sample_adds_nothing(name):
 def test_state_dict_round_trip_is_bit_identical(name):
     trainer = untrained(name)
     state, different = trainer.state_dict(), as_if_trained(trainer.state, updates=7)
-    model = trainer.skeleton.merge(different.params, different.frozen, different.buffers)
+    model = trainer.model_def.merge(different.params, different.frozen, different.buffers)
     load_state_dict(model, state, strict=True)
     assert_equal(state, state_dict(model))
 
@@ -107,7 +107,7 @@ def as_torch_checkpoint(trainer, state) -> dict:
     fields = ("params", "frozen", "buffers", "opt_state", "step", "updates")
     state = {name: getattr(state, name) for name in fields}
     return torch_checkpoint.tree(
-        trainer.resolved, trainer.skeleton, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
+        trainer.resolved, trainer.model_def, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
     )
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
-from torch_bridge.from_torch import TorchModule, as_arguments, from_torch
+from torch_bridge.from_torch import ConvertedModule, as_arguments, from_torch
 
 OUTPUTS, GRADIENTS = 1e-5, 1e-4  # what is promised, relative L2, float32
 
@@ -57,7 +57,7 @@ def _in_order(outputs: Any) -> Any:
     return [_in_order(value) for value in outputs] if isinstance(outputs, (list, tuple)) else outputs
 
 
-def operators_of(model: TorchModule) -> frozenset[str]:
+def operators_of(model: ConvertedModule) -> frozenset[str]:
     """Every operator in the model's recorded graphs."""
     return frozenset(
         str(node.target)

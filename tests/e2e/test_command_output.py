@@ -64,7 +64,7 @@ def test_a_quiet_run_prints_nothing_at_all(quiet_run):
 def test_a_warning_of_a_quiet_run_goes_to_the_error_output(tmp_path, capsys):
     config = TrainingConfig(run={"quiet": True}, tracking={"tensorboard": False})
     tracker = Tracker(tmp_path, config, active=True)
-    tracker.say("epoch 1")
+    tracker.info("epoch 1")
     tracker.warn("the disk is full")
     tracker.close()
     assert capsys.readouterr() == ("", "the disk is full\n")

@@ -22,7 +22,7 @@ from jaxtrain.systems.criteria_evidence import (
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora, is_adapter
 from jaxtrain.systems.criteria_evidence.pooling import SequencePooler
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from torch_bridge.layouts import Carry
 from torch_bridge.state_dict import load_state_dict
 
@@ -126,8 +126,8 @@ def split(case: dict, model: nnx.Module, unread: tuple[str, ...]):
             return is_adapter(key)
         return not (frozen_encoder and in_encoder)
 
-    skeleton = Skeleton.of(model, trainable)
-    return skeleton, *skeleton.split(model)
+    model_def = ModelDef.of(model, trainable)
+    return model_def, *model_def.split(model)
 
 
 def arguments(tensors: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -159,10 +159,10 @@ def losses_of(outputs: dict, batch: dict, weights: dict) -> dict[str, jax.Array]
 def replay_model(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     model, unread = build(case, tensors)
     inputs, batch, weights = arguments(tensors), targets(tensors), case.get("loss_weights") or {}
-    skeleton, params, frozen, buffers = split(case, model, unread)
+    model_def, params, frozen, buffers = split(case, model, unread)
 
     def loss_fn(params):
-        outputs = skeleton.merge(params, frozen, buffers)(**inputs)
+        outputs = model_def.merge(params, frozen, buffers)(**inputs)
         found = losses_of(outputs, batch, weights)
         return found["total"], (outputs, found)
 
@@ -253,8 +253,8 @@ def replay_variants(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.
     """Three steps with each optimizer, from the same weights on the same batch."""
     model, unread = build(case, tensors)
     inputs, batch, weights = arguments(tensors), targets(tensors), case.get("loss_weights") or {}
-    skeleton, params, frozen, buffers = split(case, model, unread)
-    loss_fn = lambda p: losses_of(skeleton.merge(p, frozen, buffers)(**inputs), batch, weights)["total"]
+    model_def, params, frozen, buffers = split(case, model, unread)
+    loss_fn = lambda p: losses_of(model_def.merge(p, frozen, buffers)(**inputs), batch, weights)["total"]
     grad_fn = jax.jit(jax.grad(loss_fn))
     result = {}
     for name, optim in case["variants"].items():
@@ -387,11 +387,11 @@ def run_trainer(case: dict, tensors: dict[str, np.ndarray]) -> tuple[list[dict],
     """
     settings = {**TRAINER, **case["trainer"]}
     model, unread = build(case, tensors)
-    skeleton, params, frozen, buffers = split(case, model, unread)
+    model_def, params, frozen, buffers = split(case, model, unread)
     batches, held_out = batches_of(tensors, "train"), batches_of(tensors, "val")
     optimizer, rates, schedule = optimizer_of(case["optim"], params, settings["gradient_clip"] or None)
     scheduled = case["optim"].get("scheduler", "none") not in (None, "none")
-    forward = jax.jit(lambda p, b: skeleton.merge(p, frozen, buffers)(b["input_ids"], b["attention_mask"])["logits"])
+    forward = jax.jit(lambda p, b: model_def.merge(p, frozen, buffers)(b["input_ids"], b["attention_mask"])["logits"])
 
     def loss_fn(p, batch):
         logits = forward(p, batch)

@@ -19,7 +19,7 @@ from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.schedules import OriginalRate, gen1_rate, head_rate
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from tests.compiling import OPTIMISED
 from tests.parity import fmri_pipeline
 from tests.parity.torch_order import in_torch_order
@@ -186,15 +186,15 @@ class _Case:
     def __init__(self, case, tensors, model, given):
         self.case, self.tensors, self.expects = case, tensors, case["expects"]
         load_state_dict(model, given)
-        self.skeleton = Skeleton.of(model, lambda key: True)
-        self.arrays = narrowed(self.skeleton.split(model))
+        self.model_def = ModelDef.of(model, lambda key: True)
+        self.arrays = narrowed(self.model_def.split(model))
         self.batch = widened({k: jnp.asarray(narrow(v)) for k, v in group(tensors, "in/").items()})
         self.train_mode = "train mode" in case.get("grad_of", "train mode")
         self.grad_of = "normalized" if "'normalized'" in case.get("grad_of", "") else "plain"
         self.digests = any(key.startswith("gradstat/") for key in self.expects)
 
     def model(self, arrays=None):
-        return self.skeleton.merge(*(arrays or self.arrays))
+        return self.model_def.merge(*(arrays or self.arrays))
 
     def kinds(self, prefix: str) -> list[str]:
         return sorted({key.split("/")[1] for key in self.expects if key.startswith(prefix)})
@@ -215,7 +215,7 @@ class _Case:
 
     def evaluation(self) -> dict:
         model, batch = self.model(), self.batch
-        run = jax.jit(lambda arrays: self._evaluate(self.skeleton.merge(widened(arrays[0]), *arrays[1:]), batch))
+        run = jax.jit(lambda arrays: self._evaluate(self.model_def.merge(widened(arrays[0]), *arrays[1:]), batch))
         outputs, before_round = run(self.arrays)
         rows = {
             "fmri_correlation_rows": metrics.compute_correlation_metric(outputs["predicted_fmri"], batch["fmri"]),
@@ -237,9 +237,9 @@ class _Case:
         batch = narrowed(self.batch)
 
         def run(arrays):
-            model = self.skeleton.merge(*arrays)
+            model = self.model_def.merge(*arrays)
             outputs = model(batch["video"], batch["audio"], batch["text"], batch["fmri"], rngs=Rngs(jax.random.key(0)))
-            return outputs, self.skeleton.split(model)[2]
+            return outputs, self.model_def.split(model)[2]
 
         outputs, buffers = jax.jit(in_torch_order(run))(self.arrays)
         internal = {key: value for key, value in outputs.items() if key.endswith("_loss")}
@@ -248,11 +248,11 @@ class _Case:
         return out | self.report("buffers_after_train_forward", buffers)
 
     def loss(self, params, buffers, batch, kind, training: bool):
-        model = self.skeleton.merge(params, {}, buffers)
+        model = self.model_def.merge(params, {}, buffers)
         rngs = Rngs(jax.random.key(0)) if training else None
         outputs = model(batch["video"], batch["audio"], batch["text"], rngs=rngs)
         total, parts = criterion(kind, self.case["loss_weights"])(outputs, *(batch[name] for name in FIELDS))
-        return total, (parts, self.skeleton.split(model)[2])
+        return total, (parts, self.model_def.split(model)[2])
 
     def gradient(self) -> dict:
         params, _, buffers = self.arrays
@@ -305,7 +305,7 @@ class _Case:
         return out | {f"trainer/loss_dict/{n}": np.array([point["parts"][n] for point in trace]) for n in names}
 
     def saved(self, params, buffers) -> dict:
-        return state_dict(self.skeleton.merge(params, {}, buffers))
+        return state_dict(self.model_def.merge(params, {}, buffers))
 
     def train_batches(self, given: dict):
         stored = group(self.tensors, "in_trainer/")
@@ -340,13 +340,13 @@ def replay_encoders(case: dict, tensors) -> dict[str, np.ndarray]:
         relu_first = not name.startswith("audio")
         model = DenseEncoder(x.shape[1], sizes, [0.0] * layers, rngs=nnx.Rngs(0), relu_first=relu_first)
         load_state_dict(model, weights)
-        skeleton = Skeleton.of(model, lambda key: True)
-        params, _, buffers = skeleton.split(model)
+        model_def = ModelDef.of(model, lambda key: True)
+        params, _, buffers = model_def.split(model)
 
-        def loss(params, name=name, skeleton=skeleton, buffers=buffers, x=x):
-            model = skeleton.merge(params, {}, buffers)
+        def loss(params, name=name, model_def=model_def, buffers=buffers, x=x):
+            model = model_def.merge(params, {}, buffers)
             y = model(x, Rngs(jax.random.key(0)))
-            return (y * tensors[f"{name}/in/cot"]).sum(), (y, skeleton.split(model)[2])
+            return (y * tensors[f"{name}/in/cot"]).sum(), (y, model_def.split(model)[2])
 
         (total, (y, moved)), grads = jax.value_and_grad(loss, has_aux=True)(params)
         out |= prefixed(f"{name}/param/", weights) | prefixed(f"{name}/grad/", grads)

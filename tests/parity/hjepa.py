@@ -15,14 +15,14 @@ from jaxtrain.systems.hjepa import regularizers, rope, tokens
 from jaxtrain.systems.hjepa.config import LossConfig
 from jaxtrain.systems.hjepa.ema import momentum_at, move_towards
 from jaxtrain.systems.hjepa.loss_registry import build
-from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA, Outputs
 from jaxtrain.systems.hjepa.planner import goal_distance, rollout
 from jaxtrain.systems.hjepa.schedules import OriginalProcedure
 from jaxtrain.systems.hjepa.task import is_trainable
 from jaxtrain.systems.hjepa.vit import Encoder, ViTSize, vit_size
 from jaxtrain.systems.hjepa.world_model import LeWorldModel
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from tests.parity.hjepa_parts import BASE, numbers_in, parameters_of, replay_evaluation, replay_losses, replay_masks
 from torch_bridge.layouts import named_variables
 from torch_bridge.state_dict import load_state_dict
@@ -80,12 +80,12 @@ def in_lists(mask: np.ndarray) -> tokens.Masked:
 
 def forward_outputs(model, tensors) -> tuple[dict, Outputs, list]:
     """`out/*` of one evaluation forward, the forward's own outputs, and the validity that the original reports."""
-    skeleton = Skeleton.of(model, lambda key: True)
+    model_def = ModelDef.of(model, lambda key: True)
     masked = in_lists(tensors["in/mask"])
 
     @jax.jit
     def run(params, frozen, buffers, images, mask):
-        live = skeleton.merge(params, frozen, buffers)
+        live = model_def.merge(params, frozen, buffers)
         outputs = live(images, mask, masked)
         valid = live.original_validity(masked)
         found = {"out/context_features": outputs.context_features, "out/target_features": outputs.target_features}
@@ -99,11 +99,11 @@ def forward_outputs(model, tensors) -> tuple[dict, Outputs, list]:
         found["out/encode_context_nomask"] = live.encode_context(images)
         return found, outputs._replace(masked=None), valid
 
-    return run(*skeleton.split(model), jnp.asarray(tensors["in/images"]), jnp.asarray(tensors["in/mask"]))
+    return run(*model_def.split(model), jnp.asarray(tensors["in/images"]), jnp.asarray(tensors["in/mask"]))
 
 
-def compared(model, outputs, directions, masks=None) -> Compared:
-    return Compared(outputs.predictions, outputs.targets, outputs.context_features, masks, directions)
+def compared(model, outputs, directions, masks=None) -> LossInputs:
+    return LossInputs(outputs.predictions, outputs.targets, outputs.context_features, masks, directions)
 
 
 def replay_model(case: dict, tensors: dict) -> dict:
@@ -123,15 +123,15 @@ def replay_model(case: dict, tensors: dict) -> dict:
 
 
 def _gradients(model, loss, directions, tensors) -> dict:
-    skeleton = Skeleton.of(model, lambda key: True)
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: True)
+    params, frozen, buffers = model_def.split(model)
     masked = in_lists(tensors["in/mask"])
 
     def value(params, buffers, images, mask):
-        live = skeleton.merge(params, frozen, buffers)
+        live = model_def.merge(params, frozen, buffers)
         outputs = live(images, mask, masked, rngs=Rngs(jax.random.key(0)))
         terms = loss(compared(live, outputs, directions), outputs.target_features)
-        return terms["loss"], (terms, outputs.predictions, outputs.targets, skeleton.split(live)[2])
+        return terms["loss"], (terms, outputs.predictions, outputs.targets, model_def.split(live)[2])
 
     step = jax.jit(jax.value_and_grad(value, has_aux=True))
     (_, (terms, predictions, targets, buffers)), grads = step(params, buffers, tensors["in/images"], tensors["in/mask"])
@@ -168,25 +168,25 @@ def _after_training(case: dict, model, loss, directions, tensors) -> dict:
         procedure = OriginalProcedure(
             training, case["trainer"]["steps_per_epoch"] * training.get("accumulation_steps", 1)
         )
-    skeleton = Skeleton.of(model, lambda key: is_trainable(key, None))
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: is_trainable(key, None))
+    params, frozen, buffers = model_def.split(model)
     optimizer, decay = training_optimizer(training, params)
     state = optimizer.init(params)
 
     @functools.partial(jax.jit, static_argnums=6)
     def micro_batch(params, frozen, buffers, images, mask, momentum, length):
         def value(params):
-            live = skeleton.merge(params, frozen, buffers)
+            live = model_def.merge(params, frozen, buffers)
             masked = tokens.Masked(*tokens.masked_patches(mask, length), length)
             outputs = live(images, mask, masked, rngs=Rngs(jax.random.key(0)))
             terms = loss(compared(live, outputs, directions), outputs.target_features)
-            return terms["loss"], skeleton.split(live)[2]
+            return terms["loss"], model_def.split(live)[2]
 
         (_, moved), grads = jax.value_and_grad(value, has_aux=True)(params)
-        live = skeleton.merge(params, frozen, moved)
+        live = model_def.merge(params, frozen, moved)
         if live.target_encoder is not None:
             move_towards(live.target_encoder, live.context_encoder, momentum)
-        return grads, *skeleton.split(live)[1:]
+        return grads, *model_def.split(live)[1:]
 
     update = jax.jit(optimizer.update)
     summed, step = None, 0
@@ -264,9 +264,9 @@ def replay_rope(case: dict, tensors: dict) -> dict:
     images, mask = jnp.asarray(tensors["in/images"]), jnp.asarray(tensors["in/mask"])
     found = {"out/context_masked": context(images, mask), "out/context_nomask": context(images)}
     found["out/target"] = target(images)
-    skeleton = Skeleton.of(context, lambda key: True)
-    params, frozen, buffers = skeleton.split(context)
-    loss = lambda params: jnp.square(skeleton.merge(params, frozen, buffers)(images, mask)).mean()
+    model_def = ModelDef.of(context, lambda key: True)
+    params, frozen, buffers = model_def.split(context)
+    loss = lambda params: jnp.square(model_def.merge(params, frozen, buffers)(images, mask)).mean()
     found["loss/loss"], grads = jax.jit(jax.value_and_grad(loss))(params)
     found |= {f"grad/context.{key}": value for key, value in grads.items()}
     key = next(key for key in case if key.startswith("ema_momenta_returned_for_steps"))
@@ -329,20 +329,20 @@ def _train_world_model(case: dict, model, tensors: dict) -> dict:
         "t_max": t_max,
         "lambda_": lambda_,
     }
-    skeleton = Skeleton.of(model, lambda key: True)
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: True)
+    params, frozen, buffers = model_def.split(model)
 
     @jax.jit
     def step(params, buffers):
         def value(params):
-            live = skeleton.merge(params, frozen, buffers)
+            live = model_def.merge(params, frozen, buffers)
             outputs = live(frames, actions, rngs=Rngs(jax.random.key(0)))
             wanted = jax.lax.stop_gradient(outputs.target_embeddings)
             prediction = jnp.square(outputs.prediction_inputs - wanted).mean()
             rows = outputs.embeddings.reshape(-1, outputs.embeddings.shape[-1])
             statistic = regularizers.sigreg_statistic(rows, jnp.asarray(tensors["in/sigreg_slices"]), **test)
             terms = {"prediction": prediction, "sigreg": statistic, "loss": prediction + weight * statistic}
-            return terms["loss"], (terms, outputs, skeleton.split(live)[2])
+            return terms["loss"], (terms, outputs, model_def.split(live)[2])
 
         return jax.value_and_grad(value, has_aux=True)(params)
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtrain.systems.hjepa import losses, masks, regularizers
 from jaxtrain.systems.hjepa.knn import KNN
 from jaxtrain.systems.hjepa.linear_probe import LinearProbe
-from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.transforms import eval_transform
 from torch_bridge.layouts import named_variables
@@ -71,7 +71,9 @@ def _loss_of(entry: dict, inputs: dict):
         options = {key: entry[key] for key in _HJEPA_OPTIONS if key in entry}
         given = _levels(inputs, "mask") if entry.get("masks") else None
         return lambda floats: losses.hjepa(
-            Compared(_levels(floats, "pred"), _levels(floats, "target"), masks=given), masked_mean="position", **options
+            LossInputs(_levels(floats, "pred"), _levels(floats, "target"), masks=given),
+            masked_mean="position",
+            **options,
         )
     if kind in ("CombinedLoss", "HierarchicalCombinedLoss"):
         return _combined_of(entry)
@@ -145,7 +147,7 @@ def _combined_of(entry: dict):
     }
 
     def function(floats):
-        given = Compared(
+        given = LossInputs(
             _levels(floats, "pred"), _levels(floats, "target"), floats["context"] if entry.get("context") else None
         )
         weight = entry.get("vicreg_weight", 0.1)
@@ -181,7 +183,7 @@ def _contrastive_of(entry: dict):
     }
     options = {key: entry[key] for key in ("jepa_weight", "contrastive_weight", "temperature") if key in entry}
     return lambda floats: losses.contrastive(
-        Compared(_levels(floats, "pred"), _levels(floats, "target")),
+        LossInputs(_levels(floats, "pred"), _levels(floats, "target")),
         floats[entry.get("view_i", "context")],
         floats[entry.get("view_j", "context2")],
         jepa=jepa,

@@ -16,7 +16,7 @@ from jaxtrain.systems.set_completion.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import SetCompletionModel, masked_mean
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder, sae_loss, token_influence
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from torch_bridge.state_dict import load_state_dict, state_dict
 
 BLOCKS = {
@@ -91,8 +91,8 @@ class Training:
     """A model, its optimizer and their state, stepped by the core's own optimizer."""
 
     def __init__(self, model, *, lr, weight_decay, clip_norm, beta1=0.9, beta2=0.999, eps=1e-8, untrained=()):
-        self.skeleton = Skeleton.of(model, lambda key: key not in untrained)
-        self.params, self.frozen, self.buffers = self.skeleton.split(model)
+        self.model_def = ModelDef.of(model, lambda key: key not in untrained)
+        self.params, self.frozen, self.buffers = self.model_def.split(model)
         config = OptimConfig(lr=lr, weight_decay=weight_decay, clip_norm=clip_norm, beta1=beta1, beta2=beta2, eps=eps)
         self.optimizer = optimizers.build(config, self.params, lambda key: "default")
         self.opt_state = self.optimizer.init(self.params)
@@ -100,10 +100,10 @@ class Training:
         self._jitted = {}
 
     def model(self):
-        return self.skeleton.merge(self.params, self.frozen, self.buffers)
+        return self.model_def.merge(self.params, self.frozen, self.buffers)
 
     def take(self, model) -> None:
-        self.params, self.frozen, self.buffers = self.skeleton.split(model)
+        self.params, self.frozen, self.buffers = self.model_def.split(model)
 
     def step(self, loss_fn, *batch, after=None):
         """One update with loss_fn(model, *batch) -> (loss, aux); the loss, aux, gradients and their norm."""
@@ -116,17 +116,17 @@ class Training:
 
     def _update(self, loss_fn, after, params, frozen, buffers, opt_state, lr, *batch):
         def value(params):
-            model = self.skeleton.merge(params, frozen, buffers)
+            model = self.model_def.merge(params, frozen, buffers)
             loss, aux = loss_fn(model, *batch)
-            return loss, (aux, self.skeleton.split(model)[2])
+            return loss, (aux, self.model_def.split(model)[2])
 
         (loss, (aux, buffers)), grads = jax.value_and_grad(value, has_aux=True)(params)
         rates = {"default": lr}, {"default": jnp.float32(self.weight_decay)}
         params, opt_state, norm = self.optimizer.update(grads, opt_state, params, *rates)
         if after is not None:
-            model = self.skeleton.merge(params, frozen, buffers)
+            model = self.model_def.merge(params, frozen, buffers)
             after(model)
-            params, frozen, buffers = self.skeleton.split(model)
+            params, frozen, buffers = self.model_def.split(model)
         return (params, frozen, buffers, opt_state), (loss, aux, grads, norm)
 
 
@@ -138,11 +138,11 @@ def replay_block(case, tensors):
     load_state_dict(block, group(tensors, "param/"))
     given = group(tensors, "in/")
     cotangent, mask = given.pop("cotangent"), given.pop("key_padding_mask", None)
-    skeleton = Skeleton.of(block, lambda key: True)
-    params = skeleton.split(block)[0]
+    model_def = ModelDef.of(block, lambda key: True)
+    params = model_def.split(block)[0]
 
     def run(params, given):
-        block = skeleton.merge(params, {}, {})
+        block = model_def.merge(params, {}, {})
         names = ("query", "key") if case["class"] == "MultiheadAttentionBlock" else ("x",)
         y = block(*(given[name] for name in names if name in given), mask=mask)
         return (y * cotangent).sum(), y
@@ -254,7 +254,7 @@ def replay_train_loop(case, tensors):
         weight_decay=settings["weight_decay"],
         clip_norm=settings["clip_grad_norm"],
     )
-    evaluate = jax.jit(lambda *arrays, batch: loss_fn(training.skeleton.merge(*arrays), batch)[0])
+    evaluate = jax.jit(lambda *arrays, batch: loss_fn(training.model_def.merge(*arrays), batch)[0])
     plateau = Plateau(settings["learning_rate"], settings["scheduler_factor"], settings["scheduler_patience"])
     stopping = EarlyStopping(settings["patience"], tie_is_improvement=True)
     train, validation = numbered(tensors, "train"), numbered(tensors, "val")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from jaxtrain.data.sources import HookedSource
+from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy, to_torch
 
@@ -22,7 +22,7 @@ class TorchRandom:
     same = staticmethod(torch.equal)
 
 
-class TorchHooks(HookedSource):
+class TorchHooks(ForeignSource):
     """What a torch dataset expects of the process that reads it."""
 
     dataset: Any

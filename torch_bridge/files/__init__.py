@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from torch_bridge.files import safetensors
-from torch_bridge.lazy_array import Leaf, as_leaf, map_leaves
+from torch_bridge.lazy_array import LazyArray, as_leaf, map_leaves
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files
@@ -73,7 +73,7 @@ def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:
     return {key: np.asarray(leaf) for key, leaf in open_weights(path).items()}
 
 
-def open_weights(path: str | pathlib.Path) -> dict[str, Leaf]:
+def open_weights(path: str | pathlib.Path) -> dict[str, LazyArray]:
     """The state dict in a .pt, a .safetensors or a Hugging Face folder, its arrays still in the file.
 
     A checkpoint dict of a training loop gives its weights (checkpoint.WEIGHT_KEYS).
@@ -110,7 +110,7 @@ FOLDER_FILES = (  # in this order; a tied weight is in model.pt under both names
 )
 
 
-def _open_folder(folder: pathlib.Path) -> dict[str, Leaf]:
+def _open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     for name in FOLDER_FILES:
         if (folder / name).is_file():
             return _open_sharded(folder, name) if name.endswith(".json") else open_weights(folder / name)
@@ -118,7 +118,7 @@ def _open_folder(folder: pathlib.Path) -> dict[str, Leaf]:
     raise UserError(f"{folder}: holds no weights; wanted one of {', '.join(FOLDER_FILES)}, found {found}")
 
 
-def _open_sharded(folder: pathlib.Path, name: str) -> dict[str, Leaf]:
+def _open_sharded(folder: pathlib.Path, name: str) -> dict[str, LazyArray]:
     index = folder / name
     try:
         weight_map = json.loads(index.read_text())["weight_map"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
-from torch_bridge.lazy_array import Leaf, is_leaf
+from torch_bridge.lazy_array import LazyArray, is_leaf
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "module", "net", "weights", "model_state")
 OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer", "optimizer_states", "optim")
@@ -24,12 +24,12 @@ class TrainingCheckpoint:
     """
 
     source: pathlib.Path
-    weights: dict[str, Leaf]
+    weights: dict[str, LazyArray]
     optimizer: dict[str, Any] | None = None
     scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] | None = None
-    ema: dict[str, Leaf] = dataclasses.field(default_factory=dict)
-    carried: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+    ema: dict[str, LazyArray] = dataclasses.field(default_factory=dict)
+    carried: dict[str, LazyArray] = dataclasses.field(default_factory=dict)
     step: int | None = None
     updates: int | None = None
 
@@ -62,7 +62,7 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
     )
 
 
-def weights(value: Any, path: pathlib.Path) -> dict[str, Leaf]:
+def weights(value: Any, path: pathlib.Path) -> dict[str, LazyArray]:
     """The state dict inside what a file holds: the value itself, or what it keeps under one of WEIGHT_KEYS."""
     while isinstance(value, Mapping) and (inner := _first(value, WEIGHT_KEYS)) is not None:
         value = inner

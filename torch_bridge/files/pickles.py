@@ -11,7 +11,7 @@ import torch
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
-from torch_bridge.lazy_array import Leaf, as_leaf, map_leaves, read_file
+from torch_bridge.lazy_array import LazyArray, as_leaf, map_leaves, read_file
 
 # Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
 _SCALAR = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]
@@ -99,7 +99,7 @@ def _map_tensors(tree: Any, function) -> Any:
     return tree
 
 
-def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> Leaf:
+def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> LazyArray:
     """tensor: a fake one, whose storage knows where in the file its data is (torch's notes on serialization)."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones")
@@ -119,7 +119,7 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> Le
             return flat.reshape(size)
         return np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
 
-    return Leaf(size, dtype, read, fresh=True)
+    return LazyArray(size, dtype, read, fresh=True)
 
 
 def write_file(tree: Any, path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from torch_bridge.lazy_array import Leaf, read_file
+from torch_bridge.lazy_array import LazyArray, read_file
 
 DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -29,7 +29,7 @@ class Damaged(ValueError):
     """The file breaks the format's rules."""
 
 
-def open_file(path: pathlib.Path) -> dict[str, Leaf]:
+def open_file(path: pathlib.Path) -> dict[str, LazyArray]:
     """Every tensor as a Leaf, in the file's order. Raises Damaged."""
     header, start, size = _header(path)
     entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"])
@@ -39,7 +39,7 @@ def open_file(path: pathlib.Path) -> dict[str, Leaf]:
         dtype, shape, (first, last) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
         if first != expected or last - first != math.prod(shape) * dtype.itemsize:
             raise Damaged(f"{key}: its {last - first} bytes at {first} do not fit {entry['dtype']} {list(shape)}")
-        leaves[key] = Leaf(shape, dtype, _reader(path, shape, dtype, start + first), fresh=True)
+        leaves[key] = LazyArray(shape, dtype, _reader(path, shape, dtype, start + first), fresh=True)
         expected = last
     if start + expected != size:
         raise Damaged(f"it has {size} bytes, its header announces {start + expected}")

@@ -6,7 +6,7 @@ import importlib
 from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
 from jaxtrain.systems.criteria_evidence.data import build_data
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
-from jaxtrain.systems.criteria_evidence.metrics import finish, statistics
+from jaxtrain.systems.criteria_evidence.metrics import compute, eval_statistics
 from jaxtrain.systems.criteria_evidence.model import build_model, param_group, trainable
 from jaxtrain.systems.criteria_evidence.original_config import ORIGINAL
 from jaxtrain.systems.criteria_evidence.procedure import loss, outputs, schedule
@@ -68,8 +68,8 @@ def _task(architecture: str) -> Task:
         build_data=of(build_data),
         loss=loss,
         outputs=outputs,
-        statistics=statistics,
-        finish=finish,
+        eval_statistics=eval_statistics,
+        compute=compute,
         trainable=of(trainable),
         param_group=param_group,
         initial_weights=initial_weights,
@@ -78,7 +78,7 @@ def _task(architecture: str) -> Task:
         twin=TorchTwin(
             build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export), hf_files=_tokenizer_files
         ),
-        numbers=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
+        traced_hparams=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
         original=ORIGINAL,
         tiny_config=f"{architecture}_tiny",
     )

@@ -15,7 +15,7 @@ from jaxtrain.systems.criteria_evidence import encoder_config, lora
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 from torch_bridge.layouts import named_variables
-from torch_bridge.lazy_array import Leaf
+from torch_bridge.lazy_array import LazyArray
 from torch_bridge.state_dict import compare, explain
 
 BASE_PREFIXES = ("bert.", "roberta.", "deberta.")
@@ -174,4 +174,4 @@ def tokenizer_files(config: Any, tokenizer: Any) -> dict[str, str]:
 
 
 def as_array(value: Any) -> Any:
-    return value if isinstance(value, (Leaf, np.ndarray)) else np.asarray(value)
+    return value if isinstance(value, (LazyArray, np.ndarray)) else np.asarray(value)

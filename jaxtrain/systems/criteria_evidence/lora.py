@@ -10,7 +10,7 @@ from jaxtrain import nn
 from jaxtrain.config import Section
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
-from torch_bridge.lazy_array import Leaf
+from torch_bridge.lazy_array import LazyArray
 
 ADAPTER = "default"  # peft's name for the only adapter
 
@@ -101,6 +101,6 @@ def merge(state: dict, scale: float) -> dict:
         stem = key.removesuffix(".base_layer.weight")
         if stem != key:
             down, up = state[f"{stem}.lora_A.{ADAPTER}.weight"], state[f"{stem}.lora_B.{ADAPTER}.weight"]
-            value = Leaf(value.shape, np.dtype(value.dtype), functools.partial(_sum, value, up, down, scale))
+            value = LazyArray(value.shape, np.dtype(value.dtype), functools.partial(_sum, value, up, down, scale))
         merged[plain] = value
     return merged

@@ -34,7 +34,7 @@ def decode(start_logits, end_logits, decode, visible):
     return best // tokens, best % tokens
 
 
-def statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config: Any) -> Statistics:
+def eval_statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config: Any) -> Statistics:
     """Rows: class probabilities and labels, predicted and true span ends; sums: for the original's epoch loss."""
     rows: dict[str, Any] = {}
     if "logits" in outputs:
@@ -54,7 +54,7 @@ def statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config: Any
     return Statistics(sums, rows)
 
 
-def finish(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any) -> dict[str, float]:
+def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any) -> dict[str, float]:
     """criteria: accuracy, f1_*, precision_macro, recall_macro, auroc. evidence: start_accuracy, end_accuracy, span_em,
     span_f1. Both together: the same with the prefixes criteria_ and evidence_, and joint_score."""
     classes, spans = {}, {}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
-from jaxtrain.task import Original
+from jaxtrain.task import LegacyConfig
 
 ARCHITECTURES = ("criteria", "evidence", "share", "joint")
 SCHEDULES = {"constant": "constant", "none": "constant"} | {
@@ -206,7 +206,7 @@ MODEL = (
     "criteria.dropout criteria.layer_num criteria.hidden_dims evidence.dropout"
 ).split()
 
-ORIGINAL = Original(
+ORIGINAL = LegacyConfig(
     name="psy (psy_agents_noaug)",
     keys=frozenset(
         {*TRAINING, *(f"training.{name}" for name in TRAINING)}

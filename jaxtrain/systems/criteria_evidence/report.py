@@ -53,8 +53,8 @@ def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[s
     source = data.source_of(corpus, rows, config)
 
     @jax.jit
-    def statistics(batch):
-        return metrics.statistics(outputs(model, batch), batch, config).rows
+    def eval_statistics(batch):
+        return metrics.eval_statistics(outputs(model, batch), batch, config).rows
 
     collected: dict[str, list] = {}
     for first in range(0, len(rows), size):
@@ -65,7 +65,7 @@ def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[s
         else:
             batch = source[padded]
         batch |= {"valid": np.arange(size) < len(positions), "index": padded.astype(np.int32)}
-        for key, value in jax.device_get(statistics(batch)).items():
+        for key, value in jax.device_get(eval_statistics(batch)).items():
             collected.setdefault(key, []).append(np.asarray(value)[: len(positions)])
     return {key: np.concatenate(values) for key, values in collected.items()}
 

@@ -2,7 +2,7 @@
 
 from jaxtrain.systems.digits.config import Data, Model
 from jaxtrain.systems.digits.data import build_data, collate
-from jaxtrain.systems.digits.losses import finish, loss, outputs, statistics
+from jaxtrain.systems.digits.losses import compute, eval_statistics, loss, outputs
 from jaxtrain.systems.digits.model import build_model
 from jaxtrain.task import Task, TorchTwin
 
@@ -31,10 +31,10 @@ TASKS = {
         collate=collate,
         loss=loss,
         outputs=outputs,
-        statistics=statistics,
-        finish=finish,
+        eval_statistics=eval_statistics,
+        compute=compute,
         twin=TorchTwin(build=_build_twin, call=_call_twin, loss=_twin_loss),
-        numbers=("seed", "model.dropout"),
+        traced_hparams=("seed", "model.dropout"),
         tiny_config="digits_tiny",
     )
 }

@@ -17,9 +17,9 @@ def outputs(model, batch):
     return model(batch["image"])
 
 
-def statistics(logits, batch, config) -> Statistics:
+def eval_statistics(logits, batch, config) -> Statistics:
     return Statistics(sums={"correct": correct(logits, batch["label"], batch["valid"]), "count": batch["valid"].sum()})
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     return {"accuracy": ratio(sums["correct"], sums["count"])}

@@ -7,11 +7,11 @@ from jaxtrain.systems.fmri_autoencoder.data import build_data
 from jaxtrain.systems.fmri_autoencoder.original_config import ORIGINAL
 from jaxtrain.systems.fmri_autoencoder.task import (
     build_model,
-    finish,
+    compute,
+    eval_statistics,
     loss,
     outputs,
     schedule,
-    statistics,
 )
 from jaxtrain.task import Task, TorchTwin
 
@@ -30,14 +30,14 @@ COMMON = {
     "build_data": build_data,
     "loss": loss,
     "outputs": outputs,
-    "statistics": statistics,
-    "finish": finish,
+    "eval_statistics": eval_statistics,
+    "compute": compute,
     "schedule": schedule,
     "report": _later("report", "report"),
     "twin": TorchTwin(**{name: _later("torch_twin", name) for name in ("build", "call", "loss")}),
     "couples_samples": True,
     "original": ORIGINAL,
-    "numbers": (
+    "traced_hparams": (
         "seed",
         "model.encoder_dropout",
         "model.decoder_dropout",

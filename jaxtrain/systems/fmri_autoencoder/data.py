@@ -45,13 +45,13 @@ def build_data(config, split: str) -> ScanSource | None:
     )
 
 
-def prepare(config, say=lambda line: None, bar=lambda items, name: items) -> Recording:
+def prepare(config, info=lambda line: None, bar=lambda items, name: items) -> Recording:
     """The prepared recording of a config; what the cache lacks is made now, raw files too where they are synthetic."""
     folder = pathlib.Path(config.data.data_dir)
     if config.data.synthetic == "raw" and not (folder / synthetic.FILM_NAME).exists():
-        say(f"writing a synthetic recording into {folder}")
+        info(f"writing a synthetic recording into {folder}")
         synthetic.write_raw(folder, plan_of(config))
-    return Pipeline(Settings.of(config), say, bar).run()
+    return Pipeline(Settings.of(config), info, bar).run()
 
 
 def planted(config) -> Recording:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
-from jaxtrain.task import Original
+from jaxtrain.task import LegacyConfig
 
 HEAD_ONLY = {"use_encodec", "audio_frames_per_tr", "gradient_checkpointing", "frame_skip", "fps", "video_frames_per_tr"}
 MODEL = (
@@ -119,7 +119,7 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-ORIGINAL = Original(
+ORIGINAL = LegacyConfig(
     name="sherlock (giblet)",
     keys=frozenset(
         {field.name for field in dataclasses.fields(TrainingConfig)}

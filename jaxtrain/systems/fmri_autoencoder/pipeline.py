@@ -82,11 +82,11 @@ class Pipeline:
     say: called with one line per stage. bar: wraps an iterable with a progress bar.
     """
 
-    def __init__(self, settings: Settings, say=lambda line: None, bar=lambda items, name: items):
+    def __init__(self, settings: Settings, info=lambda line: None, bar=lambda items, name: items):
         self.settings, self.data = settings, settings.data
         self.raw = pathlib.Path(self.data.data_dir)
         self.cache = cache.cache_of(self.data)
-        self.say, self.bar = say, bar
+        self.info, self.bar = info, bar
 
     def run(self) -> Recording:
         """Every stage. Raises UserError naming all raw files that are missing."""
@@ -129,7 +129,7 @@ class Pipeline:
 
     def _stage(self, name: str, key: dict[str, Any], *arguments) -> pathlib.Path:
         folder = self.cache.folder(name, key)
-        self.say(f"{name}: {folder}{' (ready)' if folder.exists() else ''}")
+        self.info(f"{name}: {folder}{' (ready)' if folder.exists() else ''}")
         return self.cache.build(name, key, lambda out: getattr(self, f"_make_{name}")(out, *arguments))
 
     # --- raw files ----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.synthetic:
         overrides.append("data.synthetic=raw")
     _, config = config_io.load(arguments.config, overrides)
-    recording = prepare(config, say=print, bar=progress)
+    recording = prepare(config, info=print, bar=progress)
     stimuli = {name: list(array.shape) for name, array in recording.stimuli.items()}
     held = sum(array.nbytes for array in recording.stimuli.values())
     shape = [len(recording.fmri), *recording.fmri[0].shape]

@@ -62,7 +62,7 @@ def outputs(model, batch) -> dict:
     return {name: found[name] for name in OUTPUTS}
 
 
-def statistics(outputs, batch, config) -> Statistics:
+def eval_statistics(outputs, batch, config) -> Statistics:
     prediction, target = (z.astype(jnp.float32) for z in (outputs["predicted_fmri"], batch["fmri"]))
     valid = batch["valid"]
     over_valid = lambda values: jnp.where(valid, values, 0).sum()
@@ -78,7 +78,7 @@ def _prefixed(prediction, batch) -> dict:
     return {f"voxel_{name}": value for name, value in voxel_sums(prediction, batch["fmri"], batch["valid"]).items()}
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """voxel_correlation: Pearson over time, averaged over voxels; `_p90` the voxel better than nine in ten. The mean
     predictor's are 0. fmri_correlation and fmri_r2: over voxels, averaged over volumes, as the original reports them.
     fmri_mse_of_mean: error of predicting every voxel by its mean, beside the model's fmri_mse."""

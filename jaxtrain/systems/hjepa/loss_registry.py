@@ -9,7 +9,7 @@ import jax
 
 from jaxtrain.systems.hjepa import losses
 from jaxtrain.systems.hjepa.config import LossConfig
-from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.regularizers import Terms, sigreg, slices, vicreg
 
 PURE = ("hjepa", "jepa", "smoothl1", "mse", "huber")
@@ -19,12 +19,12 @@ PURE = ("hjepa", "jepa", "smoothl1", "mse", "huber")
 class LossFunction:
     """call: Compared -> terms with "loss". num_slices: random directions that it wants in `Compared.directions`."""
 
-    call: Callable[[Compared], Terms]
+    call: Callable[[LossInputs], Terms]
     num_slices: int = 0
     fixed_slices: bool = False
     views: bool = False  # wants target_features as the second view of class tokens
 
-    def __call__(self, compared: Compared, target_features=None) -> Terms:
+    def __call__(self, compared: LossInputs, target_features=None) -> Terms:
         return self.call(compared, target_features) if self.views else self.call(compared)
 
     def directions(self, width: int, rngs):
@@ -88,7 +88,7 @@ def jepa_options(config: LossConfig, masked_mean: str = "image") -> dict:
     }
 
 
-def _per_level(function, weights, detach_targets: bool, options: dict, compared: Compared) -> Terms:
+def _per_level(function, weights, detach_targets: bool, options: dict, compared: LossInputs) -> Terms:
     """sum over levels of weight * function(prediction, target): how `vicreg` and `sigreg` train here. The original's
     classes of these names cannot be called by its trainer."""
     terms: Terms = {}

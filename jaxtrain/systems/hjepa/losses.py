@@ -1,6 +1,6 @@
 """The training losses of H-JEPA and their registry.
 
-Each is a function of a `Compared` and gives a dict of scalars whose "loss" is minimised; names and values are those
+Each is a function of `LossInputs` and gives a dict of scalars whose "loss" is minimised; names and values are those
 of the torch original. Masks: bool [batch, token] per level, True = counts.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtrain.systems.hjepa.regularizers import Terms, normalize, ntxent, sigreg_statistic, vicreg
 
 
-class Compared(NamedTuple):
+class LossInputs(NamedTuple):
     """What a loss may look at. predictions, targets: per level [batch, token, width].
 
     context: [batch, 1 + token, width] of the context encoder, class token first. masks: per level, or None.
@@ -41,7 +41,7 @@ def element_loss(difference, loss_type: str, huber_delta: float = 1.0):
 
 
 def hjepa(
-    compared: Compared,
+    compared: LossInputs,
     *,
     loss_type: str = "smoothl1",
     hierarchy_weights: float | list[float] = 1.0,
@@ -124,7 +124,7 @@ def halves(features, rows=None):
 
 
 def combined(
-    compared: Compared,
+    compared: LossInputs,
     *,
     jepa: dict,
     vicreg_options: dict,
@@ -159,7 +159,7 @@ def combined(
     return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
 
-def _level_views(compared: Compared, level: int, on_targets: bool):
+def _level_views(compared: LossInputs, level: int, on_targets: bool):
     prediction, target = compared.predictions[level], compared.targets[level]
     if on_targets:
         return target, prediction, compared.rows
@@ -169,7 +169,7 @@ def _level_views(compared: Compared, level: int, on_targets: bool):
 
 
 def hierarchical_combined(
-    compared: Compared, *, jepa: dict, vicreg_configs: list[dict], vicreg_weight: float | list[float] = 0.1
+    compared: LossInputs, *, jepa: dict, vicreg_configs: list[dict], vicreg_weight: float | list[float] = 0.1
 ) -> Terms:
     """H-JEPA plus a VICReg of its own for every level: vicreg_configs holds each one's arguments."""
     base = hjepa(compared, **jepa)
@@ -184,7 +184,7 @@ def hierarchical_combined(
     return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
 
 
-def hjepa_sigreg(compared: Compared, *, jepa: dict, sigreg_loss_weight: float = 1.0, **test) -> Terms:
+def hjepa_sigreg(compared: LossInputs, *, jepa: dict, sigreg_loss_weight: float = 1.0, **test) -> Terms:
     """H-JEPA plus SIGReg's statistic on the halves of the batch of context features; their distance is only logged."""
     base = hjepa(compared, **jepa)
     first, second, keep = halves(compared.context, compared.rows)
@@ -201,7 +201,7 @@ def hjepa_sigreg(compared: Compared, *, jepa: dict, sigreg_loss_weight: float = 
 
 
 def contrastive(
-    compared: Compared,
+    compared: LossInputs,
     view_i,
     view_j,
     *,

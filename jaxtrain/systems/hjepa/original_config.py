@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig
-from jaxtrain.task import Original
+from jaxtrain.task import LegacyConfig
 
 EPOCHS = 100  # the original's where its config says nothing
 
@@ -150,7 +150,7 @@ def _dotted(section: str, names: str) -> set[str]:
     return {f"{section}.{name}" for name in names.split()}
 
 
-ORIGINAL = Original(
+ORIGINAL = LegacyConfig(
     name="hjepa",
     keys=frozenset(
         {"seed", "device", "experiment.name", "experiment.seed", "experiment.output_dir"}

@@ -9,7 +9,7 @@ from jaxtrain.nn import Carry
 from jaxtrain.optim.original_schedules import one_step_late
 from jaxtrain.systems.hjepa import device_images, loss_registry, monitor, tokens
 from jaxtrain.systems.hjepa.ema import momentum_at, move_towards, parameters_by_key
-from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.views import View, views_of
@@ -94,7 +94,7 @@ def _original_update(model: HJEPA, step, config) -> None:
     model.before_update.take(model.context_encoder)
 
 
-def scalars(config, step) -> dict:
+def extra_metrics(config, step) -> dict:
     """What every logged point also holds."""
     return {"ema_momentum": momentum(config, step)} if config.model.use_target_encoder else {}
 
@@ -130,7 +130,7 @@ def _terms(model: HJEPA, view: View, outputs, config, rngs) -> dict:
     function = loss_of(config)
     masks = [counted(view.masked, level, view.valid) for level in range(model.num_hierarchies)]
     directions = function.directions(outputs.context_features.shape[-1], rngs)
-    compared = Compared(outputs.predictions, outputs.targets, outputs.context_features, masks, directions, view.valid)
+    compared = LossInputs(outputs.predictions, outputs.targets, outputs.context_features, masks, directions, view.valid)
     terms = dict(function(compared, outputs.target_features))
     terms.pop("contrastive_neg_sim", None)  # the original logs -inf
     return terms
@@ -156,12 +156,12 @@ def outputs(model: HJEPA, batch):
     return {"features": model.extract_features(images, 0).mean(1)}
 
 
-def statistics(outputs, batch, config) -> Statistics:
+def eval_statistics(outputs, batch, config) -> Statistics:
     label = batch["label"] if "label" in batch else jnp.full(batch["valid"].shape, -1)
     return Statistics(rows={"features": outputs["features"], "label": label})
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """Rank, spread and neighbours of the validation features; in percent where an accuracy."""
     return monitor.after_evaluation(rows["features"], rows["label"], config.probe)
 

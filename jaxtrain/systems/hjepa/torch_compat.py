@@ -150,7 +150,7 @@ class HJEPATrainer:
     where it holds them; a run folder's own state wins, so that the same script goes on after an interruption.
 
     A subclass may not override the parts of the loop: the step is one compiled function. What replaces them is a task
-    of your own (docs/adding_a_system.md): `loss`, `scalars` for more to log, `after_update`.
+    of your own (docs/adding_a_system.md): `loss`, `extra_metrics` for more to log, `after_update`.
     """
 
     PARTS = ("_train_epoch", "_train_step", "_validate_epoch", "_update_target_encoder", "_compute_collapse_metrics")
@@ -171,7 +171,7 @@ class HJEPATrainer:
         if overridden:
             raise UserError(
                 f"{type(self).__name__} overrides {', '.join(overridden)}, which nothing calls: the step is one "
-                "compiled function. Write it as `loss`, `scalars` or `after_update` of a task of your own "
+                "compiled function. Write it as `loss`, `extra_metrics` or `after_update` of a task of your own "
                 "(docs/adding_a_system.md)"
             )
         if config is None:

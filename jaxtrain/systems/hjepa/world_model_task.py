@@ -54,7 +54,7 @@ def outputs(model: LeWorldModel, batch):
     return {"embeddings": found.embeddings, "predictions": found.predictions}
 
 
-def statistics(outputs, batch, config) -> Statistics:
+def eval_statistics(outputs, batch, config) -> Statistics:
     embeddings, predictions = outputs["embeddings"], outputs["predictions"]
     errors = jnp.square(predictions[:, :-1] - embeddings[:, 1:]).mean((1, 2))
     still = jnp.square(embeddings[:, :-1] - embeddings[:, 1:]).mean((1, 2))
@@ -63,7 +63,7 @@ def statistics(outputs, batch, config) -> Statistics:
     return Statistics(sums={"error": total(errors), "still": total(still), "count": valid.sum()})
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """prediction_error: mean square per number. error_ratio: over that of "nothing moves"; below 1 is learning."""
     return {
         "prediction_error": float(sums["error"]) / max(float(sums["count"]), 1),

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.original_config import OWN
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
-from torch_bridge.lazy_array import Leaf
+from torch_bridge.lazy_array import LazyArray
 
 ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
@@ -56,12 +56,12 @@ def merged(config, state: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _sum(weight, a, b, scale: float) -> Leaf:
+def _sum(weight, a, b, scale: float) -> LazyArray:
     def read() -> np.ndarray:
         update = np.asarray(b).astype(np.float32) @ np.asarray(a).astype(np.float32)
         return (np.asarray(weight).astype(np.float32) + scale * update).astype(weight.dtype)
 
-    return Leaf(tuple(weight.shape), np.dtype(weight.dtype), read)
+    return LazyArray(tuple(weight.shape), np.dtype(weight.dtype), read)
 
 
 def _scratch(config, state):
@@ -107,7 +107,7 @@ def peft_folder(
 
     if any(key.startswith("memory_adapters.") for key in state):
         raise UserError(
-            "--as peft: the model reads a memory, which PEFT has no form for; train with memory.use_memory_adapter="
+            "--format peft: the model reads a memory, which PEFT has no form for; train with memory.use_memory_adapter="
             "false, or take --output F.safetensors"
         )
 

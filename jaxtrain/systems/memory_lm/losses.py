@@ -184,7 +184,7 @@ def outputs(model, batch):
     return result
 
 
-def statistics(outputs, batch, config) -> Statistics:
+def eval_statistics(outputs, batch, config) -> Statistics:
     """Sums for perplexity and for how chapters are used."""
     sums = {"nll": -outputs["log_probability"].sum(), "labels": (shifted_labels(batch) != IGNORE).sum()}
     for name, p in outputs.items():
@@ -205,7 +205,7 @@ def histograms(model, batch, config) -> dict:
     return {f"chapters/{layer}": chosen(routing) for layer, routing in run_model(model, batch).routing.items()}
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """perplexity; per memory layer the entropy in nats of the mean probability over chapters (ln C where even)."""
     import numpy as np
 

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
-from jaxtrain.task import Original
+from jaxtrain.task import LegacyConfig
 
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 STRATEGY = {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "shard_grad_op", "NO_SHARD": "ddp"}
@@ -200,7 +200,7 @@ def steps_of(training: Mapping[str, Any], micro_batches: int) -> int:
     return training["num_epochs"] * math.ceil(micro_batches / training["gradient_accumulation_steps"])
 
 
-ORIGINAL = Original(
+ORIGINAL = LegacyConfig(
     name="memory (memory_transformer)",
     keys=frozenset(
         {f"model.{name}" for name in Model.model_fields}

@@ -60,12 +60,12 @@ def measure(model, source: ArraySource, config, examples: int = 8, tokens: int =
     usage = np.asarray(model.sae.usage_ema[...])
     described = [_describe(int(i), h[:, i], usage[i], influence[:, i], names, examples, tokens) for i in order]
     alive = int((density > 0).sum())
-    return FeatureReport(features.finish(sums, {}, config), len(h), alive, len(density) - alive, described)
+    return FeatureReport(features.compute(sums, {}, config), len(h), alive, len(density) - alive, described)
 
 
 def _measure_batch(model, batch, config):
     given = features.outputs(model, batch)
-    return given["features"], dict(features.statistics(given, batch, config).sums)
+    return given["features"], dict(features.eval_statistics(given, batch, config).sums)
 
 
 def _batches(source: ArraySource) -> Iterator[tuple[dict, int]]:

@@ -158,7 +158,7 @@ def outputs(model: FeatureModel, batch) -> dict:
     }
 
 
-def statistics(given, batch, config) -> Statistics:
+def eval_statistics(given, batch, config) -> Statistics:
     x, h = given["pooled"].astype(jnp.float32), given["features"].astype(jnp.float32)
     counted = batch["valid"] & (shown(batch, config.model.padding) >= 0).any(1)
     keep = lambda values: jnp.where(counted[:, None], values, 0.0).sum(0)
@@ -176,7 +176,7 @@ def statistics(given, batch, config) -> Statistics:
     )
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """mse, l1 (mean row norm), l0 (features per set), l0_sparsity (share of all), explained_variance (of the
     activation, around its mean), dead_ratio (features that no set of the split turns on), feature_magnitude,
     miracle_distance, and what the reconstruction does to the logits. compat: original adds the cross-entropy and top-1

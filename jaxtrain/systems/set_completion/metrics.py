@@ -11,7 +11,7 @@ from jaxtrain.systems.set_completion.readers import Corpus
 from jaxtrain.task import Statistics
 
 
-def statistics(given, batch, config) -> Statistics:
+def eval_statistics(given, batch, config) -> Statistics:
     """Sums behind `finish`, of the outputs' logits [batch, token]; a token is predicted at a logit of at least 0."""
     logits, size = given["logits"], given["logits"].shape[1]
     target = multi_hot(shown({"inputs": batch["targets"]}, config.model.padding), size) > 0
@@ -47,7 +47,7 @@ def counts(logits, target, visible, counted) -> dict:
     }
 
 
-def finish(sums, rows, config) -> dict[str, float]:
+def compute(sums, rows, config) -> dict[str, float]:
     """Over all tokens (micro): precision, recall, f1, hamming (share of wrong cells). Over sets: exact_match, jaccard.
 
     completion: of the n hidden tokens, the share among the model's n best guesses that are not shown (R-precision).
@@ -78,8 +78,8 @@ def baseline(train: Corpus, columns: dict, config) -> dict[str, float]:
     logits = frequency_logits(train, config.model.vocab_size, config.model.weapon_vocab_size)
     batch = {**columns, "valid": np.ones(len(columns["weapon"]), bool)}
     given = {"logits": jnp.asarray(logits[columns["weapon"][:, 0]])}
-    sums = {name: np.asarray(value) for name, value in statistics(given, batch, config).sums.items()}
-    return finish(sums, {}, config)
+    sums = {name: np.asarray(value) for name, value in eval_statistics(given, batch, config).sums.items()}
+    return compute(sums, {}, config)
 
 
 Probability = Callable[[list[int], list[str], list[str]], np.ndarray]

@@ -17,14 +17,14 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.torch_module.torch_batch import Plan
 from jaxtrain.systems.torch_module.torch_loss import LossEntry, check_loss, main_output, takes_target
 from jaxtrain.task import Loss, Statistics, Task, TorchTwin
-from torch_bridge.from_torch import Forward, Record, TorchModule, state_of, unwrapped, write_back
+from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped, write_back
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import exception_line
 
 RESERVED = ("valid", "index")
 
 
-class Definition:
+class TorchTask:
     """What a run of a torch module consists of: the module, the recorded forward pass, the recorded loss."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Definition:
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
 
-    def build(self) -> TorchModule:
+    def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""
-        model = TorchModule(self.forward_record, self.module, self.loss_record.changed(), empty=True)
+        model = ConvertedModule(self.forward_record, self.module, self.loss_record.changed(), empty=True)
         model.definition = self
         return model
 
@@ -70,13 +70,13 @@ class Definition:
     def trainable(self, key: str) -> bool:
         return self.trained.get(key, True)
 
-    def loss(self, model: TorchModule, batch: Mapping[str, Any], rngs: Callable | None) -> Loss:
+    def loss(self, model: ConvertedModule, batch: Mapping[str, Any], rngs: Callable | None) -> Loss:
         entries = {key: batch[key] for key in self.entries}
         valid = jnp.asarray(batch["valid"])
         value, weight = self.loss_record.run(model, (entries, valid), rngs, valid)
         return Loss(value, weight)
 
-    def outputs(self, model: TorchModule, batch: Mapping[str, Any]) -> Any:
+    def outputs(self, model: ConvertedModule, batch: Mapping[str, Any]) -> Any:
         """Evaluation outputs, those with one row per sample, by name where there are several."""
         return _per_sample(self.plan.call(model, dict(batch), with_target=False), len(batch["valid"]))
 
@@ -91,7 +91,7 @@ class Definition:
         entries = {key: wide[key] for key in self.entries}
         return LossEntry(module, self.criterion, self.plan)(entries, batch["valid"])[0]
 
-    def statistics(self, outputs: Any, batch: Mapping[str, Any]) -> Statistics:
+    def eval_statistics(self, outputs: Any, batch: Mapping[str, Any]) -> Statistics:
         """Accuracy, where the output is [batch, class] and the target int [batch]."""
         logits = main_output(outputs)
         target = batch.get(self.plan.target) if self.plan.target else None
@@ -102,7 +102,7 @@ class Definition:
         return Statistics({"correct": jnp.sum(correct), "seen": jnp.sum(valid)})
 
     @staticmethod
-    def finish(sums: Mapping[str, Any]) -> dict[str, float]:
+    def compute(sums: Mapping[str, Any]) -> dict[str, float]:
         if "seen" not in sums:
             return {}
         return {"accuracy": float(sums["correct"]) / max(float(sums["seen"]), 1.0)}
@@ -113,7 +113,7 @@ class Definition:
         twin.definition = self
         return twin
 
-    def write_back(self, model: TorchModule) -> torch.nn.Module:
+    def write_back(self, model: ConvertedModule) -> torch.nn.Module:
         """Trained weights into the torch module that the definition was made from."""
         return write_back(model, self.module)
 
@@ -136,18 +136,18 @@ def task_from_module(
 
     loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: one
     collated batch in numpy, with `valid` and `index`; its batch size does not matter. options: `inputs` and `target` of
-    Definition. `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)`
+    TorchTask. `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)`
     writes trained weights into the module itself.
     Raises UserError that lists everything that cannot be converted, with the lines of the module.
     """
-    definition = Definition(module, loss, example_batch, **options)
+    definition = TorchTask(module, loss, example_batch, **options)
     return Task(
         build_model=lambda config, rngs: definition.build(),
         initial_weights=lambda config: definition.weights(),
         loss=lambda model, batch, config, rngs: definition.loss(model, batch, rngs),
         outputs=definition.outputs,
-        statistics=lambda outputs, batch, config: definition.statistics(outputs, batch),
-        finish=lambda sums, rows, config: definition.finish(sums),
+        eval_statistics=lambda outputs, batch, config: definition.eval_statistics(outputs, batch),
+        compute=lambda sums, rows, config: definition.compute(sums),
         trainable=lambda key, config: definition.trainable(key),
         twin=TorchTwin(
             build=lambda config: definition.copy(),
@@ -161,14 +161,14 @@ def task_from_module(
 # --- from YAML ------------------------------------------------------------------------------------------------------
 
 
-def definition_of(config: Any) -> Definition:
+def definition_of(config: Any) -> TorchTask:
     """The definition that a config describes; made once per process and config."""
     sections = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "data", "loss")}
     return _definition(json.dumps({**sections, "seed": config.seed}, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=4)
-def _definition(text: str) -> Definition:
+def _definition(text: str) -> TorchTask:
     sections = json.loads(text)
     model, data, loss = sections["model"], sections["data"], sections["loss"]
     torch.manual_seed(sections["seed"])
@@ -185,7 +185,7 @@ def _definition(text: str) -> Definition:
         criterion = find(loss["target"], "loss.target")
         if isinstance(criterion, type):
             criterion = construct(loss["target"], loss["kwargs"], "loss.target")
-    return Definition(module, criterion, example, model["inputs"], loss["target_key"])
+    return TorchTask(module, criterion, example, model["inputs"], loss["target_key"])
 
 
 def build_data(config: Any, split: str) -> Any:

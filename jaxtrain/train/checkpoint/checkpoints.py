@@ -158,7 +158,7 @@ class Checkpoints:
             return
         if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
             return
-        meta, history = history_file.apart(meta)
+        meta, history = history_file.split(meta)
         meta = copy.deepcopy(meta)  # the run goes on changing its own
         saving = self._saving = _Saving(step, next(_saves))
         try:
@@ -280,7 +280,7 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         folder = self.folder / str(step)
-        meta, history = history_file.apart(meta)
+        meta, history = history_file.split(meta)
         if manifest.renew(
             folder, meta | history_file.after(history, manifest.read(folder).get(history_file.WRITTEN, {}))
         ):

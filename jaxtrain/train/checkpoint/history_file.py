@@ -17,7 +17,7 @@ NAMES = ("train_history", "val_history")
 WRITTEN = "history_lines"  # in meta.json: how many entries of each are in the file; it lists those that came after
 
 
-def apart(meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
+def split(meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
     """The rest of `meta`, and its histories as they are now: they get longer, their entries stay as they are."""
     return {k: v for k, v in meta.items() if k not in NAMES}, {name: list(meta[name]) for name in NAMES if name in meta}
 

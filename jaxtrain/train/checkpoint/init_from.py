@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class WarmStart:
     """What was taken: lines to log, and the plateau rule's state where the file holds one."""
 
     lines: list[str]
     plateau: Mapping[str, Any] | None = None
 
 
-def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
+def apply(trainer: "Trainer", path: str | pathlib.Path) -> WarmStart:
     """Fill a fresh trainer from a run folder (weights), a weights file, a Hugging Face folder, or a training
     checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
 
@@ -41,7 +41,7 @@ def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
         which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
         _, _, model, step = run_dir.load_model(path, which)
         lines = _take_weights(trainer, state_dict.open_state_dict(model), path)
-        return Origin([f"started from the weights of {path} at step {step}", *lines])
+        return WarmStart([f"started from the weights of {path} at step {step}", *lines])
     if not path.exists():
         raise UserError(
             f"init_from: {path}: no such file or folder; wanted a .pt, a .safetensors or a folder with weights"
@@ -49,7 +49,7 @@ def apply(trainer: "Trainer", path: str | pathlib.Path) -> Origin:
     saved = checkpoint.open_checkpoint(path)
     lines = _take_weights(trainer, saved.weights, path)
     if saved.optimizer is None or not trainer.config.init_optimizer:
-        return Origin([f"started from the weights of {path}", *lines])
+        return WarmStart([f"started from the weights of {path}", *lines])
     return _go_on(trainer, saved, lines)
 
 
@@ -78,7 +78,7 @@ def _shapes(trainer: "Trainer"):
     """The model without arrays: flax's modules are reference cycles, which would keep the old ones for a while."""
     state = trainer.state
     parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
-    return trainer.skeleton.merge(*parts)
+    return trainer.model_def.merge(*parts)
 
 
 def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -89,10 +89,10 @@ def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return fitting, [key for key in weights if key not in fitting]
 
 
-def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> Origin:
+def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> WarmStart:
     """Moments, counters, averages and scale of a training checkpoint."""
     state, optim = trainer.state, trainer.config.optim
-    model = trainer.skeleton.merge(state.params, state.frozen, state.buffers)
+    model = trainer.model_def.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)
     back = {first[key]: key for key in state.params}
     like = torch_checkpoint.renamed(state.opt_state, first)
@@ -123,7 +123,7 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
         changes["buffers"] = state.buffers | carried
     trainer.state = state.replace(**changes)
     done = f"went on from {saved.source} at step {step} of {trainer.total_steps}: weights, optimizer and schedule"
-    return Origin([done, *lines, *notes], bridge.from_plateau(scheduler))
+    return WarmStart([done, *lines, *notes], bridge.from_plateau(scheduler))
 
 
 def _carried(value: Any, old: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import enumerate_leaves
-from jaxtrain.train.state import Skeleton, initial_scale
+from jaxtrain.train.state import ModelDef, initial_scale
 from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS
 from torch_bridge import optimizer_state as bridge
 from torch_bridge.layouts import abstract, first_names, named_variables, parameter_order
@@ -41,8 +41,8 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     precision = POLICIES[config.precision.policy]
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
-    skeleton = Skeleton.of(model, lambda key: task.trainable(key, config))
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: task.trainable(key, config))
+    params, frozen, buffers = model_def.split(model)
     params = jax.eval_shape(precision.for_storage, params)
     optimizer = optimizers.build(config.optim, params, lambda key: task.param_group(key, config))
     opt_state = jax.eval_shape(optimizer.init, params)
@@ -60,12 +60,12 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     if task.schedule is not None:
         schedule = task.schedule(config, schedule, per_epoch)
     evaluations = len(meta["val_history"])
-    return tree(config, skeleton, optimizer, arrays, schedule, per_epoch, meta["plateau"], evaluations)
+    return tree(config, model_def, optimizer, arrays, schedule, per_epoch, meta["plateau"], evaluations)
 
 
 def tree(
     config: Any,
-    skeleton: Skeleton,
+    model_def: ModelDef,
     optimizer: optimizers.Optimizer,
     state: Mapping[str, Any],
     schedule: Callable[[int], float],
@@ -75,7 +75,7 @@ def tree(
 ) -> Tree:
     """state: the fields of a TrainState. config.train.steps holds the run's length."""
     params, frozen, buffers = (state.get(name, {}) for name in ("params", "frozen", "buffers"))
-    model = skeleton.merge(params, frozen, buffers)
+    model = model_def.merge(params, frozen, buffers)
     first = first_names(model)
     step, updates = int(state["step"]), int(state["updates"])
     scale = plateau["lr"] / config.optim.lr if plateau and config.optim.lr else 1.0

@@ -19,7 +19,7 @@ def code_of(config: Any, task: Task) -> str:
     optim.pop("schedule")  # a table
     for section in (optim, *optim["groups"].values()):
         section.update({key: section.get(key) is not None for key in RATES})
-    for key in task.numbers:
+    for key in task.traced_hparams:
         *sections, leaf = key.split(".")
         section = values
         for name in sections:

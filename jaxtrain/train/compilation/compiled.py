@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.gc_control import uncollected
+from jaxtrain.runtime.gc_control import gc_disabled
 from jaxtrain.train.compilation import flops
 from jaxtrain.train.compilation.out_of_memory import OutOfMemoryError, is_out_of_memory
 
@@ -77,7 +77,7 @@ class Compiled:
         if len(self._programs) >= self.shapes:
             raise RetraceError(self._explain(self._differences(arguments)))
         started = time.perf_counter()
-        with uncollected():
+        with gc_disabled():
             traced = self.jitted.trace(*arguments)
             lowered = traced.lower()
         program = lowered.compile()

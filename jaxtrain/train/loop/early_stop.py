@@ -5,7 +5,7 @@ import math
 
 
 @dataclasses.dataclass
-class Best:
+class EarlyStopping:
     """Follows one validation metric.
 
     best: the best value ever seen; decides the best checkpoint. reference: the last value that counted as progress,

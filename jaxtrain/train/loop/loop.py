@@ -20,8 +20,8 @@ from jaxtrain.runtime.preemption import Interrupted, Preempted
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
-from jaxtrain.train.loop.early_stop import Best
-from jaxtrain.train.step.train_step import Packed
+from jaxtrain.train.loop.early_stop import EarlyStopping
+from jaxtrain.train.step.train_step import StackedMetrics
 from jaxtrain.train.tracking.histograms import Histograms
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.throughput import Throughput
@@ -29,7 +29,7 @@ from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.tracking.visualizations import Pictures
 
 if TYPE_CHECKING:
-    from jaxtrain.train.checkpoint.init_from import Origin
+    from jaxtrain.train.checkpoint.init_from import WarmStart
     from jaxtrain.train.trainer import Trainer
 
 AfterEvaluation = Callable[[int, dict[str, float]], bool]  # (step, validation metrics) -> True ends the run
@@ -48,7 +48,7 @@ class Loop:
         self.evaluate_every = _cadence(evaluation.every_steps, evaluation.every_epochs, spe)
         self.save_every = _cadence(saving.every_steps, saving.every_epochs, spe)
         self.has_validation = trainer.source("validation") is not None
-        self.best = Best(evaluation.metric, evaluation.mode, evaluation.min_delta, evaluation.patience)
+        self.best = EarlyStopping(evaluation.metric, evaluation.mode, evaluation.min_delta, evaluation.patience)
         schedule = config.optim.schedule
         self.plateau = None
         if schedule.name == "plateau":
@@ -69,7 +69,7 @@ class Loop:
         self.evaluated_step: int | None = None
         self.evaluation_due = False  # after `step`, and not done yet
         self.preemption = trainer.preemption
-        self.programs: dict[int, tuple[Compiled, Packed]] = {}
+        self.programs: dict[int, tuple[Compiled, StackedMetrics]] = {}
         self.after_evaluation: AfterEvaluation | None = None
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -81,11 +81,11 @@ class Loop:
         self.system = SystemMetrics()
         config = self.config.checkpoint
         self.step = int(self.trainer.state.step)
-        with self.preemption.attached(config.grace_s, self._rescue, self._last_checkpoint):
+        with self.preemption.attached(config.grace_s, self._emergency_save, self._last_checkpoint):
             try:
                 self._train()
             except Interrupted:
-                self._leave()
+                self._save_and_exit()
         self.system.close()
         return self.history()
 
@@ -163,7 +163,7 @@ class Loop:
         if self.due(step, self.save_every, total) or evaluated or step == total or self.checkpoints.retry_due:
             self.save(step, evaluated)
         if evaluated and self.best.stop:
-            self.tracker.say(
+            self.tracker.info(
                 f"early stop at step {step}: {self.best.metric} has not improved for {self.best.bad} evaluations; best "
                 f"{self.best.best:.6g}"
             )
@@ -205,9 +205,9 @@ class Loop:
         self.pending = self.pending[len(ready) :]
         for call, metrics in zip(ready, jax.device_get([call.metrics for call in ready]), strict=True):
             for i, row in enumerate(metrics.reshape(call.count, -1).tolist()):
-                self.take(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
+                self.on_step_end(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
 
-    def take(self, step: int, values: dict[str, float], call: "Call") -> None:
+    def on_step_end(self, step: int, values: dict[str, float], call: "Call") -> None:
         """One finished step's metrics, in order."""
         values.pop("weight")
         self.clock.add_tokens(values.pop("tokens"))
@@ -241,7 +241,7 @@ class Loop:
         what = f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}"
         if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
             self.tracker.warn(f"{what}: a spike, skipped ({self.skipped} skipped so far)")
-        elif self._endures():
+        elif self._may_continue():
             scale = f", loss scale {values['loss_scale']:g}" if "loss_scale" in values else ""
             self.tracker.warn(f"{what}{scale}: skipped ({self.skipped} skipped so far)")
         else:
@@ -256,7 +256,7 @@ class Loop:
                 "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
             )
 
-    def _endures(self) -> bool:
+    def _may_continue(self) -> bool:
         """Whether the run goes on after a step that was not finite: float16 expects some, while its scale settles."""
         if self.trainer.precision.scaled:
             return self.skipped_in_a_row <= MOST_OVERFLOWS
@@ -267,11 +267,11 @@ class Loop:
         with self.clock.phase("evaluation"), self.preemption.resting():
             metrics = self.trainer.evaluate()
         self.evaluation_due = False
-        self.conclude(step, metrics)
+        self.on_evaluation_end(step, metrics)
         with self.clock.phase("evaluation"):
             self.pictures.log(step, self.tracker)
 
-    def conclude(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_evaluation_end(self, step: int, metrics: dict[str, float]) -> bool:
         """What an evaluation's metrics change: best, plateau, the record. Whether they are the best so far."""
         if self.best.metric not in metrics:
             raise UserError(f"evaluation.metric: {self.best.metric} is unknown; this task has {', '.join(metrics)}")
@@ -289,7 +289,7 @@ class Loop:
         self.tracker.point(step, epoch, "validation", metrics)
         train = f"train loss {self.train_history[-1]['loss']:.4f}  " if self.train_history else ""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.tracker.say(f"epoch {epoch:g}  step {step}  {train}validation {shown}")
+        self.tracker.info(f"epoch {epoch:g}  step {step}  {train}validation {shown}")
         return improved
 
     def lr_scale(self) -> float:
@@ -329,18 +329,18 @@ class Loop:
             "steps_per_epoch": self.trainer.steps_per_epoch,
         }
 
-    def _leave(self) -> None:
+    def _save_and_exit(self) -> None:
         """Preempted: save, and end the process with exit code 75."""
         self._drain()
         grace_s = self.config.checkpoint.grace_s
         self.checkpoints.save_for_sure(self.trainer.state, self.step, self.meta(), grace_s)
-        self.tracker.say(
+        self.tracker.info(
             f"preempted ({self.preemption.why}): {self._last_checkpoint()}. Start the same command again to go on"
         )
         wait_for_all("preempted", grace_s)
         raise Preempted
 
-    def _rescue(self) -> None:
+    def _emergency_save(self) -> None:
         """The same from another thread, while this one compiles, evaluates or waits for data."""
         self._drain()
         self.checkpoints.save(self.trainer.state, self.step, self.meta())
@@ -363,10 +363,10 @@ class Loop:
             setattr(self, name, meta[name])
         self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]
 
-    def start_from(self, origin: "Origin") -> None:
+    def start_from(self, origin: "WarmStart") -> None:
         """Go on from what `init_from` brought."""
         for line in origin.lines:
-            self.tracker.say(line)
+            self.tracker.info(line)
         if self.plateau is not None and origin.plateau is not None:
             self.plateau.restore(dict(origin.plateau))
 
@@ -377,7 +377,7 @@ class Loop:
         trained = sum(p.size for p in trainer.state.params.values())
         fixed = sum(p.size for p in trainer.state.frozen.values())
         device = f"{trainer.layout.mesh.size} x {jax.devices()[0].device_kind}"
-        self.tracker.say(
+        self.tracker.info(
             f"{self.config.task or 'model'}: {trained:,} parameters"
             + (f" and {fixed:,} frozen" if fixed else "")
             + f", {describe_size(trainer.source('train'))} samples, {trainer.total_steps - self.step:,} steps of "
@@ -388,7 +388,7 @@ class Loop:
         work = self.clock.work
         if work.flops is None and program.flops:
             self.clock.work = dataclasses.replace(work, flops=self.trainer.model_flops(program.flops) / count)
-        self.tracker.say(f"compiled: {self.trainer.compile_count}; the step alone {program.seconds:.1f} s")
+        self.tracker.info(f"compiled: {self.trainer.compile_count}; the step alone {program.seconds:.1f} s")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _program(trainer: "Trainer", clip: bool) -> Compiled:
     train = resolved.train.model_copy(update={"nan_policy": "ignore", "spike_factor": None})
     config = resolved.model_copy(update={"train": train})
     optimizer = trainer.optimizer if clip else dataclasses.replace(trainer.optimizer, clip_norm=None)
-    step = make_train_step(trainer.task, config, trainer.skeleton, optimizer, trainer.precision, trainer.layout)
+    step = make_train_step(trainer.task, config, trainer.model_def, optimizer, trainer.precision, trainer.layout)
     jitted = trainer.jit(
         repeat(step, 1), donate_argnums=0, out_shardings=(trainer.start.shardings, trainer.layout.replicated)
     )

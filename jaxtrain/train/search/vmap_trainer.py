@@ -19,7 +19,7 @@ from jaxtrain.task import Statistics
 from jaxtrain.train import evaluation, run_dir
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.loop.loop import Call, Loop, NotFiniteError
-from jaxtrain.train.step.train_step import Packed, repeat
+from jaxtrain.train.step.train_step import StackedMetrics, repeat
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.throughput import Throughput
 from jaxtrain.train.tracking.tracker import Tracker
@@ -106,15 +106,15 @@ class Population:
             axis = 0 if count == 1 else 1
             yield first, count, jax.tree.map(lambda *x: jnp.stack(x, axis), *(batch for _, _, batch in together))
 
-    def _program(self, count: int) -> tuple[Compiled, Packed]:
-        def make() -> tuple[Compiled, Packed]:
-            packed = Packed(self.first.step())
+    def _program(self, count: int) -> tuple[Compiled, StackedMetrics]:
+        def make() -> tuple[Compiled, StackedMetrics]:
+            packed = StackedMetrics(self.first.step())
             mapped = jax.vmap(packed, in_axes=(0, None if self.same_order else 0, 0, None))
             on_cpu = self.first.layout.mesh.devices.flat[0].platform == "cpu"
-            jitted = self.first.jit(repeat(mapped, count, looped=on_cpu), donate_argnums=0)
+            jitted = self.first.jit(repeat(mapped, count, as_loop=on_cpu), donate_argnums=0)
             return Compiled(jitted, "the population's step", batch=1), packed
 
-        return self.first.kept(("population", len(self.members), self.same_order, count), make)
+        return self.first.cached(("population", len(self.members), self.same_order, count), make)
 
     def _take(self, call: Call, metrics: jax.Array) -> None:
         """metrics: [member, name], or [step, member, name] of several steps."""
@@ -124,7 +124,7 @@ class Population:
                 if self.ended[k]:
                     break
                 try:
-                    loop.take(call.first + i + 1, dict(zip(call.names, rows[i, k].tolist(), strict=True)), call)
+                    loop.on_step_end(call.first + i + 1, dict(zip(call.names, rows[i, k].tolist(), strict=True)), call)
                 except NotFiniteError as error:
                     self.errors[k], self.ended[k] = error, True
 
@@ -134,7 +134,7 @@ class Population:
             loop = self.loops[k]
             if self.ended[k]:
                 continue
-            if loop.conclude(step, metrics):
+            if loop.on_evaluation_end(step, metrics):
                 loop.step = step
                 meta = json.dumps(loop.meta(evaluated=True))  # as of now: the loop goes on writing into it
                 self.best[k] = (self._part(k, state), step, meta)
@@ -151,11 +151,11 @@ class Population:
         first, size = self.first, len(self.members)
         _, stream, loader = first.data.evaluation("validation")
         step = jax.vmap(first.evaluation_step(), in_axes=(0, 0, 0, None, None, 0))
-        program = first.kept(
+        program = first.cached(
             ("evaluate together", size), lambda: Compiled(first.jit(step), "the population's evaluation", batch=3)
         )
         params = (state.ema if first.config.evaluation.averaged else {}) or state.params
-        numbers = _stack([member.numbers() for member in self.members])
+        numbers = _stack([member.traced_hparams() for member in self.members])
         columns = first.columns(loader)
         calls = ((index, 1) for index in range(stream.steps_per_epoch))
         results = [
@@ -164,7 +164,7 @@ class Population:
         ]
         own = lambda tree, k: {name: value[k] for name, value in tree.items()}
         return [
-            evaluation.finish(
+            evaluation.compute(
                 member.task,
                 member.config,
                 *evaluation.collect(Statistics(own(r.sums, k), own(r.rows, k)) for r in results),
@@ -192,7 +192,7 @@ class Population:
 
     def _part(self, k: int, state: Any) -> Any:
         """The k-th member's state, in one call for all of its arrays."""
-        take = self.first.kept(("part",), lambda: jax.jit(lambda state, k: jax.tree.map(lambda leaf: leaf[k], state)))
+        take = self.first.cached(("part",), lambda: jax.jit(lambda state, k: jax.tree.map(lambda leaf: leaf[k], state)))
         return take(state, k)
 
 

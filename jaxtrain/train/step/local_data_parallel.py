@@ -16,7 +16,7 @@ from jaxtrain.train.state import Arrays, TrainState
 Compute = Callable[[TrainState, Batch, jax.Array, jax.Array, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
 
 
-def apart(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute:
+def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute:
     """`compute` on every device's rows of the batch, with a random key of its own: what looks at the whole batch
     (BatchNorm, a contrastive loss) sees the device's rows. Traced.
 

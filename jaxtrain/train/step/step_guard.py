@@ -15,7 +15,7 @@ SPIKE_MEMORY = 0.98  # of the running mean of the gradient norm
 SPIKE_WARMUP_STEPS = 20  # updates before the mean is trusted
 
 
-class Verdict(NamedTuple):
+class GuardResult(NamedTuple):
     """finite: loss and gradients are. skipped: the update is not applied. scale, guard: the next step's."""
 
     finite: jax.Array
@@ -35,7 +35,7 @@ class Guard:
     def of(cls, config: Any, precision: Precision) -> "Guard":
         return cls(precision.scaled or config.train.nan_policy != "ignore", config.train.spike_factor)
 
-    def judge(self, state: TrainState, loss: Loss, norm: jax.Array) -> Verdict:
+    def check(self, state: TrainState, loss: Loss, norm: jax.Array) -> GuardResult:
         """norm: of the unscaled gradients, before clipping."""
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.value)
         skipped = ~finite if self.not_finite else jnp.bool_(False)
@@ -45,7 +45,7 @@ class Guard:
             limit = self.spike_factor * guard["mean_norm"]
             skipped = skipped | (trusted & (norm > limit))
             guard = _follow(guard, jnp.where(trusted, jnp.minimum(norm, limit), norm), finite)
-        return Verdict(finite | (not self.not_finite), skipped, next_scale(state.scale, finite), guard)
+        return GuardResult(finite | (not self.not_finite), skipped, next_scale(state.scale, finite), guard)
 
 
 def next_scale(scale: Arrays, finite: jax.Array) -> Arrays:

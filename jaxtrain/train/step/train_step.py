@@ -16,7 +16,7 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.prng import Rngs
 from jaxtrain.task import Batch, Loss, Task
-from jaxtrain.train.state import Arrays, Skeleton, TrainState
+from jaxtrain.train.state import Arrays, ModelDef, TrainState
 from jaxtrain.train.step import local_data_parallel, step_guard
 
 Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
@@ -24,15 +24,15 @@ Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays, ja
 
 
 def make_train_step(
-    task: Task, config: Any, skeleton: Skeleton, optimizer: Optimizer, precision: Precision, layout: Layout
+    task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer, precision: Precision, layout: Layout
 ) -> Step:
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
     batch: leaves [micro_batch, sample, ...]. hyper: `factor` float32 [updates] of the schedule, `lr` and
     `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
-    (Task.numbers). columns: the dataset, where it lives on the device.
+    (Task.traced_hparams). columns: the dataset, where it lives on the device.
     """
-    gradients = make_gradients(task, config, skeleton, precision, layout)
+    gradients = make_gradients(task, config, model_def, precision, layout)
     guard = step_guard.Guard.of(config, precision)
 
     def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
@@ -43,20 +43,20 @@ def make_train_step(
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
         norm = global_norm(grads)
-        verdict = guard.judge(state, loss, norm)
+        verdict = guard.check(state, loss, norm)
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
         rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
         params, opt_state, _ = optimizer.update(grads, state.opt_state, state.params, *rates, norm=norm, accept=accept)
 
-        kept = state.buffers | {key: buffers[key] for key in skeleton.stay_finite}
+        kept = state.buffers | {key: buffers[key] for key in model_def.stay_finite}
         buffers = _where(accept | verdict.finite, buffers, kept)
         counters = {"step": state.step + 1, "updates": state.updates + accept}
         done = state.replace(params=params, opt_state=opt_state, buffers=buffers, **counters)
         done = done.replace(scale=verdict.scale, guard=verdict.guard)
         if task.after_update is not None:
-            model = skeleton.merge(params, state.frozen, buffers)
+            model = model_def.merge(params, state.frozen, buffers)
             stale = task.after_update(model, done.updates, settings) or {}
-            params, frozen, buffers = skeleton.split(model)
+            params, frozen, buffers = model_def.split(model)
             changed = done.replace(params=params, frozen=frozen, buffers=buffers, opt_state=_forget(opt_state, stale))
             done = _where(accept, changed, done)
         if state.ema:
@@ -66,19 +66,19 @@ def make_train_step(
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": tokens}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
-        metrics |= task.scalars(settings, state.updates) if task.scalars is not None else {}
+        metrics |= task.extra_metrics(settings, state.updates) if task.extra_metrics is not None else {}
         return done, metrics | rates_of(lr)
 
     return train_step
 
 
-def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Precision, layout: Layout) -> Gradients:
+def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Gradients:
     """(state, gathered batch, numbers) -> gradients by parameter, Loss, the buffers after the forward pass and the
     batch's tokens."""
 
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
-        model = skeleton.merge(layout.gather(pieces), {}, buffers)
+        model = model_def.merge(layout.gather(pieces), {}, buffers)
         with rematerialise(config.train.remat, pieces, layout.gather if layout.gathers else None) as scope:
             value, weight, parts = task.loss(model, batch, settings, Rngs(rng))
         if scope.policy != "none" and not scope.blocks:
@@ -88,7 +88,7 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
                 "train.remat=none"
             )
         loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
-        return loss.value * scale, (loss, skeleton.split(model)[2])
+        return loss.value * scale, (loss, model_def.split(model)[2])
 
     mean_of_means = config.train.accumulate_mean == "micro"
 
@@ -98,8 +98,8 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
             accumulated = _accumulate(loss_of, config.train.accumulate_steps, mean_of_means)
             return *accumulated(state, batch, rng, scale), count_tokens(batch)
 
-    if layout.apart:
-        compute = local_data_parallel.apart(compute, layout, mean_of_means)
+    if layout.per_device:
+        compute = local_data_parallel.per_device(compute, layout, mean_of_means)
 
     def gradients(state: TrainState, batch: Batch, numbers: Arrays):
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
@@ -110,10 +110,10 @@ def make_gradients(task: Task, config: Any, skeleton: Skeleton, precision: Preci
     return gradients
 
 
-def repeat(step: Step, times: int, looped: bool = False) -> Step:
+def repeat(step: Step, times: int, as_loop: bool = False) -> Step:
     """`times` steps in one call: batches and metrics get a leading axis where there are several. One dispatch.
 
-    looped: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this
+    as_loop: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this
     makes the parameters the same bits whatever `times` is.
     """
     if times > 1:
@@ -122,10 +122,10 @@ def repeat(step: Step, times: int, looped: bool = False) -> Step:
             return jax.lax.scan(lambda state, batch: step(state, batch, hyper, columns), state, batches)
 
         return train_step
-    return _once(step) if looped else step
+    return single_step_as_loop(step) if as_loop else step
 
 
-def _once(step: Step) -> Step:
+def single_step_as_loop(step: Step) -> Step:
     step = jax.jit(step)  # traced once, for its shapes and for the loop
 
     def train_step(state, batch, hyper, columns):
@@ -145,7 +145,7 @@ def _once(step: Step) -> Step:
     return train_step
 
 
-class Packed:
+class StackedMetrics:
     """A step whose metrics are one float32 vector: one transfer to the host instead of one per value.
 
     names: of the vector's elements; known once the step is traced.

@@ -35,13 +35,13 @@ class Histograms:
         if several not in self._programs:
             self._programs[several] = self._program(several)
         for name, (counts, low, high) in jax.device_get(
-            self._programs[several](self.trainer.state, batch, columns, self.trainer.numbers())
+            self._programs[several](self.trainer.state, batch, columns, self.trainer.traced_hparams())
         ).items():
             tracker.histogram(first, name, np.asarray(counts), edges(low, high))
 
     def _program(self, several: bool):
         trainer = self.trainer
-        gradients = make_gradients(trainer.task, trainer.resolved, trainer.skeleton, trainer.precision, trainer.layout)
+        gradients = make_gradients(trainer.task, trainer.resolved, trainer.model_def, trainer.precision, trainer.layout)
 
         def histograms(state, batch, columns, numbers):
             if several:

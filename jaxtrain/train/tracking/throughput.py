@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepCost:
     """What one step is worth. flops: model FLOPs over all devices, None where unknown. peak: FLOP/s of one device."""
 
     samples: int
@@ -22,7 +22,7 @@ class Throughput:
     Seconds spent in `phase(...)` ("compile", "evaluation", "checkpoint") are no training time.
     """
 
-    def __init__(self, step: int, work: Work):
+    def __init__(self, step: int, work: StepCost):
         self.work = work
         self.seconds: dict[str, float] = {"compile": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
         self.began = self._last = time.perf_counter()

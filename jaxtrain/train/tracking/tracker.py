@@ -130,7 +130,7 @@ class Tracker:
                 self._bar.set_postfix({k: f"{v:.4g}" for k, v in values.items()}, refresh=False)
             self._bar.update(steps)
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         if self.lines:
             LOG.info(message)
 

@@ -46,7 +46,7 @@ class Pictures:
         trainer = self.trainer
         batch = gather(jax.tree.map(lambda leaf: leaf[0], batch), columns)
         compute = trainer.precision.for_compute
-        model = trainer.skeleton.merge(compute(params), compute(frozen), buffers)
+        model = trainer.model_def.merge(compute(params), compute(frozen), buffers)
         drawn = {
             kind: draw(model, batch, trainer.config) if draw is not None else {} for kind, draw in self.drawn_by.items()
         }

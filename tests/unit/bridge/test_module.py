@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtrain import UserError, nn
 from tests.contract.tasks import tiny
 from torch_bridge.datasets import to_torch
-from torch_bridge.module import TorchModule
+from torch_bridge.module import FlaxAsTorch
 
 
 class Norms(nnx.Module):
@@ -81,7 +81,7 @@ IDS = torch.tensor([[0, 1, 2], [3, 4, 0]])
 )
 def test_gradients_pass_gradcheck_in_float64(kind, shape, call, training):
     torch.manual_seed(0)
-    module = TorchModule(kind(rngs=nnx.Rngs(0))).double().train(training)
+    module = FlaxAsTorch(kind(rngs=nnx.Rngs(0))).double().train(training)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: call(module, x), (x, *module.parameters()))
 
@@ -90,7 +90,7 @@ def test_gradients_pass_gradcheck_in_float64(kind, shape, call, training):
 def test_a_torch_loop_fine_tunes_it_as_the_torch_twin(name, tmp_path):
     trainer = tiny("digits.classify", tmp_path, "model.dropout=0", "data.batch_size=16", "data.placement=host")
     twin = trainer.task.twin.build(trainer.config)
-    module = TorchModule(trainer.model())
+    module = FlaxAsTorch(trainer.model())
     twin.load_state_dict(module.state_dict(), strict=True)
     losses = []
     for network in (module, twin):
@@ -110,14 +110,14 @@ def test_a_torch_loop_fine_tunes_it_as_the_torch_twin(name, tmp_path):
 
 def test_keys_and_their_order_are_the_twins(tmp_path):
     trainer = tiny("digits.classify", tmp_path)
-    twin, module = trainer.task.twin.build(trainer.config), TorchModule(trainer.model())
+    twin, module = trainer.task.twin.build(trainer.config), FlaxAsTorch(trainer.model())
     assert list(module.state_dict()) == list(twin.state_dict())
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in twin.named_parameters()]
     assert list(trainer.state_dict()) == list(twin.state_dict())
 
 
 def test_running_statistics_move_in_training_only_and_as_torchs():
-    module, theirs = TorchModule(Norms(rngs=nnx.Rngs(0))), torch.nn.BatchNorm1d(4)
+    module, theirs = FlaxAsTorch(Norms(rngs=nnx.Rngs(0))), torch.nn.BatchNorm1d(4)
     x = torch.randn(6, 3)
     for _ in range(2):
         module(x)
@@ -136,13 +136,13 @@ def _first(module, x):
 
 
 def test_tied_weights_are_one_parameter():
-    module = TorchModule(Attends(rngs=nnx.Rngs(0)))
+    module = FlaxAsTorch(Attends(rngs=nnx.Rngs(0)))
     assert module.embedding.weight is module.tied.weight
     assert sum(name.endswith("weight") for name, _ in module.named_parameters()) == 3
 
 
 def test_outputs_keep_their_nesting_and_integers_are_64_bit():
-    module = TorchModule(Attends(rngs=nnx.Rngs(0)))
+    module = FlaxAsTorch(Attends(rngs=nnx.Rngs(0)))
     x = torch.randn(2, 3, 4)
     outputs = module(x, IDS, scale=2.0)
     assert outputs["extra"][0].dtype == torch.int64
@@ -151,7 +151,7 @@ def test_outputs_keep_their_nesting_and_integers_are_64_bit():
 
 
 def test_dropout_follows_torchs_seed_and_mode():
-    module, x = TorchModule(Drops(rngs=nnx.Rngs(0))), torch.ones(4, 8)
+    module, x = FlaxAsTorch(Drops(rngs=nnx.Rngs(0))), torch.ones(4, 8)
     torch.manual_seed(1)
     first, second = module(x), module(x)
     torch.manual_seed(1)
@@ -162,7 +162,7 @@ def test_dropout_follows_torchs_seed_and_mode():
 
 
 def test_flaxs_own_layers_change_their_mode():
-    module, x = TorchModule(PlainFlax(rngs=nnx.Rngs(0))), torch.randn(6, 3)
+    module, x = FlaxAsTorch(PlainFlax(rngs=nnx.Rngs(0))), torch.randn(6, 3)
     assert not torch.equal(module(x), module(x))
     assert module.state_dict()["norm.mean"].abs().sum() > 0
     module.eval()
@@ -170,7 +170,7 @@ def test_flaxs_own_layers_change_their_mode():
 
 
 def test_a_tensor_changed_before_backward_is_an_error_not_a_wrong_gradient():
-    module, x = TorchModule(Norms(rngs=nnx.Rngs(0))), torch.randn(5, 3)
+    module, x = FlaxAsTorch(Norms(rngs=nnx.Rngs(0))), torch.randn(5, 3)
     loss = module(x).sum()
     x.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -178,7 +178,7 @@ def test_a_tensor_changed_before_backward_is_an_error_not_a_wrong_gradient():
 
 
 def test_outputs_may_be_written_to():
-    module, x = TorchModule(Norms(rngs=nnx.Rngs(0))), torch.randn(5, 3)
+    module, x = FlaxAsTorch(Norms(rngs=nnx.Rngs(0))), torch.randn(5, 3)
     module(x).sum().backward()
     expected = module.first.weight.grad.clone()
     module.zero_grad()
@@ -188,7 +188,7 @@ def test_outputs_may_be_written_to():
 
 
 def test_frozen_parameters_get_no_gradient_and_copies_are_apart():
-    module = TorchModule(Norms(rngs=nnx.Rngs(0)))
+    module = FlaxAsTorch(Norms(rngs=nnx.Rngs(0)))
     module.first.requires_grad_(False)
     twin = copy.deepcopy(module)
     module(torch.randn(5, 3)).sum().backward()
@@ -200,13 +200,13 @@ def test_frozen_parameters_get_no_gradient_and_copies_are_apart():
 
 
 def test_the_flax_model_comes_back_with_the_weights_of_now():
-    module = TorchModule(Norms(rngs=nnx.Rngs(0)))
+    module = FlaxAsTorch(Norms(rngs=nnx.Rngs(0)))
     with torch.no_grad():
         module.last.bias.fill_(3.0)
     np.testing.assert_array_equal(module.flax_model().last.bias[...], [3.0, 3.0])
 
 
 def test_an_argument_of_no_use_is_named():
-    module = TorchModule(Attends(rngs=nnx.Rngs(0)))
+    module = FlaxAsTorch(Attends(rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match="an argument is set, wanted a tensor"):
         module(torch.randn(2, 3, 4), IDS, scale={1.0})

@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import csv_files, decoding, groundtruth, scores, splits, tokenization
 from jaxtrain.systems.criteria_evidence.alignment import find_answer_span, token_span_from_char
-from jaxtrain.train.loop.early_stop import Best
+from jaxtrain.train.loop.early_stop import EarlyStopping
 from tests.parity.criteria_evidence import span_evaluations
 from tests.unit.criteria_evidence.golden import FOLDER, assert_near, table
 
@@ -130,7 +130,7 @@ def test_span_and_joint_scores_are_the_originals():
 
 @pytest.mark.parametrize("case", table("early_stopping")["cases"])
 def test_early_stopping_follows_the_originals_trace(case):
-    best, improved = Best("x", case["mode"], case["min_delta"], case["patience"]), []
+    best, improved = EarlyStopping("x", case["mode"], case["min_delta"], case["patience"]), []
     for value in case["values"]:
         before = best.reference
         best.update(value)

@@ -14,7 +14,7 @@ from jaxtrain.nn.remat import rematerialise
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.systems.criteria_evidence import FACADE, TASKS, losses, metrics, torch_compat
 from jaxtrain.systems.criteria_evidence.config import Decode
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from tests.unit.criteria_evidence.golden import table
 
 ENCODER = {"vocab_size": 55, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -101,15 +101,15 @@ def test_dropout_rates_are_numbers_not_code():
     texts, task = [], TASKS["criteria"]
     for rate in (0.1, 0.3):
         config = settings("criteria", {"criteria": {"dropout": rate}, "encoder_dropout": rate})
-        model = task.build_model(traced_hparams.marked(config, task.numbers), nnx.Rngs(0))
-        skeleton = Skeleton.of(model, lambda key: True)
-        parts, batch = skeleton.split(model), batch_of("criteria", config)
+        model = task.build_model(traced_hparams.marked(config, task.traced_hparams), nnx.Rngs(0))
+        model_def = ModelDef.of(model, lambda key: True)
+        parts, batch = model_def.split(model), batch_of("criteria", config)
 
-        def loss(params, frozen, buffers, batch, key, numbers, config=config, skeleton=skeleton):
+        def loss(params, frozen, buffers, batch, key, numbers, config=config, model_def=model_def):
             with traced_hparams.in_force(numbers):
-                return task.loss(skeleton.merge(params, frozen, buffers), batch, config, Rngs(key)).value
+                return task.loss(model_def.merge(params, frozen, buffers), batch, config, Rngs(key)).value
 
-        arguments = (*parts, batch, jax.random.key(0), traced_hparams.given(config, task.numbers))
+        arguments = (*parts, batch, jax.random.key(0), traced_hparams.given(config, task.traced_hparams))
         lowered = jax.jit(loss).lower(*arguments)
         texts.append((lowered.as_text(), float(lowered.compile()(*arguments))))
     assert texts[0][0] == texts[1][0]
@@ -119,13 +119,13 @@ def test_dropout_rates_are_numbers_not_code():
 def test_every_layer_can_be_recomputed_with_the_same_loss_and_gradient():
     config = settings("evidence", {"encoder": {**ENCODER, "kind": "deberta", "position_buckets": 8}})
     model = TASKS["evidence"].build_model(config, nnx.Rngs(0))
-    skeleton = Skeleton.of(model, lambda key: True)
-    params, frozen, buffers = skeleton.split(model)
+    model_def = ModelDef.of(model, lambda key: True)
+    params, frozen, buffers = model_def.split(model)
     batch, counted = batch_of("evidence", config), []
 
     def loss(params, policy):
         with rematerialise(policy, {}, None) as scope:
-            merged = skeleton.merge(params, frozen, buffers)
+            merged = model_def.merge(params, frozen, buffers)
             value = TASKS["evidence"].loss(merged, batch, config, Rngs(jax.random.key(1))).value
         counted.append(scope.blocks)
         return value
@@ -139,7 +139,7 @@ def test_every_layer_can_be_recomputed_with_the_same_loss_and_gradient():
 
 def trained(architecture: str, config) -> set[str]:
     model = nnx.eval_shape(lambda: TASKS[architecture].build_model(config, nnx.Rngs(0)))
-    keys = Skeleton.of(model, lambda key: TASKS[architecture].trainable(key, config))
+    keys = ModelDef.of(model, lambda key: TASKS[architecture].trainable(key, config))
     return {key for key, kind in zip(keys.keys, keys.kinds, strict=True) if kind == "params"}
 
 
@@ -164,8 +164,8 @@ def test_frozen_layers_and_a_frozen_encoder_are_not_trained():
 def test_original_compat_reports_the_mean_of_batch_means():
     sums = {"batch_loss": 3.0, "batches": 2.0}
     rows = {"probabilities": np.array([[0.2, 0.8], [0.9, 0.1]]), "labels": np.array([1, 0])}
-    assert metrics.finish(sums, rows, settings("criteria", compat="original"))["loss"] == 1.5
-    assert "loss" not in metrics.finish({}, rows, settings("criteria"))
+    assert metrics.compute(sums, rows, settings("criteria", compat="original"))["loss"] == 1.5
+    assert "loss" not in metrics.compute({}, rows, settings("criteria"))
 
 
 def test_original_compat_follows_the_originals_schedule():

@@ -25,7 +25,7 @@ from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
 from jaxtrain.train.checkpoint import checkpoints, manifest
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints, SaveError
-from jaxtrain.train.loop.early_stop import Best
+from jaxtrain.train.loop.early_stop import EarlyStopping
 from tests.chaos.damages import DAMAGES
 from tests.unit.engine.runs import arrays, assert_same_bits, data, points, trainer
 
@@ -193,8 +193,8 @@ def test_metrics_lines_that_the_disk_refuses_are_written_later(tmp_path, monkeyp
 
 
 def test_an_early_stop_stays_one_after_a_restart(tmp_path, monkeypatch):
-    update = Best.update
-    monkeypatch.setattr(Best, "update", lambda self, value: update(self, 1.0))
+    update = EarlyStopping.update
+    monkeypatch.setattr(EarlyStopping, "update", lambda self, value: update(self, 1.0))
     settings = {**SAVING, "evaluation__every_steps": 2, "evaluation__patience": 1}
 
     def run():

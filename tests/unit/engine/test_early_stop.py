@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from jaxtrain.train.loop.early_stop import Best
+from jaxtrain.train.loop.early_stop import EarlyStopping
 
 
 def stops_after(values, **options):
-    best = Best("loss", options.pop("mode", "min"), **options)
+    best = EarlyStopping("loss", options.pop("mode", "min"), **options)
     for count, value in enumerate(values, 1):
         best.update(value)
         if best.stop:
@@ -35,13 +35,13 @@ def test_gains_that_stay_below_min_delta_in_sum_stop():
 
 
 def test_the_best_is_the_best_ever_seen_even_below_min_delta():
-    best = Best("loss", "min", min_delta=0.5)
+    best = EarlyStopping("loss", "min", min_delta=0.5)
     assert [best.update(v) for v in (1.0, 0.9, 0.95, 0.8)] == [True, True, False, True]
     assert best.best == 0.8
 
 
 def test_nan_never_is_progress():
-    best = Best("loss", "min", patience=2)
+    best = EarlyStopping("loss", "min", patience=2)
     assert [best.update(v) for v in (math.nan, 1.0, math.nan, math.nan)] == [False, True, False, False]
     assert best.stop
 
@@ -51,10 +51,10 @@ def test_max_mode():
 
 
 def test_a_resumed_count_goes_on():
-    first = Best("loss", "min", patience=3)
+    first = EarlyStopping("loss", "min", patience=3)
     for value in (1.0, 1.1, 1.2):
         first.update(value)
-    second = Best("loss", "min", patience=3)
+    second = EarlyStopping("loss", "min", patience=3)
     second.restore(first.state())
     second.update(1.3)
     assert second.stop

@@ -12,7 +12,7 @@ from jaxtrain.train.compilation import flops
 from jaxtrain.train.step.train_step import count_tokens
 from jaxtrain.train.tracking.histograms import BINS, histogram
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
-from jaxtrain.train.tracking.throughput import Throughput, Work
+from jaxtrain.train.tracking.throughput import StepCost, Throughput
 
 
 def counted(function, *arguments):
@@ -64,7 +64,7 @@ def test_peaks(kind, dtype, matmul, tflops):
 
 
 def test_rates_leave_out_evaluation_and_saving():
-    clock = Throughput(0, Work(samples=10, flops=1e6, devices=2, peak=1e9))
+    clock = Throughput(0, StepCost(samples=10, flops=1e6, devices=2, peak=1e9))
     began = clock.began
     with clock.phase("evaluation"):
         time.sleep(0.2)
@@ -78,7 +78,7 @@ def test_rates_leave_out_evaluation_and_saving():
 
 
 def test_goodput_is_the_share_of_training():
-    clock = Throughput(0, Work(samples=1))
+    clock = Throughput(0, StepCost(samples=1))
     with clock.phase("compile"):
         time.sleep(0.3)
     time.sleep(0.1)

@@ -110,7 +110,7 @@ def test_a_task_draws_its_pictures_and_histograms_after_every_evaluation(tmp_pat
 
 
 def test_a_task_logs_scalars_of_its_own_with_every_step(tmp_path):
-    trained(tmp_path, runs.task(scalars=lambda config, step: {"ema_momentum": 0.9 + 0.01 * step}))
+    trained(tmp_path, runs.task(extra_metrics=lambda config, step: {"ema_momentum": 0.9 + 0.01 * step}))
     assert [p["ema_momentum"] for p in points(tmp_path)] == pytest.approx([0.9 + 0.01 * k for k in range(8)])
 
 

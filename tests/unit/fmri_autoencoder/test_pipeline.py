@@ -30,7 +30,7 @@ def raw(tmp_path_factory):
 def made(folder, *overrides: str) -> set[str]:
     """Names of the stages that a preparation had to make."""
     lines: list[str] = []
-    prepare(config(folder, *overrides), say=lines.append)
+    prepare(config(folder, *overrides), info=lines.append)
     return {line.split(":")[0] for line in lines if not line.endswith("(ready)")}
 
 

@@ -14,7 +14,7 @@ from jaxtrain import config_io
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import task, tokens
 from jaxtrain.systems.hjepa.loss_registry import PURE
-from jaxtrain.systems.hjepa.losses import Compared
+from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.torch_loss import loss as torch_loss
 from jaxtrain.systems.hjepa.torch_twin import HJEPA as TorchHJEPA
 from jaxtrain.systems.hjepa.views import views_of
@@ -142,7 +142,7 @@ def test_every_registered_loss_gives_a_finite_gradient_and_leaves_out_padding(ki
     }
 
     def value(x):
-        given = Compared(x["p"], x["t"], x["c"], masks, function.directions(8, None), valid)
+        given = LossInputs(x["p"], x["t"], x["c"], masks, function.directions(8, None), valid)
         return function(given, 0.5 * x["c"])["loss"]
 
     loss, grads = jax.jit(jax.value_and_grad(value))(features)

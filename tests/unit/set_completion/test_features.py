@@ -101,7 +101,7 @@ def test_evaluation_metrics_equal_the_originals():
     model = SETTINGS.model.model_copy(update={"vocab_size": 20, "weapon_vocab_size": 5, "hidden_dim": 8})
     settings = SETTINGS.model_copy(update={"compat": "original", "model": model})
     pair = nnx.Dict(primary=primary, sae=sae)
-    sums_of = nnx.jit(lambda pair, batch: features.statistics(features.outputs(pair, batch), batch, settings).sums)
+    sums_of = nnx.jit(lambda pair, batch: features.eval_statistics(features.outputs(pair, batch), batch, settings).sums)
     sums = {}
     for given in batches:
         targets = np.where(given["targets"] == 19, -1, given["targets"])
@@ -109,7 +109,7 @@ def test_evaluation_metrics_equal_the_originals():
         batch["valid"] = np.ones(len(targets), bool)
         new = sums_of(pair, batch).items()
         sums = {name: np.asarray(value, np.float64) + sums.get(name, 0.0) for name, value in new}
-    got = features.finish(sums, {}, settings)
+    got = features.compute(sums, {}, settings)
     recorded = case["evaluate_sae_model(description='Test', dead_neuron_threshold=1e-6)"]
     names = {"test_mse_loss": "mse", "test_l1_loss": "l1", "test_l0_sparsity": "l0_sparsity"}
     names |= {"test_feature_magnitude": "feature_magnitude", "test_miracle_distance": "miracle_distance"}

@@ -11,7 +11,7 @@ DATA = table("dataset")
 
 def scored(logits, target, visible=None):
     visible = np.zeros(target.shape, bool) if visible is None else visible
-    return metrics.finish(
+    return metrics.compute(
         metrics.counts(jnp.asarray(logits), target, visible, jnp.ones((len(target), 1), bool)), {}, None
     )
 
@@ -46,5 +46,5 @@ def test_padded_rows_count_nowhere():
     settings = config("splat_tiny")
     batch = {"targets": np.array([[1, 2, -1], [1, 2, 3]]), "inputs": np.array([[1, -1, -1], [1, -1, -1]])}
     given = {"logits": jnp.ones((2, 140))}
-    one = metrics.statistics(given, {**batch, "valid": jnp.array([True, False])}, settings).sums
+    one = metrics.eval_statistics(given, {**batch, "valid": jnp.array([True, False])}, settings).sums
     assert (float(one["sets"]), float(one["target"]), float(one["hidden"])) == (1.0, 2.0, 1.0)

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtrain.systems.set_completion import resampling, sae_schedules
 from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder, normalize_columns, relu6, sae_loss
-from jaxtrain.train.state import Skeleton
+from jaxtrain.train.state import ModelDef
 from tests.unit.set_completion.golden import table
 
 SCHEDULES = table("schedules")
@@ -72,12 +72,12 @@ def test_only_rows_that_are_there_are_drawn():
 
 
 def _gradients(sae: SparseAutoencoder, usage_coefficient: float = 1.5, usage_gradient: bool = False) -> dict:
-    skeleton = Skeleton.of(sae, lambda key: True)
-    params, _, buffers = skeleton.split(sae)
+    model_def = ModelDef.of(sae, lambda key: True)
+    params, _, buffers = model_def.split(sae)
     x = jax.random.normal(jax.random.key(1), (32, 6))
 
     def loss(params):
-        return sae_loss(skeleton.merge(params, {}, buffers), x, 1e-3, usage_coefficient, 0.05, usage_gradient)[0]
+        return sae_loss(model_def.merge(params, {}, buffers), x, 1e-3, usage_coefficient, 0.05, usage_gradient)[0]
 
     return jax.grad(loss)(params)
 
@@ -157,25 +157,25 @@ def test_planted_directions_in_superposition_are_recovered():
 
 
 def train_on(planted, sae: SparseAutoencoder, steps: int = 4000) -> SparseAutoencoder:
-    skeleton = Skeleton.of(sae, lambda key: True)
-    params, _, buffers = skeleton.split(sae)
+    model_def = ModelDef.of(sae, lambda key: True)
+    params, _, buffers = model_def.split(sae)
     tx = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
 
     def step(carry, key):
         params, buffers, state = carry
 
         def loss(params):
-            model = skeleton.merge(params, {}, buffers)
+            model = model_def.merge(params, {}, buffers)
             total, _ = sae_loss(model, superposed(planted, key, 256, 0.04), 0.03, 0.0, 0.05)
-            return total, skeleton.split(model)[2]
+            return total, model_def.split(model)[2]
 
         grads, buffers = jax.grad(loss, has_aux=True)(params)
         updates, state = tx.update(grads, state, params)
-        model = skeleton.merge(optax.apply_updates(params, updates), {}, buffers)
+        model = model_def.merge(optax.apply_updates(params, updates), {}, buffers)
         model.normalize_decoder()
-        params, _, buffers = skeleton.split(model)
+        params, _, buffers = model_def.split(model)
         return (params, buffers, state), None
 
     keys = jax.random.split(jax.random.key(2), steps)
     (params, buffers, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, buffers, tx.init(params)))
-    return skeleton.merge(params, {}, buffers)
+    return model_def.merge(params, {}, buffers)

@@ -55,7 +55,7 @@ TASKS = {
         build_model=lambda config, rngs: Net(config.model, rngs=rngs),
         build_data=build_data,
         loss=loss,
-        numbers=("seed", "model.dropout", "loss.shrink"),
+        traced_hparams=("seed", "model.dropout", "loss.shrink"),
     )
 }
 

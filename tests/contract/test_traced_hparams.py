@@ -12,7 +12,7 @@ from tests.contract.tasks import TASKS, tiny
 @pytest.mark.parametrize("name", TASKS)
 def test_runs_that_differ_in_numbers_have_one_code_and_one_program(name, tmp_path):
     first = tiny(name, tmp_path / "first", abstract=True)
-    numbers = traced_hparams.given(first.config, first.task.numbers)
+    numbers = traced_hparams.given(first.config, first.task.traced_hparams)
     other = [f"{key}={value + 1 if key == 'seed' else value / 2:.6g}" for key, value in numbers.items()]
     rates = ["optim.lr=0.000321", "optim.weight_decay=0.0321"]
     second = tiny(name, tmp_path / "second", *rates, *other, abstract=True)
@@ -51,7 +51,7 @@ def test_a_dropout_rate_that_is_an_array_drops_as_the_same_number_does():
     @jax.jit
     def dropped(rate):
         with traced_hparams.in_force({"model.dropout": rate}):
-            return drop(traced_hparams.Number(0.9, "model.dropout"))
+            return drop(traced_hparams.TracedFloat(0.9, "model.dropout"))
 
     for rate in (0.1, 0.5):
         np.testing.assert_allclose(dropped(np.float32(rate)), jax.jit(lambda rate=rate: drop(rate))(), rtol=1e-6)

@@ -11,7 +11,7 @@ from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.task import Loss
-from jaxtrain.train.step.local_data_parallel import apart
+from jaxtrain.train.step.local_data_parallel import per_device
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, difference, trained
 
@@ -56,7 +56,7 @@ def joined():
         return {"w": jax.random.uniform(rng, (3,))}, Loss(weight, weight, {"part": weight}), buffers, weight
 
     batch = {"weight": jnp.arange(1.0, 5)[None], "id": jnp.arange(4)[None]}
-    return jax.jit(apart(compute, layout, False))({}, batch, jax.random.key(0), jnp.float32(1), {})
+    return jax.jit(per_device(compute, layout, False))({}, batch, jax.random.key(0), jnp.float32(1), {})
 
 
 def test_every_device_draws_its_own_noise(joined):

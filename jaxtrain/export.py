@@ -28,7 +28,12 @@ def main(argv: commands.Arguments = None) -> int:
     )
     p.add_argument("--hf", metavar="DIR", help="a folder that transformers' from_pretrained reads")
     p.add_argument(
-        "--format", "--as", dest="form", nargs=2, metavar=("FORM", "DIR"), help="a folder in a form of the task's own, as peft"
+        "--format",
+        "--as",
+        dest="form",
+        nargs=2,
+        metavar=("FORM", "DIR"),
+        help="a folder in a form of the task's own, as peft",
     )
     commands.add_quiet(p)
     commands.add_json(p)
@@ -102,7 +107,7 @@ def export_as(
     forms = task.twin.folders if task.twin is not None else {}
     if form not in forms:
         known = f"wanted one of {', '.join(forms)}" if forms else "its models have none; take --output F.safetensors"
-        raise UserError(f"--as {form}: unknown for {config.task}, {known}")
+        raise UserError(f"--format {form}: unknown for {config.task}, {known}")
     return forms[form](config, state, output, meta)
 
 

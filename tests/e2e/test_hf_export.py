@@ -45,7 +45,7 @@ def test_a_lora_run_is_exported_for_peft_and_other_forms_are_refused(tmp_path, c
     values |= {"run": {"dir": str(run), "quiet": True}, "shard": {"devices": 1}, "train": {"steps": 1}}
     task, config = config_io.check(values)
     Trainer(config=config, task=task).train()
-    assert export.main(["--run", str(run), "--as", "peft", str(tmp_path / "peft")]) == 0
+    assert export.main(["--run", str(run), "--format", "peft", str(tmp_path / "peft")]) == 0
     described = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert (described["r"], "lm_head" in described["target_modules"]) == (4, True)
     assert (tmp_path / "peft" / "adapter_model.safetensors").is_file()

@@ -174,7 +174,7 @@ def _original_sections(config) -> dict[str, dict[str, Any]]:
     foreign += [f"memory.{key}=prefix" for key, value in sections["memory"].items() if value == "prefix"]
     foreign += ["model.base_config"] if config.model.base_config is not None else []
     if foreign:
-        raise UserError(f"--as original: the original has no {', '.join(foreign)}; take --output F.safetensors")
+        raise UserError(f"--format original: the original has no {', '.join(foreign)}; take --output F.safetensors")
     return {name: {k: v for k, v in values.items() if k not in OWN[name]} for name, values in sections.items()}
 
 

@@ -38,7 +38,7 @@ UNDEFINED_VALUES = {  # torch leaves their memory as it is, so there is nothing 
 NO_VALUES = {  # checks, and numbers read out of tensors
     name for name, function in TABLE.items() if function.__name__ in ("no_check", "item")
 }
-IN_MODELS = {  # compared as parts of models: tests/unit/lowering/test_export_patches.py, tests/e2e/models_transformers.py
+IN_MODELS = {  # compared as parts of models: test_export_patches.py, tests/e2e/models_transformers.py
     "torch_bridge.packed_rnn.default",
     "transformers.grouped_mm_fallback.default",
 }

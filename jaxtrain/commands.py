@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, and errors without tracebacks where the user can mend them."""
+"""Provide exit codes for all commands, and errors without a traceback if the user can fix them."""
 
 import argparse
 import contextlib
@@ -71,7 +71,7 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
 
 @contextlib.contextmanager
 def _elsewhere(arguments: argparse.Namespace):
-    """What a command says: nowhere with --quiet; to the error output with --json."""
+    """Direct a command's messages: discarded with --quiet, to stderr with --json."""
     if getattr(arguments, "quiet", False):
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield

@@ -44,7 +44,7 @@ def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
-    """What became of the config of a torch project that a system replaces; None for one of this project.
+    """Translate the config of a torch project that a system replaces; return None for a config of this project.
 
     Raises UserError where it could be of several and no override `task=...` says of which.
     """

@@ -1,4 +1,4 @@
-"""What this machine offers a run: `python -m jaxtrain.doctor`."""
+"""Report what this machine offers a run: `python -m jaxtrain.doctor`."""
 
 import argparse
 import importlib.metadata

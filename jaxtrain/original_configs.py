@@ -15,7 +15,7 @@ OWN_SECTIONS = {"optim", "train", "evaluation", "precision", "shard", "tracking"
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """What became of an original's config.
+    """Hold the translation of an original's config.
 
     settings: nested, this project's. replaced: keys that need no counterpart, with the reason. unknown: keys that
     nothing reads.

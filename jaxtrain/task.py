@@ -21,7 +21,7 @@ Batch = dict[str, Any]
 
 
 class Loss(NamedTuple):
-    """What a task's loss returns: the mean over what it counts, and how much it counted.
+    """Hold the result of a task's loss: the mean, and the weight behind it.
 
     value: float scalar, the quantity to minimise, finite also where weight is 0.
     weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Accumulation, uneven batches and
@@ -35,7 +35,7 @@ class Loss(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What one evaluation batch contributes: `sums` are added over batches, `rows` ([batch, ...]) concatenated."""
+    """Hold one evaluation batch's contribution: `sums` are added over batches, `rows` ([batch, ...]) concatenated."""
 
     sums: Mapping[str, Any] = {}
     rows: Mapping[str, Any] = {}
@@ -192,7 +192,7 @@ def find_task(name: str) -> Task:
 
 
 def is_torch_module(model: Any) -> bool:
-    """Whether it is a torch.nn.Module; torch is not imported to find out."""
+    """Return True for a torch.nn.Module, without importing torch."""
     return any(
         (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in type(model).__mro__
     )

@@ -130,7 +130,7 @@ def say(study, trial) -> None:
 
 
 def outcome(study, metric: str, written: list[pathlib.Path]) -> dict:
-    """What a script wants to know of a study; best: None where no trial was finished."""
+    """Return the `--json` summary of a study; best: None if no trial has finished."""
     ended, best = study.ended(), study.best()
     found = {"study": str(study.folder), "metric": metric, "best": None}
     if best is not None:

@@ -177,7 +177,7 @@ class ConvertedModule(nnx.Module):
         _fill(self, module, {}, {*record.changed(), *changed}, empty)
 
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
-        """What torch's module gives, as arrays in dicts, tuples and lists.
+        """Compute the torch module's outputs, as arrays in dicts, tuples and lists.
 
         Arguments as the torch module takes them. `rngs=None`: evaluation mode. `rngs`: training mode, every dropout
         takes `rngs()`, and buffers such as running statistics are updated. valid: bool [batch], rows to count in batch

@@ -14,7 +14,7 @@ LEAST_TOKENS = 64  # with fewer, the scores are no larger than what they are mad
 
 
 def takes(q, k, v, mask=None, causal=False) -> bool:
-    """Whether `fused` can do it here: [batch, token, head, width] in half precision, widths in steps of 8 up to 128, a
+    """Return True if `fused` supports [batch, token, head, width] in half precision, width a multiple of 8 up to 128, a
     mask or bias [batch or 1, head or 1, query or 1, key or 1] only over even numbers of tokens, causal only with as
     many queries as keys."""
     queries, keys = q.shape[1], k.shape[1]
@@ -54,7 +54,7 @@ _kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn"
 
 @functools.cache
 def is_available() -> bool:
-    """Whether this process's device runs the kernel, found once by a small trial: forward, backward, under a mask."""
+    """Return True if this process's device runs the kernel, tried once: forward, backward, with a mask."""
     if jax.default_backend() != "gpu":
         return False
     x, mask = jnp.zeros((1, 64, 1, 64), jnp.bfloat16), jnp.ones((1, 1, 64, 64), bool)

@@ -47,7 +47,7 @@ def rematerialise(policy: str, pieces: Mapping[str, jax.Array], gather: Callable
 
 
 def recomputing() -> bool:
-    """Whether the run asks for blocks that are computed again."""
+    """Return True if the run recomputes blocks in the backward pass."""
     scope = _scope.get()
     return scope is not None and scope.policy != "none"
 

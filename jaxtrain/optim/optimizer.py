@@ -113,7 +113,7 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
 
 
 def direction(config: OptimConfig) -> transforms.Direction:
-    """What `optim.name` computes from the gradients."""
+    """Return the gradient transformation that `optim.name` selects."""
     b1, b2, eps = config.beta1, config.beta2, config.eps
     known = {
         "adamw": lambda: transforms.adam(b1, b2, eps),

@@ -1,4 +1,4 @@
-"""What a run folder tells about its run."""
+"""Read a run folder: its config, its logged points and its summary."""
 
 import dataclasses
 import json

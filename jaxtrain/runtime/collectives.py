@@ -1,4 +1,4 @@
-"""What a compiled program sends over the network, read from its optimised HLO."""
+"""Count the collectives of a compiled program and their bytes, read from its optimised HLO."""
 
 import dataclasses
 import math

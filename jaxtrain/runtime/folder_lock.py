@@ -134,7 +134,7 @@ class FolderLock:
 
 
 def _runs_here(holder: dict[str, Any]) -> bool:
-    """Whether the very process lives on this host; its number may have gone to another one."""
+    """Return True if exactly this process is alive on this host; its pid may have been reused by another one."""
     return holder["host"] == socket.gethostname() and _start_of(holder["pid"]) == holder["started"] is not None
 
 

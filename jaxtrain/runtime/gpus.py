@@ -1,9 +1,9 @@
-"""Whether this machine has GPUs, asked without starting JAX."""
+"""Detect GPUs without starting JAX."""
 
 import os
 
 
 def has_gpus() -> bool:
-    """Whether JAX will find NVIDIA GPUs here."""
+    """Return True if JAX will find NVIDIA GPUs on this machine."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return "cpu" not in platforms.split(",") and os.path.exists("/dev/nvidiactl")

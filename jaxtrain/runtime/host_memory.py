@@ -35,7 +35,7 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """What was freed goes back to the system: glibc keeps most of it, thread by thread."""
+    """Return freed memory to the system; glibc would keep most of it, in one arena per thread."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -35,7 +35,7 @@ _decisions = itertools.count()  # all processes take them in the same order
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What a launcher says of this process.
+    """Describe this process as its launcher does.
 
     local: its number on this machine; locals: processes on this machine. With more than one process per machine each
     takes the one GPU of its local number; a lone one takes all GPUs of the machine.
@@ -166,7 +166,7 @@ def say_goodbye(timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
 
 
 def broadcast_from_process_zero(topic: str, decide: Callable[[], Any]) -> Any:
-    """What process 0 decides (JSON), on every process: a shared filesystem may show each of them something else.
+    """Return process 0's decision (JSON) on every process: a shared filesystem may look different to each of them.
 
     A UserError there is raised on every process.
     """

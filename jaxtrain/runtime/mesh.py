@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def per_device(self) -> bool:
-        """Whether every device computes its rows by itself, as DistributedDataParallel does."""
+        """Return True if each device computes its own rows, as in DistributedDataParallel."""
         return self.strategy == "ddp_local"
 
     @property
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether parameters are kept in pieces and put together for use."""
+        """Return True if parameters are stored sharded and gathered for use."""
         return self.strategy in ("fsdp", "hsdp") and self.mesh.shape["fsdp"] > 1
 
     def gather(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -32,7 +32,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Who hears the signals of this process. One run at a time attaches itself; without one there is nothing to save.
+    """Handle the signals of this process. One run at a time attaches itself; without a run there is nothing to save.
 
     Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody.
     """
@@ -142,7 +142,7 @@ class Preemption:
 
     @property
     def due(self) -> bool:
-        """Whether `proceed` would raise."""
+        """Return True if `proceed` would raise."""
         return self._stop_at is not None and self._pieces >= self._stop_at
 
     @contextlib.contextmanager
@@ -200,7 +200,7 @@ class Preemption:
                     return
 
     def _votes(self, topic: str, mine: int) -> list[int]:
-        """What every process says."""
+        """Exchange one number per process; return all of them, by process."""
         if _processes() == 1:
             return [mine]
         store, prefix = _store(), f"jaxtrain/preemption/{topic}/"

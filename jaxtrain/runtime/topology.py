@@ -60,7 +60,7 @@ def devices(target: str, count: int, hosts: int | None = None) -> list:
 
 
 def memory_bytes(target: str) -> int:
-    """What a program may use of one card; the driver and the runtime take about 3 %."""
+    """Return the bytes of one GPU that a program can use; the driver and the runtime take about 3 %."""
     return int(TARGETS[target][2] * 0.97)
 
 

@@ -100,7 +100,7 @@ class Watchdog:
         )
 
     def _latest(self) -> str:
-        """Who is behind."""
+        """Name the processes that are furthest behind."""
         if len(self._seen) < 2:
             return ""
         steps = {p: w["step"] for p, (w, _) in self._seen.items()}

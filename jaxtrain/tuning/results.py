@@ -1,4 +1,4 @@
-"""What a study leaves behind: best_config.yaml, trials_history.json, plots."""
+"""Write a study's results: best_config.yaml, trials_history.json, plots."""
 
 import json
 import pathlib

@@ -104,7 +104,7 @@ class Study:
         return self.optuna.user_attrs.get("died", {})
 
     def _lost(self, trial: FrozenTrial) -> bool:
-        """Whether the worker of a running trial is no more. One without a file is on another machine."""
+        """Return True if the worker of a running trial has died. A worker without a file is on another machine."""
         worker = trial.user_attrs.get("worker")
         if worker is None:
             return datetime.datetime.now() - trial.datetime_start > datetime.timedelta(seconds=ASKING_S)

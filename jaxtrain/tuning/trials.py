@@ -47,7 +47,7 @@ class Trials:
         return config_io.check(apply(self.values, {**chosen, **own}), f"{self.source}, trial {trial.number}")
 
     def choose(self, trial: Trial) -> dict[str, Any]:
-        """What the sampler wants this trial to try."""
+        """Return the settings that the sampler chooses for this trial."""
         return self.space.choose(lambda name, setting: setting.suggest(trial, name), self.fixed)
 
     def run(self, trial: Trial) -> TrialState:

@@ -23,7 +23,7 @@ class TorchRandom:
 
 
 class TorchHooks(ForeignSource):
-    """What a torch dataset expects of the process that reads it."""
+    """Provide what a torch dataset expects of the process that reads it."""
 
     dataset: Any
     worker_init_fn: Callable[[int], None] | None = None

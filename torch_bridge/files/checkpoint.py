@@ -1,4 +1,4 @@
-"""What a training loop saved: weights, optimizer, schedule, position, under the names that such loops give them."""
+"""Find weights, optimizer, schedule and position in a training loop's checkpoint, under the names such loops use."""
 
 import dataclasses
 import pathlib

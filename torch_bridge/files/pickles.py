@@ -24,7 +24,7 @@ PLAIN_VALUES = [
 
 
 def open_file(path: pathlib.Path) -> Any:
-    """What `torch.load(path, weights_only=True)` gives, with a Leaf in place of every tensor.
+    """Read a file as `torch.load(path, weights_only=True)` does, with a LazyArray in place of every tensor.
 
     Tensors of a zip file (torch >= 1.6) are read one by one, later; an older file is read at once.
     Raises UserError for a file that is damaged or holds more than tensors and plain values.

@@ -129,7 +129,7 @@ def decompositions() -> dict[Any, Callable]:
 
 
 def _cut_gradients(graph_module: torch.fx.GraphModule) -> None:
-    """What is computed under torch.no_grad() carries no gradient; decomposition would forget that."""
+    """Stop gradients of results computed under torch.no_grad(); decomposition would lose that."""
     for inner in graph_module.modules():
         if not isinstance(inner, torch.fx.GraphModule):
             continue
@@ -217,7 +217,7 @@ def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Ob
 
 
 def _unready(module: torch.nn.Module):
-    """What cannot be recorded whatever its code says."""
+    """Find submodules that can never be exported, whatever their code."""
     for name, inner in module.named_modules():
         name = name.removeprefix("wrapped_module").removeprefix(".")
         if isinstance(inner, torch.jit.ScriptModule):
@@ -229,7 +229,7 @@ def _unready(module: torch.nn.Module):
 
 
 def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
-    """What the module itself raises when torch calls it, a copy of it; None where it runs."""
+    """Return the error that a copy of the module raises when torch calls it; None if it runs."""
     try:
         copied = copy.deepcopy(module)
     except Exception:  # what cannot be copied is not called: a call may change it

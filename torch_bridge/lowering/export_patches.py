@@ -98,7 +98,7 @@ _get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
 
 
 def _from_torch(frame) -> bool:
-    """Whether torch's own code made this call, rather than the module's."""
+    """Return True if torch's own code made this call, rather than the module's."""
     while frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "").partition(".")[0] == "torch"

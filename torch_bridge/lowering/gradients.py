@@ -39,7 +39,7 @@ def _gradient(ys, xs, slopes):
 
 
 class Context:
-    """What a Function's forward leaves for its backward."""
+    """Carry values from a Function's forward to its backward."""
 
     def __init__(self, args: tuple):
         self.needs_input_grad = tuple(map(_floating, args))

@@ -39,7 +39,7 @@ class Padded(PackedSequence):
 
 
 class _Kernels:
-    """What torch.nn.utils.rnn asks of torch._VF."""
+    """Replace the functions of torch._VF that torch.nn.utils.rnn calls."""
 
     @staticmethod
     def _pack_padded_sequence(x, lengths, batch_first):

@@ -14,7 +14,7 @@ import jax
 
 @dataclasses.dataclass
 class Call:
-    """What a lowering may know besides the operator's arguments.
+    """Hold what a lowering may use besides the operator's arguments.
 
     rngs: source of random keys, `rngs()` gives the next one; None in evaluation, where sampling operators take keys
     from a fixed seed, so that evaluation repeats itself.

@@ -18,6 +18,7 @@ test: .venv/installed-test lint
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
+	$(BIN)/lint-imports --no-cache
 
 .venv/installed-run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,7 +1,6 @@
-"""What runs in a worker process: read what is asked for, hand it over, end when the parent does.
+"""The main loop of a worker process: read the requested samples, hand them over, end when the parent does.
 
-Importing this keeps JAX off the accelerators, so that a dataset that uses jax.numpy computes on the CPU here. The fork
-server imports it first.
+The fork server imports this module first, so it needs no jax.
 """
 
 import os
@@ -11,8 +10,6 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
-
-os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jaxtrain.data.sample_reader import mix
 from jaxtrain.data.shared_memory import Ticket, Writer
@@ -33,7 +30,8 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
     for number in SIGNALS:  # a preemption of the whole job: the parent saves first, and it kills to end
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if "jax" in sys.modules:  # a spawned child has run the main script's imports first
+    os.environ["JAX_PLATFORMS"] = "cpu"  # a dataset that uses jax.numpy computes on the CPU here
+    if "jax" in sys.modules:  # imported by the main script, or by the parent before a fork
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     try:
         reader = frozen.thaw() if isinstance(frozen, Ticket) else frozen

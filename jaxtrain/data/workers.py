@@ -7,6 +7,7 @@ sooner or later. They live as long as the run, hand batches over through shared 
 import atexit
 import contextlib
 import multiprocessing
+import os
 import pickle
 import queue
 import signal
@@ -151,7 +152,7 @@ class _Team:
             arguments = (theirs, carried, self.progress, worker, workers)
             name = f"jaxtrain-worker-{worker}"
             process = context.Process(target=worker_process.main, args=arguments, name=name, daemon=True)
-            with block_signals():
+            with block_signals(), _cpu_children():
                 process.start()
             theirs.close()
             self.connections.append(ours)
@@ -252,8 +253,22 @@ def warm_up(source: Any) -> None:
     """Start the fork server now, with what the source needs, while the parent is busy elsewhere."""
     needed = ["torch"] if isinstance(source, ForeignSource) else []
     forkserver.set_forkserver_preload([worker_process.__name__, *needed])
-    with block_signals():
+    with block_signals(), _cpu_children():
         forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _cpu_children() -> Iterator[None]:
+    """Start processes whose JAX stays off the accelerators, also while they import the main script."""
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before
 
 
 @contextlib.contextmanager

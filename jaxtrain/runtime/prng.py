@@ -5,7 +5,13 @@ from flax import nnx
 
 from jaxtrain.runtime import threefry
 
-threefry.install()
+
+def install() -> None:
+    """Generate random bits as straight code in the programs that this process compiles for a CPU from now on.
+
+    The bits are the same; see runtime/threefry.py for what it saves. The Trainer calls it before it compiles.
+    """
+    threefry.install()
 
 
 class Rngs:

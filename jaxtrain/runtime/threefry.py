@@ -4,6 +4,8 @@ A loop keeps the state of the whole array in memory and is a dozen kernels to co
 uses the bits, as on a GPU. Source: Salmon et al. 2011 (Threefry-2x32, 20 rounds).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
 
+@functools.cache  # a second lowering would be traced anew
 def install() -> None:
     """For every program of this process that is compiled for a CPU from now on. A jax without these names keeps its
     own: the bits are the same."""

@@ -19,7 +19,7 @@ from jaxtrain.data.sources import as_source, batch_shapes, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
-from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, traced_hparams, xla_flags
+from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.mesh import make_layout
@@ -81,6 +81,7 @@ class Trainer:
         self.folder = run_dir.folder_of(self.config)
         self.preemption = PREEMPTION
         compile_cache.enable()
+        prng.install()
         host_memory.one_arena()
         self.compile_count = compile_cache.watch()
         jax.config.update("jax_default_matmul_precision", _MATMUL[self.config.precision.matmul])

@@ -10,6 +10,8 @@ _NAMES = {
     "Loss": "jaxtrain.task",
     "Statistics": "jaxtrain.task",
     "UserError": "jaxtrain.errors",
+    "compile": "jaxtrain.compiled_step",
+    "compile_many": "jaxtrain.compiled_step",
 }
 __all__ = list(_NAMES)
 

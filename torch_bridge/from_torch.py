@@ -113,7 +113,7 @@ class Record:
 
     def _record(self, leaves, spec, training: bool) -> Graph:
         module = self.entry.wrapped_module
-        examples = pytree.tree_unflatten([_example(leaf) for leaf in leaves], spec)
+        examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         modes = {name: inner.training for name, inner in self.entry.named_modules()}
         try:
             if training and not module.training:
@@ -149,7 +149,7 @@ def _torch_slope(value):
 _torch_slope.defvjp(lambda value: (value, None), lambda _, slope: (jnp.conj(slope),))
 
 
-def _example(leaf: Any) -> Any:
+def example_of(leaf: Any) -> Any:
     """A tensor to record with: values do not matter, shapes and dtypes do. Zeros would hide no branch, which torch
     refuses anyway; integers stay valid indices."""
     if isinstance(leaf, torch.Tensor):

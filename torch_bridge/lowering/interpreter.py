@@ -48,6 +48,21 @@ class Graph:
         """Names of the buffers that it writes."""
         return {name for kind, name in self.outputs if kind == OutputKind.BUFFER_MUTATION and name is not None}
 
+    def differentiable(self) -> set[str]:
+        """Names of the parameters that a gradient of the outputs reaches, as torch's backward() would."""
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        pairs = zip(self.outputs, output.args[0], strict=True)
+        wanted = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+        waiting = [node for (kind, _), node in pairs if kind in wanted and isinstance(node, torch.fx.Node)]
+        reached: set[torch.fx.Node] = set()
+        while waiting:
+            node = waiting.pop()
+            if node not in reached and _carries_gradient(node):
+                reached.add(node)
+                waiting += node.all_input_nodes
+        names = {node.name for node in reached if node.op == "placeholder"}
+        return {name for placeholder, name in self.placeholders if name is not None and placeholder in names}
+
     def run(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[Any, dict[str, Any]]:
         """The module's output, and the new values of the buffers that it changes, by name."""
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
@@ -98,6 +113,13 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
         structure=Structure.of(program.call_spec.out_spec),
         sizes=Sizes.of(program, inputs),
     )
+
+
+def _carries_gradient(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+        return False
+    return str(node.target) != "aten.detach.default"
 
 
 def _place(tensor: torch.Tensor) -> tuple:

@@ -1,0 +1,179 @@
+"""A torch.optim optimizer, or an optax transformation, as updates of a flat dict of parameters."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxtrain.errors import UserError
+from jaxtrain.optim import torch_rules
+
+Arrays = dict[str, jax.Array]
+Apply = Callable[[Arrays, Any, Arrays, Any], tuple[Arrays, Any]]
+
+
+class Updates(Protocol):
+    """How an optimizer moves its parameters inside a compiled step.
+
+    keys: the parameters that it holds.
+    """
+
+    keys: Sequence[str]
+
+    def trained(self) -> tuple[str, ...]:
+        """Those of its parameters that require a gradient now."""
+
+    def state(self, params: Arrays) -> Any:
+        """The optimizer's state now, as arrays."""
+
+    def switches(self) -> Any:
+        """Hashable: what of the optimizer's options decides what is compiled."""
+
+    def numbers(self) -> Any:
+        """The options that enter the step as arrays: read anew at every step."""
+
+    def compiled(self, keys: Sequence[str]) -> Apply:
+        """(gradients, state, parameters, numbers) -> parameters and state after one update of these keys. Traced."""
+
+    def after(self, keys: Iterable[str]) -> None:
+        """Called when an update of these keys is on its way."""
+
+    def write_back(self, state: Any) -> None:
+        """Put the state into the user's object, where it has one."""
+
+
+class TorchUpdate:
+    """The update of a torch.optim optimizer: its groups, options and present state are taken over.
+
+    names: id of a torch parameter -> its name. Raises UserError for an optimizer without a counterpart, or over
+    parameters that are not the module's.
+    """
+
+    def __init__(self, optimizer: Any, names: Mapping[int, str]):
+        from torch_bridge import optimizers
+
+        self.bridge, self.optimizer = optimizers, optimizer
+        self.kind = optimizers.rule_name(optimizer)
+        if self.kind not in torch_rules.RULES:
+            raise UserError(
+                f"optimizer: {self.kind} has no counterpart; there are {', '.join(torch_rules.RULES)} and every optax "
+                "GradientTransformation"
+            )
+        self.rule = torch_rules.RULES[self.kind]
+        self.groups = optimizers.parameter_names(optimizer, names)
+        self.keys = [key for group in self.groups for key in group]
+        if not optimizers.is_torchs(optimizer):
+            self._compare()
+
+    def trained(self) -> tuple[str, ...]:
+        return self.bridge.requiring_grad(self.optimizer, self.groups)
+
+    def state(self, params: Arrays) -> dict[str, torch_rules.State]:
+        saved = self.bridge.state_of(self.optimizer, self.groups)
+        made = {}
+        for options, keys in zip(self.bridge.options_of(self.optimizer), self.groups, strict=True):
+            for key in keys:
+                fresh = torch_rules.init(self.rule, params[key], options)
+                given = saved.get(key, {})
+                unknown = sorted(set(given) - set(fresh))
+                if unknown:
+                    raise UserError(
+                        f"optimizer: {self.kind} keeps {', '.join(unknown)} of {key}, which is unknown here"
+                    )
+                if given and not self.rule.counts:  # torch counts none, but a buffer means that there was an update
+                    fresh["step"] = jnp.float32(1)
+                take = lambda name, old, given=given: jnp.array(np.asarray(given[name]), old.dtype).reshape(old.shape)
+                made[key] = {name: take(name, old) if name in given else old for name, old in fresh.items()}
+        return made
+
+    def switches(self) -> tuple:
+        return tuple(torch_rules.switches_of(self.rule, group) for group in self.optimizer.param_groups)
+
+    def numbers(self) -> list[dict[str, np.ndarray]]:
+        found = []
+        for group in self.optimizer.param_groups:
+            numbers = torch_rules.numbers_of(self.rule, group)
+            found.append({name: np.float32(value) for name, value in numbers.items()})
+        return found
+
+    def compiled(self, keys: Sequence[str]) -> Apply:
+        wanted, switches = set(keys), self.switches()
+
+        def update(grads: Arrays, state: Any, params: Arrays, numbers: Any) -> tuple[Arrays, Any]:
+            new, after = {}, dict(state)
+            for group, on, n in zip(self.groups, switches, numbers, strict=True):
+                for key in group:
+                    if key in wanted:
+                        new[key], after[key] = torch_rules.apply(self.rule, grads[key], params[key], state[key], n, on)
+            return new, after
+
+        return update
+
+    def after(self, keys: Iterable[str]) -> None:
+        self.optimizer._opt_called = True  # torch's schedulers warn about a step that they did not see
+        self._updated = set(keys) | getattr(self, "_updated", set())
+
+    def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
+        updated = getattr(self, "_updated", set())
+        names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
+        host = jax.device_get({key: names(state[key]) for key in updated})
+        self.bridge.write_state(self.optimizer, self.groups, host)
+
+    def _compare(self) -> None:
+        """Run a class from elsewhere beside the rule of its name, and refuse it where they differ."""
+        group, grads, values = self.bridge.probe(self.optimizer)
+        param = jnp.asarray(values[0])
+        state = torch_rules.init(self.rule, param, group)
+        numbers = {name: np.float32(value) for name, value in torch_rules.numbers_of(self.rule, group).items()}
+        switches = torch_rules.switches_of(self.rule, group)
+        for grad, value in zip(grads, values[1:], strict=True):
+            param, state = torch_rules.apply(self.rule, jnp.asarray(grad), param, state, numbers, switches)
+            error = float(np.abs(np.asarray(param) - value).max())
+            if not error < 1e-5:
+                raise UserError(
+                    f"optimizer: {type(self.optimizer).__name__} does not follow the rule of that name (it differs by "
+                    f"{error:.2g} on a small example); give an optax GradientTransformation that does what it does"
+                )
+
+
+class OptaxUpdate:
+    """The update of any optax GradientTransformation, over all parameters that require a gradient."""
+
+    def __init__(self, transform: Any, trainable: Callable[[], tuple[str, ...]]):
+        self.transform = optax.with_extra_args_support(transform)
+        self._trainable = trainable
+        self.keys = list(trainable())
+
+    def trained(self) -> tuple[str, ...]:
+        now = self._trainable()
+        if set(now) != set(self.keys):
+            raise UserError(
+                "an optax optimizer's parameters are fixed when the step is compiled; requires_grad changed for "
+                f"{sorted(set(now) ^ set(self.keys))[0]}: compile the step anew"
+            )
+        return now
+
+    def state(self, params: Arrays) -> Any:
+        return self.transform.init(params)
+
+    def switches(self) -> tuple:
+        return ()
+
+    def numbers(self) -> None:
+        return None
+
+    def compiled(self, keys: Sequence[str]) -> Apply:
+        def update(grads: Arrays, state: Any, params: Arrays, numbers: Any) -> tuple[Arrays, Any]:
+            updates, state = self.transform.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        return update
+
+    def after(self, keys: Iterable[str]) -> None:
+        pass
+
+    def write_back(self, state: Any) -> None:
+        pass

@@ -1,0 +1,161 @@
+"""torch.optim optimizers as data: groups, options and state by parameter name, and back into the same object.
+
+Only what torch says is read here; the rules themselves are in `jaxtrain.optim.torch_rules`.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy, to_torch
+
+REFUSED = {
+    "LBFGS": "it evaluates the loss several times per step",
+    "SparseAdam": "it wants sparse gradients, which JAX does not have",
+    "Adafactor": "its update depends on the size of the parameter's own tensor; use optim.name=adafactor of a Trainer",
+    "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
+}
+PER_STEP = ("differentiable",)
+
+
+def rule_name(optimizer: torch.optim.Optimizer) -> str:
+    """The class of torch.optim that this object follows: its own, or the one whose `step` it inherits unchanged.
+
+    A class from elsewhere gives its own name, to be compared with the rule of that name before it is believed.
+    Raises UserError for an optimizer whose step has no counterpart, with the reason.
+    """
+    kind = type(optimizer)
+    for base in kind.__mro__:
+        own = vars(torch.optim).get(base.__name__)
+        if own is base and base is not torch.optim.Optimizer:
+            if _plain_step(kind) is not _plain_step(base):
+                raise UserError(f"optimizer: {kind.__name__} overrides step() of {base.__name__}; {_ADVICE}")
+            if base.__name__ in REFUSED:
+                raise UserError(f"optimizer: {base.__name__} has no counterpart: {REFUSED[base.__name__]}")
+            return base.__name__
+    return kind.__name__
+
+
+_ADVICE = "give an optimizer of torch.optim, or an optax GradientTransformation"
+
+
+def _plain_step(kind: type) -> Any:
+    """step() without the wrapper that torch.optim.Optimizer puts around it for profiling."""
+    step = kind.step
+    return getattr(step, "__wrapped__", step)
+
+
+def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step() is one of torch.optim's own."""
+    return _plain_step(type(optimizer)).__module__.startswith("torch.optim.")
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
+    """Names of each group's parameters, in the optimizer's order.
+
+    known: id of a parameter -> its name. Raises UserError where the optimizer holds a parameter that is not known.
+    """
+    names = []
+    for number, group in enumerate(optimizer.param_groups):
+        strange = [p for p in group["params"] if id(p) not in known]
+        if strange:
+            raise UserError(
+                f"optimizer: {len(strange)} of the {len(group['params'])} parameters of group {number} are not the "
+                f"module's (the first has shape {tuple(strange[0].shape)}); build the optimizer from "
+                "module.parameters(), after .to() and any replacement of layers"
+            )
+        names.append([known[id(p)] for p in group["params"]])
+    return names
+
+
+def requiring_grad(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> tuple[str, ...]:
+    """Names of the optimizer's parameters that require a gradient now. Raises UserError for groups added since."""
+    if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in names]:
+        raise UserError("optimizer: its parameter groups have changed since the step was compiled; compile it anew")
+    groups = zip(optimizer.param_groups, names, strict=True)
+    return tuple(key for group, keys in groups for p, key in zip(group["params"], keys, strict=True) if p.requires_grad)
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each group's options without its parameters; tensors as numbers. Raises UserError for `differentiable`."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {key: _number(value) for key, value in group.items() if key != "params"}
+        for name in PER_STEP:
+            if options.get(name):
+                raise UserError(f"optimizer: {name}=True has no counterpart here; leave it out")
+        groups.append(options)
+    return groups
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else to_numpy(value)
+    return tuple(map(_number, value)) if isinstance(value, (tuple, list)) else value
+
+
+def state_of(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, dict[str, np.ndarray]]:
+    """The state of every parameter that has one, by the parameter's name."""
+    found = {}
+    for group, keys in zip(optimizer.param_groups, names, strict=True):
+        for parameter, key in zip(group["params"], keys, strict=True):
+            entries = optimizer.state.get(parameter)
+            if entries:
+                found[key] = {
+                    name: np.asarray(to_numpy(value) if isinstance(value, torch.Tensor) else value)
+                    for name, value in entries.items()
+                    if value is not None
+                }
+    return found
+
+
+def write_state(
+    optimizer: torch.optim.Optimizer, names: list[list[str]], state: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Put state back into the optimizer, in place where it has tensors already, as its own step() would have."""
+    for group, keys in zip(optimizer.param_groups, names, strict=True):
+        for parameter, key in zip(group["params"], keys, strict=True):
+            if key not in state:
+                continue
+            entries = optimizer.state[parameter]
+            for name, value in state[key].items():
+                old = entries.get(name)
+                new = to_torch(np.asarray(value))
+                if isinstance(old, torch.Tensor) and old.shape == new.shape:
+                    with torch.no_grad():
+                        old.copy_(new)
+                elif isinstance(old, (int, float)):
+                    entries[name] = type(old)(new.item())
+                else:
+                    device = parameter.device if new.dim() else torch.device("cpu")
+                    entries[name] = new.to(device=device, dtype=parameter.dtype if new.dim() else torch.float32)
+
+
+def probe(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[list[dict], list[np.ndarray], list[np.ndarray]]:
+    """A few steps of this optimizer's own code on a small parameter, to compare a rule with.
+
+    Returns the options of the first group, the gradients that were given and the parameter after each step (the first
+    entry is its start).
+    """
+    generator = torch.Generator().manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(5, generator=generator))
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    try:
+        twin = type(optimizer)([{"params": [parameter], **copy.deepcopy(options)}])
+    except Exception as error:
+        raise UserError(
+            f"optimizer: {type(optimizer).__name__} cannot be built on a parameter of its own to compare its rule "
+            f"({type(error).__name__}: {error}); {_ADVICE}"
+        ) from error
+    grads, values = [], [parameter.detach().clone().numpy()]
+    for _ in range(steps):
+        parameter.grad = torch.randn(5, generator=generator)
+        grads.append(parameter.grad.clone().numpy())
+        twin.step()
+        values.append(parameter.detach().clone().numpy())
+    group = {key: _number(value) for key, value in twin.param_groups[0].items() if key != "params"}
+    return group, grads, values

@@ -1,0 +1,197 @@
+"""Losses that a user writes as torch functions, recorded with the modules that they call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
+from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering import export as recording
+from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.table import Call
+
+
+class LossEntry(torch.nn.Module):
+    """`loss_fn(*modules, batch)` as one module, so that torch.export sees the modules' parameters and buffers."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
+        super().__init__()
+        self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)
+        object.__setattr__(self, "arguments", tuple(modules.values()))  # not registered twice
+        self.loss_fn = loss_fn
+        self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
+
+    def forward(self, batch: Any) -> Any:
+        return self.loss_fn(*self.arguments, batch if self.batch_type is None else self.batch_type(batch))
+
+
+class LossRecord:
+    """The graphs of one loss: one per mode of the modules, structure of the batch and, where sizes are fixed, shape.
+
+    The modules are recorded in the modes that they are in: a BatchNorm in eval() inside a module in train() stays so.
+    """
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
+        self.entry = LossEntry(modules, loss_fn)
+        self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        self._graphs: dict[Any, list[tuple[Graph, Any]]] = {}
+
+    def graph(self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None) -> Graph:
+        """The graph that holds for a batch of these leaves and structure in these modes; recorded if there is none yet.
+
+        Raises UserError that lists what cannot be recorded.
+        """
+        self.entry.batch_type = batch_type
+        known = self._graphs.setdefault((modes, batch_type), [])
+        for graph, structure in known:
+            if structure == spec and graph.sizes.refusal(leaves) is None:
+                return graph
+        examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
+        try:
+            graph = graph_of(recording.export(self.entry, examples), PREFIX)
+        except UnsupportedModel as error:
+            raise UserError(f"{self.name}: {error}") from error
+        known.append((graph, spec))
+        return graph
+
+    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any], rngs: Callable) -> tuple:
+        """The loss, the values to log beside it, and the buffers that the call changes, by name. Traced.
+
+        Raises UserError where the function gives anything but a scalar, or a scalar and a dict of scalars.
+        """
+        outputs, changed = graph.run(state, leaves, Call(rngs))
+        loss, parts = outputs, {}
+        if isinstance(outputs, (tuple, list)) and len(outputs) == 2 and isinstance(outputs[1], Mapping):
+            loss, parts = outputs
+        if not hasattr(loss, "shape") or loss.shape not in ((), (1,)):
+            shape = getattr(loss, "shape", None)
+            got = type(outputs).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+            raise UserError(
+                f"{self.name} returned {got}, wanted a scalar tensor, or (scalar tensor, dict of values to log); "
+                "reduce the loss with .mean() or .sum()"
+            )
+        return loss.reshape(()), dict(parts), changed
+
+
+def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
+    """A batch as numpy leaves, its structure, and its own class where that is a Mapping other than dict."""
+    own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+    leaves, spec = pytree.tree_flatten((to_numpy(batch),))
+    return leaves, spec, own
+
+
+def flags_of(modules: Sequence[torch.nn.Module]) -> tuple[bool, ...]:
+    """train/eval of every submodule."""
+    return tuple(module.training for module in modules)
+
+
+def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Every parameter and buffer by name, once each, and the names of tied ones -> the name that stands for them.
+
+    With several modules a name begins with the module's.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, module in modules.items():
+        prefix = "" if len(modules) == 1 else f"{name}."
+        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        for key, tensor in named:
+            key = prefix + key
+            if id(tensor) in first:
+                aliases[key] = first[id(tensor)]
+            else:
+                first[id(tensor)] = key
+                tensors[key] = tensor
+    return tensors, aliases
+
+
+class ForwardRecord:
+    """The forward pass of a module in evaluation mode."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.record = Record(Forward(module))
+
+    def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
+        """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
+        inputs = bind(self.module, *to_numpy((args, dict(kwargs))))
+        try:
+            return self.record.graph(inputs, training=False)
+        except UnsupportedModel as error:
+            raise UserError(str(error)) from error
+
+    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> Any:
+        """The module's outputs. Traced."""
+        return graph.run({name: state[name] for name in graph.state}, leaves, Call(None))[0]
+
+
+def to_tensors(outputs: Any) -> Any:
+    """Arrays -> tensors of their own, in the same containers; int32 as int64, torch's integer."""
+
+    def one(value: Any) -> Any:
+        if not hasattr(value, "dtype"):
+            return value
+        tensor = to_torch(np.asarray(value))
+        return tensor.long() if tensor.dtype is torch.int32 else tensor
+
+    return jax.tree.map(one, outputs)
+
+
+def seed_of(seed: int | None) -> int:
+    """32 bits of the seed given, or of torch's own."""
+    return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
+
+
+def trainable(tensors: Mapping[str, torch.Tensor]) -> Callable[[], tuple[str, ...]]:
+    """Gives the names of the parameters that require a gradient, now and whenever it is asked."""
+    return lambda: tuple(
+        name for name, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+    )
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values as an array that torch does not see, in JAX's widths."""
+    return narrow(np.array(to_numpy(tensor)))
+
+
+def narrow(value: Any) -> Any:
+    """JAX computes in 32 bits. Raises UserError for an integer that does not fit."""
+    array = np.asarray(value)
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype in (np.int64, np.uint64):
+        limits = np.iinfo(np.int32)
+        if array.size and (array.max() > limits.max or array.min() < limits.min):
+            raise UserError(f"an integer ({array.max()}) does not fit into 32 bits, which JAX counts in")
+        return array.astype(np.int32)
+    return array
+
+
+def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
+    """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's."""
+    host = jax.device_get(dict(arrays))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(to_torch(host[name]).reshape(tensor.shape))
+
+
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Raise UserError for a scheduler that is no torch lr_scheduler of this optimizer, or that wants a metric."""
+    if scheduler is None:
+        return
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UserError(
+            "scheduler: ReduceLROnPlateau wants a metric; leave it out here and call scheduler.step(metric) yourself, "
+            "the step reads the rates that it sets"
+        )
+    if getattr(scheduler, "optimizer", None) is not optimizer:
+        raise UserError(
+            f"scheduler: {type(scheduler).__name__}, wanted a torch lr_scheduler that was made for this very optimizer"
+        )

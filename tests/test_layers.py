@@ -3,7 +3,7 @@
 import grimp
 import pytest
 
-TORCH_PACKAGES = {"files", "datasets", "module", "verify", "lowering", "from_torch"}  # of torch_bridge
+TORCH_PACKAGES = {"files", "datasets", "module", "verify", "lowering", "from_torch", "optimizers", "step_record"}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import importlib.metadata
 import sys
 
 from jaxtrain import commands
+from jaxtrain.runtime.preemption import PREEMPTION
 
 COMMANDS = {
     "run": "train what a YAML file describes",
@@ -24,6 +25,8 @@ ELSEWHERE = {"verify": "torch_bridge.verify"}
 
 
 def main(argv: list[str] | None = None) -> int:
+    if argv is None:  # the process is this command's
+        PREEMPTION.listen(command=True)
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         lines = "".join(f"  {command:12} {about}\n" for command, about in COMMANDS.items())
@@ -40,4 +43,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -4,7 +4,6 @@ import argparse
 import datetime
 import json
 import pathlib
-import sys
 
 from jaxtrain import commands
 
@@ -85,4 +84,4 @@ def _prune(folder: pathlib.Path, checkpoints, keep_last: int | None, keep_best: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

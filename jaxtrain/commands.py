@@ -8,8 +8,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 
 FAILED = 1
 BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # what switches theirs off
@@ -39,6 +41,12 @@ def parser(module: str, description: str, example: str) -> argparse.ArgumentPars
     )
 
 
+def start(main: Callable[[], int | None]) -> NoReturn:
+    """End this process with the exit code of `main`, a command of its own: its signals are heard from here on."""
+    PREEMPTION.listen(command=True)
+    sys.exit(main())
+
+
 def main(command: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
     """Run a command: 0, 1 for a failure, 2 with one clear message for the user's mistake.
 
@@ -64,6 +72,9 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
             raise
         print(f"error: this needs {module}: pip install 'jaxtrain[{EXTRAS[module]}]'", file=sys.stderr)
         return UserError.exit_code
+    except KeyboardInterrupt:  # with `start`, only one that somebody raises
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED

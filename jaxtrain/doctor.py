@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import sys
 from typing import Any
 
 from jaxtrain import commands
@@ -151,4 +150,4 @@ def _memory_bytes() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import pathlib
-import sys
 
 from jaxtrain import commands
 
@@ -50,4 +49,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

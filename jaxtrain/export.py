@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -135,4 +134,4 @@ def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

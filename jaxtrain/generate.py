@@ -3,7 +3,6 @@
 import argparse
 import json
 import pathlib
-import sys
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
@@ -73,4 +72,4 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import json
 import pathlib
-import sys
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
@@ -75,4 +74,4 @@ def plot(found, path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

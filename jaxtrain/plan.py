@@ -3,7 +3,6 @@
 import argparse
 import json
 import pathlib
-import sys
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
@@ -184,4 +183,4 @@ def describe(plan: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

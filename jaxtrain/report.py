@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import sys
 
 from jaxtrain import commands
 
@@ -30,4 +29,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -122,4 +122,4 @@ def finish(trainer) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -159,4 +159,4 @@ def _short(value: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

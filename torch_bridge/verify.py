@@ -323,4 +323,4 @@ def _loader(task: Any, config: Any, source: Any) -> Loader:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

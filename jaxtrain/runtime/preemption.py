@@ -1,4 +1,5 @@
-"""Preemption: SIGTERM or SIGUSR1 ends a run with exit code 75, its state saved, whatever it is doing.
+"""Preemption: SIGTERM, SIGUSR1 or SIGHUP ends a run with exit code 75, its state saved, whatever it is doing. Ctrl-C
+does the same with exit code 130; a second one ends it at once.
 
 A thread hears of the signal at once, also while the main thread compiles. The main thread asks `proceed` before every
 piece of work and leaves by `Interrupted`, at the same piece on every process: processes vote. Where it does not come to
@@ -14,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 EXIT_CODE = 75  # sysexits' EX_TEMPFAIL: start me again
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it: whoever pressed Ctrl-C does not want it started again
 GRACE_S = 30.0
 POLL_S = 0.5  # how often a process looks whether another one was told
 
@@ -25,19 +27,27 @@ class Interrupted(Exception):
 
 
 class Preempted(SystemExit):
-    """The run was saved; the process ends with exit code 75."""
+    """The run was saved; the process ends with exit code 75, or 130 after a Ctrl-C."""
 
-    def __init__(self):
-        super().__init__(EXIT_CODE)
+    def __init__(self, code: int = EXIT_CODE):
+        super().__init__(code)
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was saved after a Ctrl-C; a script or notebook that called it is told as of any other Ctrl-C."""
 
 
 class Preemption:
     """Handle the signals of this process. One run at a time attaches itself; without a run there is nothing to save.
 
-    Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody.
+    Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody. In a
+    command (`listen(command=True)`) the signals are the run's alone, at any moment of the process; a script or notebook
+    that calls Trainer.train() gets a KeyboardInterrupt after a Ctrl-C instead of its end, and the second one at once.
     """
 
     def __init__(self):
+        self._command = False
+        self._interrupts = 0  # Ctrl-Cs so far
         self.why = ""  # "SIGTERM", once told
         self.told = threading.Event()
         self._ended = threading.Event()  # nobody is left to be saved: the deadline no longer ends the process
@@ -54,15 +64,18 @@ class Preemption:
 
     # --- signals ------------------------------------------------------------------------------------------------
 
-    def listen(self) -> bool:
-        """Take the signals from now on; False where that is not possible or done already."""
+    def listen(self, command: bool = False) -> bool:
+        """Take the signals from now on; False where that is not possible or done already. One that is ignored (nohup,
+        a script's background job) stays so."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return False
         self.told.clear()  # of an earlier run in this process, which has ended
+        self._command, self._interrupts = command, 0
         self._ended = threading.Event()  # a thread that sees an earlier signal through keeps that run's
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = {number: signal.signal(number, _wake) for number in SIGNALS}
+        taken = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._wake) for number in taken}
         # A process is born with the signals blocked that its parent, perhaps a fork server, had blocked.
         self._blocked_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) & set(SIGNALS)
         # A Python handler waits until the main thread is back from C++; the pipe is written at once.
@@ -71,9 +84,9 @@ class Preemption:
         return True
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, command: bool = False) -> Iterator[None]:
         """Signals are taken within, and given back after; a process that obeys one has ended with it."""
-        mine, obeyed = self.listen(), False
+        mine, obeyed = self.listen(command), False
         try:
             yield
         except Preempted:
@@ -90,15 +103,28 @@ class Preemption:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked_before)
         self._before = {}
         os.close(self._writer)
 
+    def _wake(self, number: int, frame: object) -> None:
+        """In the main thread, when it is back from C++. The pipe has told the other thread already."""
+        if number == signal.SIGINT and not self._command:
+            self._interrupts += 1
+            if self._interrupts > 1 or self._emergency_save is None:
+                raise KeyboardInterrupt
+
     def _hear(self, reader: int) -> None:
         while numbers := os.read(reader, 64):
             for number in numbers:
-                if number in SIGNALS and not self.told.is_set():  # a second one changes nothing
+                if number not in SIGNALS:
+                    continue
+                if number == signal.SIGINT and self._command:
+                    self._interrupts += 1
+                    if self._interrupts > 1:
+                        self._exit("interrupted again: left at once", INTERRUPTED)
+                if not self.told.is_set():  # the first one says why
                     self._tell(signal.Signals(number).name)
         os.close(reader)
 
@@ -106,10 +132,27 @@ class Preemption:
         with self._turn:
             if self.told.is_set():
                 return
-            self.why, self._deadline = why, time.monotonic() + self._grace_s
+            self.why, self._deadline = why, float("inf") if self._may_wait(why) else time.monotonic() + self._grace_s
             self.told.set()
             ended = self._ended
         threading.Thread(target=self._see_it_through, args=[ended], name="jaxtrain-preempted", daemon=True).start()
+
+    def _may_wait(self, why: str) -> bool:
+        """Whether there is no deadline: the process goes on after a Ctrl-C to a script or notebook."""
+        return why.startswith("SIGINT") and not self._command and _processes() == 1
+
+    @property
+    def what(self) -> str:
+        """The end in words: "preempted (SIGTERM)"."""
+        return f"{'interrupted' if self.why.startswith('SIGINT') else 'preempted'} ({self.why})"
+
+    @property
+    def exit_code(self) -> int:
+        return INTERRUPTED if self.why.startswith("SIGINT") else EXIT_CODE
+
+    def saved(self) -> BaseException:
+        """What to raise once the run is saved."""
+        return Stopped(self.what) if self._may_wait(self.why) else Preempted(self.exit_code)
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -164,14 +207,18 @@ class Preemption:
                 if run_ended.is_set():
                     return
                 if self._emergency_save is None:
-                    self._exit_preempted(f"preempted ({self.why}): nothing to save at this point")
+                    if self._may_wait(self.why):
+                        return
+                    self._exit(f"{self.what}: nothing to save at this point", self.exit_code)
                 self._stop_at = max(self._votes("pieces", self._pieces))
+                if self._may_wait(self.why):
+                    return
             if not run_ended.wait(self._left() - self._grace_s / 2):
                 self._save_for_main(run_ended)
         if not run_ended.wait(self._left()):
-            self._exit_preempted(
-                f"preempted ({self.why}): the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; "
-                f"{self._last()}"
+            self._exit(
+                f"{self.what}: the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; {self._last()}",
+                self.exit_code,
             )
 
     def _save_for_main(self, run_ended: threading.Event) -> None:
@@ -185,7 +232,7 @@ class Preemption:
                 return
             self._emergency_save()
             self._votes("saved", 1)
-            self._exit_preempted(f"preempted ({self.why}): {self._last()}. Start the same command again to go on")
+            self._exit(f"{self.what}: {self._last()}. Start the same command again to go on", self.exit_code)
 
     def _hear_others(self, ended: threading.Event) -> None:
         """Tell all processes of a signal that one of them got, and get to know of theirs."""
@@ -212,15 +259,12 @@ class Preemption:
         """Seconds of the grace period."""
         return max(0.0, self._deadline - time.monotonic())
 
-    def _exit_preempted(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+    def _exit(self, message: str, code: int) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone has sent the SIGHUP
+            print(message, file=sys.stderr, flush=True)
         if _processes() > 1 and _process() == 0:
             time.sleep(0.5)  # the others hear the last answers of the store that lives in this process
-        os._exit(EXIT_CODE)
-
-
-def _wake(number: int, frame: object) -> None:
-    """The pipe has told the thread already."""
+        os._exit(code)
 
 
 def _processes() -> int:

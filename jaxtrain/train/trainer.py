@@ -25,7 +25,7 @@ from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
-from jaxtrain.runtime.preemption import PREEMPTION, Preempted
+from jaxtrain.runtime.preemption import PREEMPTION, Preempted, Stopped
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task, is_torch_module
 from jaxtrain.train import evaluation, run_dir
@@ -192,7 +192,7 @@ class Trainer:
             if jax.process_index() == 0:
                 run_dir.write_summary(self.folder, self.summary(loop, time.time() - started), self.layout.mesh.size)
             failed = False
-        except Preempted:
+        except (Preempted, Stopped):
             failed = False
             raise
         except Exception as error:

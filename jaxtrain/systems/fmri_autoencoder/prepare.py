@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 
 from jaxtrain import commands
 
@@ -51,4 +50,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.start(main)

@@ -16,7 +16,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
-from jaxtrain.runtime.preemption import Interrupted, Preempted
+from jaxtrain.runtime.preemption import Interrupted
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
@@ -330,15 +330,13 @@ class Loop:
         }
 
     def _save_and_exit(self) -> None:
-        """Preempted: save, and end the process with exit code 75."""
+        """Preempted or interrupted: save, and end."""
         self._drain()
         grace_s = self.config.checkpoint.grace_s
         self.checkpoints.save_for_sure(self.trainer.state, self.step, self.meta(), grace_s)
-        self.tracker.info(
-            f"preempted ({self.preemption.why}): {self._last_checkpoint()}. Start the same command again to go on"
-        )
+        self.tracker.info(f"{self.preemption.what}: {self._last_checkpoint()}. Start the same command again to go on")
         wait_for_all("preempted", grace_s)
-        raise Preempted
+        raise self.preemption.saved()
 
     def _emergency_save(self) -> None:
         """The same from another thread, while this one compiles, evaluates or waits for data."""

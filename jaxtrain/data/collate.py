@@ -9,6 +9,15 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 
+
+class TooLarge(UserError):
+    """An integer that 32 bits do not hold. row: of the batch."""
+
+    def __init__(self, value: int, row: int):
+        super().__init__(f"an integer of the dataset ({value}) does not fit into 32 bits, which JAX counts in")
+        self.row = row
+
+
 _PLAIN_NUMBERS = {bool, int, float}
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # as np.empty
 
@@ -191,8 +200,10 @@ def narrow(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype in (np.int64, np.uint64):
-        if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
-            raise UserError(f"an integer of the dataset ({array.max()}) does not fit into 32 bits, which JAX counts in")
+        least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+        if array.size and (array.max() > most or array.min() < least):
+            first = np.argwhere((array > most) | (array < least))[0]
+            raise TooLarge(array[tuple(first)], int(first[0]) if len(first) else 0)
         return array.astype(np.int32)
     return array
 

@@ -7,13 +7,15 @@ that augmentation is the same for any number of workers and processes, and after
 import ctypes
 import dataclasses
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jaxtrain.data.buffers import Buffers
-from jaxtrain.data.collate import Columns
+from jaxtrain.data.collate import Columns, TooLarge
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.data.sources import BucketedSource, ForeignSource, SequentialSource
@@ -154,7 +156,7 @@ class Reader:
         self.reading(int(request.indices[0]))
         try:
             return list(many(self._positions(request)))
-        except Exception as error:
+        except BaseException as error:
             raise _raised(error, f"samples {shorten(request.indices)}") from error
 
     def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any] | Columns:
@@ -172,7 +174,7 @@ class Reader:
                 for seed_generator in seeders:
                     seed_generator(seed)
                 item = read(index)
-            except Exception as error:
+            except BaseException as error:  # a SystemExit would end the run as if it were done
                 raise _raised(error, f"sample {index}") from error
             try:
                 items.append(item)
@@ -192,9 +194,11 @@ class Reader:
         collate = self.source.collate_for(request.together) if bucketed else self.collate
         try:
             return items.batch() if isinstance(items, Columns) else collate(items)
+        except TooLarge as error:
+            raise DataError(f"{error} (sample {request.indices[error.row]})") from None
         except UserError as error:
             raise UserError(f"{error} (samples {shorten(request.indices)})") from None
-        except Exception as error:
+        except BaseException as error:
             raise _raised(error, f"samples {shorten(request.indices)}", "the dataset's collate function") from error
 
 
@@ -230,9 +234,11 @@ class SequenceReader:
         self.reading(self._given * self.batch_size)
         try:
             batch = next(self._batches, None)
+        except TooLarge as error:
+            raise DataError(f"{error} (batch {self._given} of epoch {request.epoch}, row {error.row})") from None
         except UserError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise _raised(error, f"batch {self._given} of epoch {request.epoch}") from error
         self._given += 1
         return batch
@@ -266,7 +272,11 @@ def mix(*numbers: int | np.ndarray) -> np.ndarray:
 _WORD = 2**64 - 1
 
 
-def _raised(error: Exception, where: str, what: str = "the dataset") -> DataError:
+def _raised(error: BaseException, where: str, what: str = "the dataset") -> BaseException:
+    """What to raise instead: the error in words. A Ctrl-C of the user's stays one."""
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if isinstance(error, KeyboardInterrupt) and handled and threading.current_thread() is threading.main_thread():
+        return error
     return DataError(f"{what} raised at {where}: {type(error).__name__}: {error}")
 
 

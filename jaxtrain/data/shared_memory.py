@@ -1,10 +1,11 @@
 """Batches from a worker process to its parent through shared memory: one copy in, none out.
 
-A segment is a file in memory, mapped by both sides and unlinked at once, so that nothing is left behind however they
+A segment is a file in memory without a name, handed over by its descriptor, so that nothing is left behind however they
 end. The parent's arrays are views; when the last of them is gone, the segment is used again.
 """
 
 import ctypes
+import errno
 import io
 import mmap
 import os
@@ -12,6 +13,7 @@ import pathlib
 import pickle
 import tempfile
 import weakref
+from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
@@ -66,42 +68,46 @@ class Writer:
     def __init__(self):
         self._segments: dict[int, mmap.mmap] = {}
 
-    def write(self, value: Any, free: int | None) -> tuple[int, str | None, list[tuple[int, int]]]:
-        """Number of the segment that holds the value now, its path where it is new, and the spans in it.
+    def write(self, value: Any, free: int | None) -> tuple[int, int | None, list[tuple[int, int]]]:
+        """Number of the segment that holds the value now, its descriptor where it is new, and the spans in it.
 
         free: a segment to use again, if large enough.
         """
         head, buffers = pack(value)
         spans, size = layout(head, buffers)
-        path = None
+        handle = None
         if free is None or len(self._segments[free]) < size:
             if free is not None:
                 del self._segments[free]
             free = max(self._segments, default=-1) + 1 if free is None else free
-            self._segments[free], path = _create(size)
+            self._segments[free], handle = _create(size)
         view = memoryview(self._segments[free])
         for (start, end), buffer in zip(spans, (head, *buffers), strict=True):
             view[start:end] = buffer
-        return free, path, spans
+        return free, handle, spans
 
 
-def _create(size: int) -> tuple[mmap.mmap, str]:
+def _create(size: int) -> tuple[mmap.mmap, int]:
+    """A segment and its descriptor, which the caller closes."""
     size = -(-max(size * 5 // 4, SMALLEST) // mmap.PAGESIZE) * mmap.PAGESIZE
-    handle, path = tempfile.mkstemp(prefix="jaxtrain-", dir=FOLDER)
+    handle = -1
     try:
+        with tempfile.TemporaryFile(prefix="jaxtrain-", dir=FOLDER) as file:  # no name: nothing to remove
+            handle = os.dup(file.fileno())
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(handle, 0, size)  # full memory is an error here, not a bus error later
         else:
             os.ftruncate(handle, size)
-        return mmap.mmap(handle, size), path
+        return mmap.mmap(handle, size), handle
     except OSError as error:
-        os.unlink(path)
+        if handle >= 0:
+            os.close(handle)
+        if error.errno == errno.EMFILE:
+            raise  # the dataset has opened files without closing them
         raise MemoryError(
             f"no room for a batch of {size >> 20} MiB in {FOLDER} ({error}). Give the container more shared memory "
             "(docker run --shm-size=8g), or lower data.num_workers or data.batch_size"
         ) from None
-    finally:
-        os.close(handle)
 
 
 class ReaderSide:
@@ -119,12 +125,11 @@ class ReaderSide:
         if number is not None:
             self._free.append(number)
 
-    def read(self, number: int, path: str | None, spans: list[tuple[int, int]]) -> Any:
-        """The value; its arrays are views into the segment."""
-        if path is not None:
-            with open(path, "r+b") as file:
-                self._segments[number] = mmap.mmap(file.fileno(), 0)
-            os.unlink(path)
+    def read(self, number: int, handle: int | None, spans: list[tuple[int, int]]) -> Any:
+        """The value; its arrays are views into the segment. handle: the descriptor of a new one; it is closed."""
+        if handle is not None:
+            self._segments[number] = mmap.mmap(handle, 0)
+            os.close(handle)
         segment = self._segments[number]
         lease = (ctypes.c_char * len(segment)).from_buffer(segment)
         weakref.finalize(lease, self._release, number, segment).atexit = False
@@ -140,13 +145,14 @@ class ReaderSide:
 class Frozen:
     """A value for several processes: pickled once, its large arrays in one file that each of them maps privately.
 
-    A process that writes into an array gets a page of its own then, as after fork.
+    A process that writes into an array gets a page of its own then, as after fork. The file has no name: it ends with
+    the last process that has it open.
     """
 
     def __init__(self, value: Any, table: dict | None = None):
         self.head, buffers = pack(value, table)
         self.spans, size = layout(b"", buffers)
-        self._file = tempfile.NamedTemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
+        self._file = tempfile.TemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
         self._file.truncate(max(size, 1))
         for (start, _), buffer in zip(self.spans[1:], buffers, strict=True):
             self._file.seek(start)
@@ -154,20 +160,26 @@ class Frozen:
         self._file.flush()
 
     def ticket(self) -> "Ticket":
-        return Ticket(self.head, self.spans, self._file.name)
+        return Ticket(self.head, self.spans, self._file.fileno())
 
     def close(self) -> None:
-        """Remove the file; who has it mapped keeps it."""
+        """Let go of the file; who has it mapped keeps it."""
         self._file.close()
 
 
 class Ticket:
-    """What a process needs to thaw a Frozen value."""
+    """What a process needs to thaw a Frozen value. It goes along as the process starts, with the descriptor."""
 
-    def __init__(self, head: bytes, spans: list[tuple[int, int]], path: str):
-        self.head, self.spans, self.path = head, spans, path
+    def __init__(self, head: bytes, spans: list[tuple[int, int]], handle: int):
+        self.head, self.spans, self.handle = head, spans, handle
+
+    def __reduce__(self) -> tuple:
+        return _received, (self.head, self.spans, reduction.DupFd(self.handle))
 
     def thaw(self) -> Any:
-        with open(self.path, "r+b") as file:
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        view = memoryview(mmap.mmap(self.handle, 0, access=mmap.ACCESS_COPY))
         return pickle.loads(self.head, buffers=[view[start:end] for start, end in self.spans[1:]])
+
+
+def _received(head: bytes, spans: list[tuple[int, int]], handle: Any) -> Ticket:
+    return Ticket(head, spans, handle.detach())

@@ -3,11 +3,14 @@
 The fork server imports this module first, so it needs no jax.
 """
 
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,8 +29,8 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
     frozen: a Ticket for the reader, or the reader itself after fork. progress: shared integers; the worker's own says
     which position it reads.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its workers
-    for number in SIGNALS:  # a preemption of the whole job: the parent saves first, and it kills to end
+    threading.Thread(target=_end_with_parent, name="jaxtrain-parent", daemon=True).start()
+    for number in SIGNALS:  # of the whole job, or a Ctrl-C: the parent saves first, and it kills to end
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ["JAX_PLATFORMS"] = "cpu"  # a dataset that uses jax.numpy computes on the CPU here
@@ -45,6 +48,14 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
         _serve(connection, reader)
 
 
+def _end_with_parent() -> None:
+    """Also in the middle of a sample that never ends, as one that waits for the network."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
     writer = Writer()
     while True:
@@ -55,21 +66,40 @@ def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
         if request is None:
             return
         message, free = request
+        handle = None
         try:
             batch = read(message)
-            answer = (END, free) if batch is None else (BATCH, *writer.write(batch, free))
+            if batch is None:
+                answer = (END, free)
+            else:
+                number, handle, spans = writer.write(batch, free)
+                answer = (BATCH, number, handle, spans)
         except BaseException as error:
             answer = (FAILED, explain(error, "failed"))
-        if not _send(connection, answer):
+        if not _send(connection, answer, handle):
             return
 
 
-def _send(connection: Connection, answer: tuple) -> bool:
+def _send(connection: Connection, answer: tuple, handle: int | None = None) -> bool:
+    """With the descriptor of a new segment, which is closed here."""
     try:
         connection.send(answer)
+        if handle is not None:
+            reduction.send_handle(connection, handle, os.getppid())
     except OSError:
         return False
+    finally:
+        if handle is not None:
+            os.close(handle)
     return True
+
+
+def receive(connection: Connection) -> tuple:
+    """The parent's side of `_send`: a BATCH's descriptor is valid in its own process."""
+    answer = connection.recv()
+    if answer[0] != BATCH or answer[2] is None:
+        return answer
+    return (*answer[:2], reduction.recv_handle(connection), *answer[3:])
 
 
 def explain(error: BaseException, what: str) -> str:

@@ -182,7 +182,7 @@ class _Team:
             wait([connection, process.sentinel], timeout=min(NAP_S, max(0.0, deadline - time.monotonic())))
             if connection.poll():
                 try:
-                    return connection.recv()
+                    return worker_process.receive(connection)
                 except (EOFError, OSError):
                     raise DataError(self._obituary(worker)) from None
             if not process.is_alive() and not connection.poll():

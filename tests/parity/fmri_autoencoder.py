@@ -18,7 +18,7 @@ from jaxtrain.systems.fmri_autoencoder.blocks import DenseEncoder
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
-from jaxtrain.systems.fmri_autoencoder.schedules import OriginalRate, gen1_rate, head_rate
+from jaxtrain.systems.fmri_autoencoder.original.schedules import OriginalRate, gen1_rate, head_rate
 from jaxtrain.train.state import ModelDef
 from tests.compiling import OPTIMISED
 from tests.parity import fmri_pipeline

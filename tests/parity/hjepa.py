@@ -9,18 +9,18 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import OptimConfig
-from jaxtrain.nn import Rngs
+from jaxtrain.nn import Rngs, rotary
+from jaxtrain.nn.vit import Encoder, ViTSize, vit_size
 from jaxtrain.optim import optimizer as optim
-from jaxtrain.systems.hjepa import regularizers, rope, tokens
+from jaxtrain.systems.hjepa import regularizers, tokens
 from jaxtrain.systems.hjepa.config import LossConfig
 from jaxtrain.systems.hjepa.ema import momentum_at, move_towards
 from jaxtrain.systems.hjepa.loss_registry import build
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA, Outputs
+from jaxtrain.systems.hjepa.original.schedules import OriginalProcedure
 from jaxtrain.systems.hjepa.planner import goal_distance, rollout
-from jaxtrain.systems.hjepa.schedules import OriginalProcedure
-from jaxtrain.systems.hjepa.task import is_trainable
-from jaxtrain.systems.hjepa.vit import Encoder, ViTSize, vit_size
+from jaxtrain.systems.hjepa.pretraining import is_trainable
 from jaxtrain.systems.hjepa.world_model import LeWorldModel
 from jaxtrain.train.state import ModelDef
 from tests.parity.hjepa_parts import BASE, numbers_in, parameters_of, replay_evaluation, replay_losses, replay_masks
@@ -208,7 +208,7 @@ def replay_checkpoint(case: dict, tensors: dict) -> dict:
     """A `.pth` of the original, read through the importer that users have."""
     import pathlib
 
-    from jaxtrain.systems.hjepa.torch_checkpoint import read_checkpoint
+    from jaxtrain.systems.hjepa.original.torch_checkpoint import read_checkpoint
 
     model = build_hjepa(case)
     path = pathlib.Path(__file__).parents[1] / "golden" / "hjepa" / case["file"]
@@ -287,10 +287,10 @@ def _rope_tables(case: dict, tensors: dict, size: ViTSize, options: dict) -> dic
             rows, columns = (int(match.group(2)), int(match.group(3))) if match.group(2) else (grid, grid)
             if not match.group(2) and rows * columns != x.shape[2]:
                 rows = columns = int(np.sqrt(x.shape[2]))
-            cos, sin = rope.grid_table(rows, columns, x.shape[-1], theta)
-            found["out" + name[2:]] = rope.rotate_pairs(x.swapaxes(1, 2), cos, sin).swapaxes(1, 2)
+            cos, sin = rotary.grid_table(rows, columns, x.shape[-1], theta)
+            found["out" + name[2:]] = rotary.rotate_pairs(x.swapaxes(1, 2), cos, sin).swapaxes(1, 2)
             if not match.group(2):
-                angles = rope.axis_angles(rows, columns, x.shape[-1], theta)
+                angles = rotary.axis_angles(rows, columns, x.shape[-1], theta)
                 found["out/rope_freqs_h"], found["out/rope_freqs_w"] = angles
     return found
 

@@ -9,8 +9,8 @@ from jaxtrain.systems.memory_lm import losses
 from jaxtrain.systems.memory_lm.adapter import MemoryAdapter
 from jaxtrain.systems.memory_lm.backbone_config import read_config
 from jaxtrain.systems.memory_lm.config import LossSection, Memory, Model
-from jaxtrain.systems.memory_lm.grouping import trainable
 from jaxtrain.systems.memory_lm.model import MemoryTransformer
+from jaxtrain.systems.memory_lm.param_groups import trainable
 from torch_bridge.layouts import key_of, named_variables, parameter_order
 from torch_bridge.state_dict import load_state_dict, state_dict
 

@@ -10,8 +10,8 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.optim import original_schedules
 from jaxtrain.systems.memory_lm.early_stopping import EarlyStopping
-from jaxtrain.systems.memory_lm.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.lora import LoRALinear
+from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.quantization import dequantize, quantize
 from jaxtrain.systems.memory_lm.router import (
     ChapterRouter,

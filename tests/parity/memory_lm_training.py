@@ -9,7 +9,7 @@ from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import original_schedules
 from jaxtrain.systems.memory_lm import losses
-from jaxtrain.systems.memory_lm.grouping import param_group
+from jaxtrain.systems.memory_lm.param_groups import param_group
 from jaxtrain.systems.memory_lm.router import router_losses
 from tests.parity.memory_lm_models import (
     Functional,

@@ -12,9 +12,9 @@ from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.systems.set_completion import blocks, resampling, sae_schedules, steering
 from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
-from jaxtrain.systems.set_completion.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import SetCompletionModel, masked_mean
+from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder, sae_loss, token_influence
 from jaxtrain.train.state import ModelDef
 from torch_bridge.state_dict import load_state_dict, state_dict

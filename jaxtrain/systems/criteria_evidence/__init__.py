@@ -8,7 +8,7 @@ from jaxtrain.systems.criteria_evidence.data import build_data
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
 from jaxtrain.systems.criteria_evidence.metrics import compute, eval_statistics
 from jaxtrain.systems.criteria_evidence.model import build_model, param_group, trainable
-from jaxtrain.systems.criteria_evidence.original_config import ORIGINAL
+from jaxtrain.systems.criteria_evidence.original.legacy_config import ORIGINAL
 from jaxtrain.systems.criteria_evidence.procedure import loss, outputs, schedule
 from jaxtrain.task import Task, TorchTwin
 
@@ -39,7 +39,7 @@ def _tokenizer_files(config):
 
 
 def _report(architecture, model, source, config, folder):
-    from jaxtrain.systems.criteria_evidence import report
+    from jaxtrain.systems.criteria_evidence.evals import report
 
     return report.write(architecture, model, source, config, folder)
 
@@ -104,5 +104,5 @@ FACADE = (
 
 def __getattr__(name: str):
     if name in FACADE:
-        return getattr(importlib.import_module("jaxtrain.systems.criteria_evidence.torch_compat"), name)
+        return getattr(importlib.import_module("jaxtrain.systems.criteria_evidence.original.torch_compat"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

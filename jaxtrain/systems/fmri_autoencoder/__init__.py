@@ -4,7 +4,7 @@ import importlib
 
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
 from jaxtrain.systems.fmri_autoencoder.data import build_data
-from jaxtrain.systems.fmri_autoencoder.original_config import ORIGINAL
+from jaxtrain.systems.fmri_autoencoder.original.legacy_config import ORIGINAL
 from jaxtrain.systems.fmri_autoencoder.task import (
     build_model,
     compute,

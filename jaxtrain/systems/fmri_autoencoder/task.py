@@ -17,7 +17,7 @@ from jaxtrain.systems.fmri_autoencoder.metrics import (
     voxel_correlation,
     voxel_sums,
 )
-from jaxtrain.systems.fmri_autoencoder.schedules import OriginalRate, gen1_rate, head_rate
+from jaxtrain.systems.fmri_autoencoder.original.schedules import OriginalRate, gen1_rate, head_rate
 from jaxtrain.task import Loss, Statistics
 
 OUTPUTS = ("bottleneck", "predicted_fmri", "video_recon", "audio_recon", "text_recon")

@@ -2,7 +2,7 @@
 
 import importlib
 
-from jaxtrain.systems.hjepa import task, world_model_task
+from jaxtrain.systems.hjepa import pretraining, world_model_task
 from jaxtrain.systems.hjepa.config import (
     HJepaData,
     LossConfig,
@@ -13,7 +13,7 @@ from jaxtrain.systems.hjepa.config import (
     WorldModelConfig,
     WorldModelLoss,
 )
-from jaxtrain.systems.hjepa.original_config import ORIGINAL
+from jaxtrain.systems.hjepa.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
@@ -59,19 +59,19 @@ def _build_data(config, split):
 
 
 def _pictures(model, batch, config):
-    from jaxtrain.systems.hjepa.pictures import sheets
+    from jaxtrain.systems.hjepa.evals.visualizations import sheets
 
     return sheets(model, batch, config)
 
 
 def _histograms(model, batch, config):
-    from jaxtrain.systems.hjepa.pictures import embeddings
+    from jaxtrain.systems.hjepa.evals.visualizations import embeddings
 
     return embeddings(model, batch, config)
 
 
 def _report(model, source, config, folder):
-    from jaxtrain.systems.hjepa.report import report
+    from jaxtrain.systems.hjepa.evals.report import report
 
     return report(model, source, config, folder)
 
@@ -91,19 +91,19 @@ TASKS = {
             "loss": LossConfig,
             "probe": ProbeConfig,
         },
-        build_model=task.build_model,
+        build_model=pretraining.build_model,
         build_data=_build_data,
-        collate=task.collate,
-        loss=task.loss,
-        outputs=task.outputs,
-        eval_statistics=task.eval_statistics,
-        compute=task.compute,
-        trainable=task.is_trainable,
-        param_group=task.param_group,
-        after_update=task.after_update,
-        schedule=task.schedule,
-        initial_weights=task.initial_weights,
-        extra_metrics=task.extra_metrics,
+        collate=pretraining.collate,
+        loss=pretraining.loss,
+        outputs=pretraining.outputs,
+        eval_statistics=pretraining.eval_statistics,
+        compute=pretraining.compute,
+        trainable=pretraining.is_trainable,
+        param_group=pretraining.param_group,
+        after_update=pretraining.after_update,
+        schedule=pretraining.schedule,
+        initial_weights=pretraining.initial_weights,
+        extra_metrics=pretraining.extra_metrics,
         pictures=_pictures,
         histograms=_histograms,
         report=_report,

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa import device_masks
-from jaxtrain.systems.hjepa.masks import (
+from jaxtrain.systems.hjepa.original.masks import (
     HierarchicalMaskGenerator,
     MultiBlockMaskGenerator,
     MultiCropMaskGenerator,
     training_mask,
 )
 from jaxtrain.systems.hjepa.views import local_size
-from jaxtrain.systems.hjepa.vit import overrides, vit_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,11 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn import LayerNorm, Linear, Sequential
+from jaxtrain.nn.vit import Encoder, vit_size
 from jaxtrain.systems.hjepa.initializers import copy_weights, reset_linear_and_norm
 from jaxtrain.systems.hjepa.predictor import Predictor
 from jaxtrain.systems.hjepa.pyramid import FeaturePyramid, Projection, keep_of
 from jaxtrain.systems.hjepa.tokens import Masked, gather, pool, pooled_validity
-from jaxtrain.systems.hjepa.vit import Encoder, vit_size
 
 
 class Outputs(NamedTuple):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.systems.hjepa import features as quality
-from jaxtrain.systems.hjepa.knn import unit
+from jaxtrain.systems.hjepa.evals import features as quality
+from jaxtrain.systems.hjepa.evals.knn import unit
 
 JUDGED_ROWS = 5000  # neighbours and the probe see at most so many validation samples
 

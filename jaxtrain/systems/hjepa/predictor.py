@@ -5,8 +5,8 @@ from flax import nnx
 
 from jaxtrain.nn import Activation, Dropout, DropPath, LayerNorm, Linear, MultiheadAttention, Sequential, gelu
 from jaxtrain.nn.initializers import normal
+from jaxtrain.nn.vit import call_block
 from jaxtrain.systems.hjepa.initializers import STD
-from jaxtrain.systems.hjepa.vit import call_block
 
 
 def mlp(width: int, hidden: int, dropout: float, rngs: nnx.Rngs) -> Sequential:

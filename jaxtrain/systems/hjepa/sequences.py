@@ -56,7 +56,7 @@ class SequenceFiles:
 
     @staticmethod
     def _load(path: pathlib.Path) -> dict:
-        from jaxtrain.systems.hjepa.torch_checkpoint import read_checkpoint
+        from jaxtrain.systems.hjepa.original.torch_checkpoint import read_checkpoint
 
         return read_checkpoint(path)
 

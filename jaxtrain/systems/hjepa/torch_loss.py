@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa import device_images, device_masks
 from jaxtrain.systems.hjepa.loss_registry import jepa_options
 from jaxtrain.systems.hjepa.losses import level_weights
-from jaxtrain.systems.hjepa.task import momentum
+from jaxtrain.systems.hjepa.pretraining import momentum
 from jaxtrain.systems.hjepa.views import sample_keys
-from jaxtrain.systems.hjepa.vit import overrides, vit_size
 
 
 def outputs(module, batch):

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa.torch_vit import Encoder, drop_path
-from jaxtrain.systems.hjepa.vit import overrides, vit_size
 
 
 class PredictorBlock(nn.Module):

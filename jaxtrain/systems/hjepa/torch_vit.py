@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Arguments, calls and shapes as in `jaxtrain.systems.hjepa.vit.VisionTransformer`."""
+    """Arguments, calls and shapes as in `jaxtrain.nn.vit.VisionTransformer`."""
 
     def __init__(self, img_size, size, drop_path=0.0, rope_theta=None, layerscale_init=None):
         super().__init__()

@@ -11,10 +11,10 @@ from flax import nnx
 
 from jaxtrain.nn import Activation, LayerNorm, Linear, MultiheadAttention, Sequential
 from jaxtrain.nn.initializers import truncated_normal
+from jaxtrain.nn.vit import Encoder, call_block, vit_size
 from jaxtrain.systems.hjepa.initializers import STD
 from jaxtrain.systems.hjepa.predictor import mlp
 from jaxtrain.systems.hjepa.pyramid import Projection
-from jaxtrain.systems.hjepa.vit import Encoder, call_block, vit_size
 
 
 class WorldOutputs(NamedTuple):

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa.regularizers import sigreg_statistic, slices
-from jaxtrain.systems.hjepa.vit import overrides, vit_size
 from jaxtrain.systems.hjepa.world_model import LeWorldModel
 from jaxtrain.task import Loss, Statistics
 

@@ -3,7 +3,7 @@
 import importlib
 
 from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model, Optim
-from jaxtrain.systems.memory_lm.original_config import ORIGINAL
+from jaxtrain.systems.memory_lm.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
@@ -96,5 +96,5 @@ FACADE = frozenset(  # names of the original, in torch_compat
 
 def __getattr__(name: str):
     if name in FACADE:
-        return getattr(importlib.import_module("jaxtrain.systems.memory_lm.torch_compat"), name)
+        return getattr(importlib.import_module("jaxtrain.systems.memory_lm.original.torch_compat"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

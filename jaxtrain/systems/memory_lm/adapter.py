@@ -11,6 +11,7 @@ from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
 from jaxtrain.systems.memory_lm.layers import run_layers
 from jaxtrain.systems.memory_lm.lora import apply_lora
+from jaxtrain.systems.memory_lm.memory_read import choose_chapters, read_memory
 from jaxtrain.systems.memory_lm.model import (
     Output,
     make_memory_attention,
@@ -20,7 +21,6 @@ from jaxtrain.systems.memory_lm.model import (
     set_normal,
 )
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
-from jaxtrain.systems.memory_lm.reading import choose_chapters, read_memory
 from jaxtrain.systems.memory_lm.router import Routing
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from flax import nnx
 
 from jaxtrain.runtime.prng import initial_rngs
-from jaxtrain.systems.memory_lm.grouping import param_group
+from jaxtrain.systems.memory_lm.param_groups import param_group
 from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
 from torch_bridge.layouts import named_variables
 

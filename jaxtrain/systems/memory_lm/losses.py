@@ -9,7 +9,7 @@ from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
 from jaxtrain.nn.linear import linear
 from jaxtrain.systems.memory_lm.banks import deployed
-from jaxtrain.systems.memory_lm.reading import PER_TOKEN
+from jaxtrain.systems.memory_lm.memory_read import PER_TOKEN
 from jaxtrain.systems.memory_lm.router import (
     LOSSES,
     coefficients,

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import torch
 
-from jaxtrain.systems.fmri_autoencoder import original_config, torch_compat
-from jaxtrain.systems.fmri_autoencoder.datasets import KINDS, SherlockDataset
+from jaxtrain.systems.fmri_autoencoder.original import legacy_config, torch_compat
+from jaxtrain.systems.fmri_autoencoder.original.datasets import KINDS, SherlockDataset
 
 SIZES = {"video_height": 9, "video_width": 16, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
 NARROW = {"widths": {16384: 16, 4096: 12, 512: 8}, "channel_widths": {32: 2, 64: 2, 128: 3, 256: 3}}
@@ -26,13 +26,13 @@ def plant(namespace):
     SherlockDataset._frame = lambda self, recording: (9, 16)  # the film's would be 90 x 160
     make = torch_compat.create_autoencoder
     torch_compat.create_autoencoder = functools.partial(make, **SIZES, **NARROW, **FEATURES)
-    settings = original_config.TrainingConfig.settings
+    settings = legacy_config.TrainingConfig.settings
 
     def short(self, *arguments, **options):
         values = settings(self, *arguments, **options)
         return values | {"train": {"epochs": 2}, "tracking": {"tensorboard": False}, "shard": {"devices": 1}}
 
-    original_config.TrainingConfig.settings = short
+    legacy_config.TrainingConfig.settings = short
 
 
 def outputs(namespace):

@@ -5,8 +5,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence import csv_files, decoding, groundtruth, scores, splits, tokenization
+from jaxtrain.systems.criteria_evidence import csv_files, decoding, scores, splits, tokenization
 from jaxtrain.systems.criteria_evidence.alignment import find_answer_span, token_span_from_char
+from jaxtrain.systems.criteria_evidence.original import groundtruth
 from jaxtrain.train.loop.early_stop import EarlyStopping
 from tests.parity.criteria_evidence import span_evaluations
 from tests.unit.criteria_evidence.golden import FOLDER, assert_near, table

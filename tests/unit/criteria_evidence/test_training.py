@@ -12,8 +12,9 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.runtime import traced_hparams
-from jaxtrain.systems.criteria_evidence import FACADE, TASKS, losses, metrics, torch_compat
+from jaxtrain.systems.criteria_evidence import FACADE, TASKS, losses, metrics
 from jaxtrain.systems.criteria_evidence.config import Decode
+from jaxtrain.systems.criteria_evidence.original import torch_compat
 from jaxtrain.train.state import ModelDef
 from tests.unit.criteria_evidence.golden import table
 

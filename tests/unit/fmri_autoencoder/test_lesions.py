@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder import Lesion, effects, simulate
 from jaxtrain.systems.fmri_autoencoder.data import build_data
-from jaxtrain.systems.fmri_autoencoder.lesions import explain
-from jaxtrain.systems.fmri_autoencoder.report import report_lesion
+from jaxtrain.systems.fmri_autoencoder.evals.lesions import explain
+from jaxtrain.systems.fmri_autoencoder.evals.report import report_lesion
 from tests.unit.fmri_autoencoder import tiny
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtrain.errors import UserError
 from jaxtrain.systems import fmri_autoencoder
 from jaxtrain.systems.fmri_autoencoder import torch_twin
-from jaxtrain.systems.fmri_autoencoder.datasets import KINDS
+from jaxtrain.systems.fmri_autoencoder.original.datasets import KINDS
 from tests.unit.fmri_autoencoder import tiny
 
 SIZES = {"video_height": 90, "video_width": 160, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}

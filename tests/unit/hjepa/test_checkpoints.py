@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa.torch_checkpoint import CheckpointManager, read_checkpoint
+from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, read_checkpoint
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
 CASES = json.loads((GOLDEN / "checkpoint_semantics.json").read_text())["cases"]

@@ -8,10 +8,10 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from jaxtrain.systems.hjepa import features
 from jaxtrain.systems.hjepa.config import ProbeConfig
-from jaxtrain.systems.hjepa.knn import KNN, few_shot
-from jaxtrain.systems.hjepa.linear_probe import LinearProbe, k_fold
+from jaxtrain.systems.hjepa.evals import features
+from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
+from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
 from jaxtrain.systems.hjepa.monitor import CollapseWarning, after_evaluation, leave_one_out, ridge_folds
 from tests.contract.tasks import tiny
 from torch_bridge.state_dict import load_state_dict

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa import task, tokens
+from jaxtrain.systems.hjepa import pretraining, tokens
 from jaxtrain.systems.hjepa.loss_registry import PURE
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.torch_loss import loss as torch_loss
@@ -36,7 +36,7 @@ def model_of(settings):
 @functools.cache
 def _model_of(text):
     settings = config_io.check(json.loads(text))[1]
-    build = lambda: task.build_model(settings, nnx.Rngs(0))
+    build = lambda: pretraining.build_model(settings, nnx.Rngs(0))
     return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
 
 
@@ -68,7 +68,7 @@ def test_the_target_moves_by_the_momentum_of_the_finished_step():
     model = model_of(settings)
     before = weights(model.target_encoder)["vit.norm.bias"]
     model.context_encoder.vit.norm.bias[...] = before + 1.0
-    task.after_update(model, 5, settings)  # the fifth update: momentum 0.9 + 0.1 * 4 / 10
+    pretraining.after_update(model, 5, settings)  # the fifth update: momentum 0.9 + 0.1 * 4 / 10
     np.testing.assert_allclose(weights(model.target_encoder)["vit.norm.bias"], before + 0.06, atol=1e-6)
 
 
@@ -77,25 +77,25 @@ def test_compat_original_mixes_in_the_weights_before_the_update():
     model = model_of(settings)
     target, old = weights(model.target_encoder)["vit.cls_token"], weights(model.context_encoder)["vit.cls_token"]
     model.context_encoder.vit.cls_token[...] = old + 5.0
-    task.after_update(model, 1, settings)
+    pretraining.after_update(model, 1, settings)
     np.testing.assert_allclose(weights(model.target_encoder)["vit.cls_token"], 0.9 * target + 0.1 * old, atol=1e-6)
-    task.after_update(model, 2, settings)
+    pretraining.after_update(model, 2, settings)
     moved = 0.9 * (0.9 * target + 0.1 * old) + 0.1 * (old + 5.0)
     np.testing.assert_allclose(weights(model.target_encoder)["vit.cls_token"], moved, atol=1e-5)
 
 
 def test_compat_original_runs_step_0_at_the_full_rate_and_the_rest_one_late():
     planned = lambda step: step / 10
-    late = task.schedule(config("compat=original"), planned, 5)
+    late = pretraining.schedule(config("compat=original"), planned, 5)
     assert [late(step) for step in range(4)] == [1.0, 0.0, 0.1, 0.2]
-    assert task.schedule(config(), planned, 5) is planned
+    assert pretraining.schedule(config(), planned, 5) is planned
 
 
 @pytest.mark.parametrize("kind", ["fixed", "ragged"])
 def test_padded_rows_change_neither_loss_nor_weight(kind):
     settings = config(f"masking.kind={kind}")
     model = model_of(settings)
-    call = jax.jit(lambda b: task.loss(model, b, settings, None)[:2])
+    call = jax.jit(lambda b: pretraining.loss(model, b, settings, None)[:2])
     whole = call(batch(4))
     padded = call(batch(6, [True] * 4 + [False] * 2))
     np.testing.assert_allclose(whole, padded, rtol=1e-5)
@@ -132,7 +132,7 @@ def test_dropped_patches_leave_the_visible_ones_to_the_encoder():
 
 @pytest.mark.parametrize("kind", ["combined", "hierarchical_combined", "vicreg", "sigreg", "hjepa_sigreg", "cjepa"])
 def test_every_registered_loss_gives_a_finite_gradient_and_leaves_out_padding(kind):
-    function = task.loss_of(config(f"loss.type={kind}", "loss.sigreg_num_slices=8"))
+    function = pretraining.loss_of(config(f"loss.type={kind}", "loss.sigreg_num_slices=8"))
     valid = jnp.asarray([True] * 4 + [False] * 2)
     masks = [jnp.broadcast_to(valid[:, None], (6, n)) for n in (4, 2)]
     features = {
@@ -162,7 +162,7 @@ def test_the_torch_twins_loss_is_the_tasks(kind):
     twin = TorchHJEPA(settings).eval()
     twin.load_state_dict({key: to_torch(value) for key, value in state_dict(model).items()}, strict=True)
     wanted = torch_loss(twin, jax.tree.map(lambda x: to_torch(np.asarray(x)), given), settings)
-    got = jax.jit(lambda b: task.loss(model, b, settings, None).value)(given)
+    got = jax.jit(lambda b: pretraining.loss(model, b, settings, None).value)(given)
     assert float(got) == pytest.approx(float(wanted.detach()), rel=1e-5)
 
 
@@ -191,15 +191,18 @@ def test_the_torch_twin_has_every_option(overrides):
 def test_too_few_masked_patches_are_one_clear_message():
     settings = config("masking.ratio=0.1", "model.num_hierarchies=3")
     with pytest.raises(UserError, match="3 levels need at least 4"):
-        task.loss(model_of(settings), batch(2), settings, None)
+        pretraining.loss(model_of(settings), batch(2), settings, None)
 
 
 def test_a_timm_file_starts_both_encoders(tmp_path):
     settings = config(f"model.encoder_weights={tmp_path / 'vit.pt'}")
     torch.save({"cls_token": torch.ones(1, 1, 24), "head.weight": torch.zeros(3, 24)}, tmp_path / "vit.pt")
-    assert sorted(task.initial_weights(settings)) == ["context_encoder.vit.cls_token", "target_encoder.vit.cls_token"]
+    assert sorted(pretraining.initial_weights(settings)) == [
+        "context_encoder.vit.cls_token",
+        "target_encoder.vit.cls_token",
+    ]
 
 
 def test_the_names_of_the_pure_losses_are_all_known():
     for kind in PURE:
-        assert task.loss_of(config(f"loss.type={kind}")).num_slices == 0
+        assert pretraining.loss_of(config(f"loss.type={kind}")).num_slices == 0

@@ -9,7 +9,7 @@ from flax import nnx
 from PIL import Image
 
 from jaxtrain import config_io, evaluate, run
-from jaxtrain.systems.hjepa import extraction, fine_tune, pictures
+from jaxtrain.systems.hjepa.evals import extraction, fine_tune, visualizations
 from tests.unit.engine.test_tracking import events
 
 TINY = "configs/hjepa_tiny.yaml"
@@ -91,7 +91,7 @@ def test_a_query_stands_above_its_nearest_and_padding_is_nobodys_neighbour():
     images = np.stack([np.full((1, 64, 64), shade, np.float32) for shade in np.linspace(-1, 1, 10)])
     features = np.asarray([[np.cos(a), np.sin(a)] for a in np.linspace(0, 6, 10)], np.float32)
     valid = np.arange(10) != 1
-    sheet = np.asarray(pictures.neighbour_sheet(images, features, valid, neighbours=2))
+    sheet = np.asarray(visualizations.neighbour_sheet(images, features, valid, neighbours=2))
     shades = sheet[::66, ::66, 0] * 9
     np.testing.assert_allclose(shades[0], np.arange(8), atol=1e-4)
     assert not (np.abs(shades[1:] - 1) < 0.1).any()

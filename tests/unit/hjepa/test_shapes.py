@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxtrain.nn.vit import Encoder, vit_size
 from jaxtrain.systems.hjepa.model import HJEPA
-from jaxtrain.systems.hjepa.task import is_trainable
-from jaxtrain.systems.hjepa.vit import Encoder, vit_size
+from jaxtrain.systems.hjepa.pretraining import is_trainable
 from jaxtrain.systems.hjepa.world_model import LeWorldModel
 from torch_bridge.layouts import named_variables, parameter_order
 

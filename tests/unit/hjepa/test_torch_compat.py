@@ -6,9 +6,14 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import hjepa
-from jaxtrain.systems.hjepa.original_config import convert
-from jaxtrain.systems.hjepa.schedules import CosineScheduler, EMAScheduler, HierarchicalScheduler, LinearScheduler
-from jaxtrain.systems.hjepa.torch_checkpoint import read_checkpoint
+from jaxtrain.systems.hjepa.original.legacy_config import convert
+from jaxtrain.systems.hjepa.original.schedules import (
+    CosineScheduler,
+    EMAScheduler,
+    HierarchicalScheduler,
+    LinearScheduler,
+)
+from jaxtrain.systems.hjepa.original.torch_checkpoint import read_checkpoint
 
 README = {
     "model": {

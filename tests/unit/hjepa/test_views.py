@@ -14,8 +14,10 @@ from jaxtrain import config_io
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
-from jaxtrain.systems.hjepa import extraction, masks, task
+from jaxtrain.systems.hjepa import pretraining
 from jaxtrain.systems.hjepa.data import build_data
+from jaxtrain.systems.hjepa.evals import extraction
+from jaxtrain.systems.hjepa.original import masks
 from jaxtrain.systems.hjepa.views import views_of
 
 CROPS = ("data.augmentation.global_crops=2", "data.augmentation.local_crops=3", "data.image_size=16")
@@ -59,16 +61,16 @@ def test_evaluation_sees_the_whole_image_once():
 
 def test_the_loss_is_the_mean_over_crops(monkeypatch):
     views = [SimpleNamespace(crops=crops, images=None, mask=None, masked=None, valid=None) for crops in (2, 3)]
-    monkeypatch.setattr(task, "views_of", lambda *_: views)
-    monkeypatch.setattr(task, "_terms", lambda model, view, *_: {"loss": 10.0 * view.crops, "part": view.crops})
-    found = task.loss(lambda *_, rngs: None, {"valid": jnp.ones(3, bool)}, None, None)
+    monkeypatch.setattr(pretraining, "views_of", lambda *_: views)
+    monkeypatch.setattr(pretraining, "_terms", lambda model, view, *_: {"loss": 10.0 * view.crops, "part": view.crops})
+    found = pretraining.loss(lambda *_, rngs: None, {"valid": jnp.ones(3, bool)}, None, None)
     assert [float(found.value), float(found.weight), float(found.parts["part"])] == pytest.approx([26.0, 3.0, 2.6])
 
 
 def test_local_crops_train_the_learned_positions_and_padding_changes_nothing():
     overrides = ("model.rope.use_rope=true", "model.drop_masked=true", "data.augmentation.global_crops=1")
     settings, (definition, params) = config(*overrides), nnx.split(model_of(*overrides))
-    value = lambda p, given: task.loss(nnx.merge(definition, p), given, settings, rngs()).value
+    value = lambda p, given: pretraining.loss(nnx.merge(definition, p), given, settings, rngs()).value
     call = jax.jit(jax.value_and_grad(value, allow_int=True))
     given = batch((True, True, True, False))
     loss, grads = call(params, given)

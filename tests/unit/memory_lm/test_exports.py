@@ -13,10 +13,11 @@ import transformers
 from flax import nnx
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import exports, pretrained, torch_compat
+from jaxtrain.systems.memory_lm import exports, pretrained
 from jaxtrain.systems.memory_lm.adapter import build_model
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.lora import lora_layers
+from jaxtrain.systems.memory_lm.original import torch_compat
 from tests.unit.memory_lm.models import MODEL, ids, logits, small
 from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, open_state_dict

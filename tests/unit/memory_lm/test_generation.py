@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import decoding, generation, multiple_choice
+from jaxtrain.systems.memory_lm import decoding, generation
 from jaxtrain.systems.memory_lm.decoding import Sampling, filtered, generate_ids
+from jaxtrain.systems.memory_lm.evals import multiple_choice
 from jaxtrain.systems.memory_lm.tokenizers import ByteTokenizer
 from tests.unit.memory_lm.models import small, strategy
 

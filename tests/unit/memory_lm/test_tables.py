@@ -8,10 +8,11 @@ import pytest
 
 from jaxtrain import config_io, run
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import flops, grouping, original_config
+from jaxtrain.systems.memory_lm import flops, param_groups
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.early_stopping import EarlyStopping
 from jaxtrain.systems.memory_lm.model import build_model
+from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -147,12 +148,12 @@ def test_other_spellings_of_the_original_are_taken():
     ],
 )
 def test_parameter_groups(key, group):
-    assert grouping.param_group(key, None) == group
+    assert param_groups.param_group(key, None) == group
 
 
 def test_a_config_of_the_original_is_converted_and_accepted():
     case = json.loads((GOLDEN / "trainer_run.json").read_text())
-    task, config = config_io.check(original_config.convert(case["config"], compat="original"))
+    task, config = config_io.check(legacy_config.convert(case["config"], compat="original"))
     assert config.task == "memory_lm.scratch"
     assert (config.data.batch_size, config.train.accumulate_steps, config.train.epochs) == (4, 2, 2)
     assert config.optim.groups["memory_bank"].lr == 0.005

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import memory_lm
-from jaxtrain.systems.memory_lm import losses, torch_compat, torch_twin
+from jaxtrain.systems.memory_lm import losses, torch_twin
+from jaxtrain.systems.memory_lm.original import torch_compat
 from tests.unit.memory_lm.models import ids, small, strategy
 from torch_bridge.state_dict import state_dict
 

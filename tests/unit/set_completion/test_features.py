@@ -11,8 +11,9 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
-from jaxtrain.systems.set_completion import TASKS, features, reports, steering
+from jaxtrain.systems.set_completion import TASKS, features, steering
 from jaxtrain.systems.set_completion.data import build_data
+from jaxtrain.systems.set_completion.evals import report
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder
 from tests.parity import set_completion as parity
 from tests.unit.set_completion.golden import FOLDER, config, table
@@ -139,7 +140,7 @@ def test_raising_a_feature_raises_the_tokens_that_its_direction_points_at():
 
 def test_the_dashboard_is_one_well_formed_page_that_may_load_nothing(model, tmp_path):
     source = build_data(SETTINGS, "validation")
-    files = reports.feature_report(model, source, SETTINGS, tmp_path)
+    files = report.feature_report(model, source, SETTINGS, tmp_path)
     page = next(path for path in files if path.suffix == ".html").read_text()
     root = ElementTree.fromstring(page.split("\n", 1)[1])  # well-formed: no tag left open, no bare ampersand
     assert "default-src 'none'" in page
@@ -151,7 +152,7 @@ def test_the_dashboard_is_one_well_formed_page_that_may_load_nothing(model, tmp_
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on this machine to open the page in")
 def test_the_dashboard_opens_in_a_browser_without_errors_or_requests(model, tmp_path):
     source = build_data(SETTINGS, "validation")
-    page = next(p for p in reports.feature_report(model, source, SETTINGS, tmp_path) if p.suffix == ".html")
+    page = next(p for p in report.feature_report(model, source, SETTINGS, tmp_path) if p.suffix == ".html")
     options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom"
     command = [BROWSER, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -164,7 +165,7 @@ def test_an_autoencoder_that_ignores_its_input_is_reported_dead(tmp_path):
     model = features.build_model(SETTINGS, nnx.Rngs(0))
     model.sae.encoder.bias[...] = jnp.full(64, -1e6)
     source = build_data(SETTINGS, "validation")
-    page = reports.feature_report(model, source, SETTINGS, tmp_path)[0].read_text()
+    page = report.feature_report(model, source, SETTINGS, tmp_path)[0].read_text()
     assert '<td>features dead</td><td class="n">64</td>' in page
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.hjepa import device_images
 from jaxtrain.systems.hjepa.data import build_data
-from jaxtrain.systems.hjepa.task import build_model, collate
+from jaxtrain.systems.hjepa.pretraining import build_model, collate
 
 BATCH = 128
 PIXELS = 32  # per side of the raw-pixel baseline, at most

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa import original_config
 from jaxtrain.systems.hjepa.config import LossConfig
-from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator
-from jaxtrain.systems.hjepa.metrics_logger import MetricsLogger
-from jaxtrain.systems.hjepa.schedules import (
+from jaxtrain.systems.hjepa.original import legacy_config
+from jaxtrain.systems.hjepa.original.masks import HierarchicalMaskGenerator
+from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
+from jaxtrain.systems.hjepa.original.schedules import (
     CosineScheduler,
     EMAScheduler,
     HierarchicalScheduler,
@@ -22,7 +22,7 @@ from jaxtrain.systems.hjepa.schedules import (
     create_ema_scheduler,
     create_lr_scheduler,
 )
-from jaxtrain.systems.hjepa.torch_checkpoint import CheckpointManager, read_checkpoint
+from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, read_checkpoint
 from jaxtrain.systems.hjepa.torch_twin import HJEPA
 from torch_bridge.datasets import to_torch
 
@@ -51,7 +51,7 @@ __all__ = [
 
 def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
     """The original's HJEPA as a torch module, from its nested config; weights as a run with this seed starts."""
-    from jaxtrain.systems.hjepa.extraction import initial
+    from jaxtrain.systems.hjepa.evals.extraction import initial
     from torch_bridge.state_dict import state_dict
 
     checked = _checked(config)
@@ -63,7 +63,7 @@ def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
 def _checked(config: Mapping[str, Any]):
     from jaxtrain import config_io
 
-    return config_io.check(original_config.convert(config), "the original's config")[1]
+    return config_io.check(legacy_config.convert(config), "the original's config")[1]
 
 
 def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -121,7 +121,7 @@ def _loader(config: Mapping[str, Any], split: str, **options) -> torch.utils.dat
 
 def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenerator:
     """The masks of the `masking` section; HJEPATrainer takes their numbers and draws them in the compiled step."""
-    from jaxtrain.systems.hjepa.vit import overrides, vit_size
+    from jaxtrain.nn.vit import overrides, vit_size
 
     checked = _checked(config)
     return HierarchicalMaskGenerator(
@@ -202,7 +202,7 @@ class HJEPATrainer:
 
         config = self.config
         config["data"] = dict(config.get("data") or {}) | {"batch_size": train_loader.batch_size}
-        values = original_config.convert(config, accelerator=jax.default_backend() != "cpu")
+        values = legacy_config.convert(config, accelerator=jax.default_backend() != "cpu")
         if optimizer is not None:
             group = optimizer.param_groups[0]
             values["optim"] |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxtrain.systems.memory_lm import losses, multiple_choice
+from jaxtrain.systems.memory_lm import losses
 from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.data import tokenizer_of
+from jaxtrain.systems.memory_lm.evals import multiple_choice
 
 ROWS = 64  # of the split that the chapter report looks at
 

@@ -4,7 +4,7 @@ import html
 import pathlib
 from collections.abc import Sequence
 
-from jaxtrain.systems.set_completion.feature_report import Feature, FeatureReport
+from jaxtrain.systems.set_completion.evals.feature_report import Feature, FeatureReport
 
 # The policy forbids the page every request, so a browser enforces what this module promises.
 _HEAD = """<!DOCTYPE html>

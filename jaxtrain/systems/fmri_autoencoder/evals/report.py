@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.evals.lesions import Lesion, effects, simulate
 from jaxtrain.systems.fmri_autoencoder.extras import require
-from jaxtrain.systems.fmri_autoencoder.lesions import Lesion, effects, simulate
 from jaxtrain.systems.fmri_autoencoder.metrics import voxel_correlation, voxel_sums
 from jaxtrain.systems.fmri_autoencoder.volumes import to_volume
 

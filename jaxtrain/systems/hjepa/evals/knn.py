@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxtrain.systems.hjepa.features import pooled
+from jaxtrain.systems.hjepa.evals.features import pooled
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.systems.hjepa import features, pictures
-from jaxtrain.systems.hjepa.extraction import columns, embedder, initial, pixels, training_images
-from jaxtrain.systems.hjepa.fine_tune import fine_tune
-from jaxtrain.systems.hjepa.knn import KNN, few_shot
-from jaxtrain.systems.hjepa.linear_probe import LinearProbe, k_fold
+from jaxtrain.systems.hjepa.evals import features, visualizations
+from jaxtrain.systems.hjepa.evals.extraction import columns, embedder, initial, pixels, training_images
+from jaxtrain.systems.hjepa.evals.fine_tune import fine_tune
+from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
+from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
 
 GALLERY = 1000  # images among which the sheet of neighbours looks
 
@@ -123,5 +123,7 @@ def _sheets(model, split: dict, config, folder: pathlib.Path) -> list[pathlib.Pa
     count = len(shown["label"])
     batch = shown | {"index": jnp.arange(count), "valid": jnp.ones(count, bool)}
     definition, state = nnx.split(model)
-    drawn = jax.jit(lambda state, batch: pictures.sheets(nnx.merge(definition, state), batch, config))(state, batch)
-    return [pictures.save(sheet, folder / f"{name}.png") for name, sheet in drawn.items()]
+    drawn = jax.jit(lambda state, batch: visualizations.sheets(nnx.merge(definition, state), batch, config))(
+        state, batch
+    )
+    return [visualizations.save(sheet, folder / f"{name}.png") for name, sheet in drawn.items()]

@@ -6,14 +6,14 @@ from flax import nnx
 
 from jaxtrain.data.collate import stack
 from jaxtrain.nn import Carry
+from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.optim.original_schedules import one_step_late
 from jaxtrain.systems.hjepa import device_images, loss_registry, monitor, tokens
 from jaxtrain.systems.hjepa.ema import momentum_at, move_towards, parameters_by_key
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
-from jaxtrain.systems.hjepa.schedules import EMAScheduler
+from jaxtrain.systems.hjepa.original.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.views import View, views_of
-from jaxtrain.systems.hjepa.vit import overrides, vit_size
 from jaxtrain.task import Loss, Statistics
 
 

@@ -12,8 +12,8 @@ from flax import nnx
 from jaxtrain.nn import Linear, Rngs
 from jaxtrain.systems.hjepa import device_images
 from jaxtrain.systems.hjepa.config import AugmentationConfig
-from jaxtrain.systems.hjepa.extraction import in_batches
-from jaxtrain.systems.hjepa.linear_probe import cross_entropy
+from jaxtrain.systems.hjepa.evals.extraction import in_batches
+from jaxtrain.systems.hjepa.evals.linear_probe import cross_entropy
 
 
 class Classifier(nnx.Module):

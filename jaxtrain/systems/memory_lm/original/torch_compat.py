@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import data, generation, losses, original_config
+from jaxtrain.systems.memory_lm import data, generation, losses
 from jaxtrain.systems.memory_lm import model as scratch
 from jaxtrain.systems.memory_lm.attention import MemoryCrossAttention
 from jaxtrain.systems.memory_lm.banks import (
@@ -28,9 +28,10 @@ from jaxtrain.systems.memory_lm.config import Data
 from jaxtrain.systems.memory_lm.config import Memory as _Memory
 from jaxtrain.systems.memory_lm.config import Model as _Model
 from jaxtrain.systems.memory_lm.decoding import Sampling
-from jaxtrain.systems.memory_lm.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.lora import LoRALinear, lora_layers
-from jaxtrain.systems.memory_lm.original_config import TrainingConfig
+from jaxtrain.systems.memory_lm.original import legacy_config
+from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
+from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.router import ChapterRouter, compute_router_auxiliary_loss, router_losses
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
@@ -80,8 +81,8 @@ def _dataclass(name: str, section: type, leave_out: Sequence[str] = ()) -> type:
     return dataclasses.make_dataclass(name, fields)
 
 
-ModelConfig = _dataclass("ModelConfig", _Model, original_config.OWN["model"])
-MemoryConfig = _dataclass("MemoryConfig", _Memory, original_config.OWN["memory"])
+ModelConfig = _dataclass("ModelConfig", _Model, legacy_config.OWN["model"])
+MemoryConfig = _dataclass("MemoryConfig", _Memory, legacy_config.OWN["memory"])
 
 
 @dataclasses.dataclass
@@ -191,7 +192,7 @@ def _settings(config: Config, **changes):
     """The checked settings of this project."""
     from jaxtrain import config_io
 
-    return config_io.check(original_config.convert(dataclasses.asdict(config)) | changes, "the original's config")[1]
+    return config_io.check(legacy_config.convert(dataclasses.asdict(config)) | changes, "the original's config")[1]
 
 
 def _array(value):
@@ -351,7 +352,7 @@ def merge_adapter_weights(model: _Facade) -> dict[str, torch.Tensor]:
 
 def extract_memory_weights(model: _Facade) -> dict[str, torch.Tensor]:
     """The weights that belong to the memory, norms included (the original misses these)."""
-    from jaxtrain.systems.memory_lm.grouping import param_group
+    from jaxtrain.systems.memory_lm.param_groups import param_group
 
     return {k: v for k, v in model.state_dict().items() if param_group(k, None) in ("memory", "memory_bank")}
 

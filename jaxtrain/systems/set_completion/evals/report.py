@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxtrain.systems.set_completion import metrics, synthetic
-from jaxtrain.systems.set_completion.dashboard import write_dashboard
 from jaxtrain.systems.set_completion.data import corpus_of, vocabulary_of
-from jaxtrain.systems.set_completion.feature_report import measure
+from jaxtrain.systems.set_completion.evals.dashboard import write_dashboard
+from jaxtrain.systems.set_completion.evals.feature_report import measure
 from jaxtrain.systems.set_completion.losses import run_model
 
 

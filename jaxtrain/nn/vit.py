@@ -14,8 +14,8 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Conv2d, DropPath, LayerNorm, Linear, attention, gelu
 from jaxtrain.nn.initializers import normal, truncated_normal
+from jaxtrain.nn.rotary import grid_table, rotate_pairs
 from jaxtrain.systems.hjepa.initializers import STD, reset_linear_and_norm
-from jaxtrain.systems.hjepa.rope import grid_table, rotate_pairs
 
 NORM_EPS = 1e-6  # timm's, not torch's 1e-5
 

@@ -15,7 +15,7 @@ from jaxtrain.systems.fmri_autoencoder.blocks import parameter_counts
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
-from jaxtrain.systems.fmri_autoencoder.original_config import HEAD_ONLY, TrainingConfig, is_checkpoint_file
+from jaxtrain.systems.fmri_autoencoder.original.legacy_config import HEAD_ONLY, TrainingConfig, is_checkpoint_file
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
 from torch_bridge import files
 from torch_bridge.layouts import abstract

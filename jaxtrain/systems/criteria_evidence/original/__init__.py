@@ -1,0 +1,1 @@
+"""The PSY agents project as its users know it: config files, names, checkpoints, schedules."""

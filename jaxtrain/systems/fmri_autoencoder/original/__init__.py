@@ -1,0 +1,1 @@
+"""The Sherlock project as its users know it: config files, names, checkpoints, schedules."""

@@ -1,0 +1,1 @@
+"""The H-JEPA project as its users know it: config files, names, checkpoints, schedules."""

@@ -1,0 +1,1 @@
+"""Evaluations of a trained model: what `jaxtrain.evaluate` writes beside the metrics."""

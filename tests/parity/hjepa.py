@@ -14,14 +14,11 @@ from jaxtrain.nn.vit import Encoder, ViTSize, vit_size
 from jaxtrain.optim import optimizer as optim
 from jaxtrain.systems.hjepa import regularizers, tokens
 from jaxtrain.systems.hjepa.config import LossConfig
-from jaxtrain.systems.hjepa.ema import momentum_at, move_towards
-from jaxtrain.systems.hjepa.loss_registry import build
-from jaxtrain.systems.hjepa.losses import LossInputs
+from jaxtrain.systems.hjepa.losses import LossInputs, build
 from jaxtrain.systems.hjepa.model import HJEPA, Outputs
 from jaxtrain.systems.hjepa.original.schedules import OriginalProcedure
-from jaxtrain.systems.hjepa.planner import goal_distance, rollout
-from jaxtrain.systems.hjepa.pretraining import is_trainable
-from jaxtrain.systems.hjepa.world_model import LeWorldModel
+from jaxtrain.systems.hjepa.pretraining import is_trainable, momentum_at, move_towards
+from jaxtrain.systems.hjepa.world_model import LeWorldModel, goal_distance, rollout
 from jaxtrain.train.state import ModelDef
 from tests.parity.hjepa_parts import BASE, numbers_in, parameters_of, replay_evaluation, replay_losses, replay_masks
 from torch_bridge.layouts import named_variables

@@ -2,7 +2,7 @@
 
 import importlib
 
-from jaxtrain.systems.hjepa import pretraining, world_model_task
+from jaxtrain.systems.hjepa import pretraining, world_model
 from jaxtrain.systems.hjepa.config import (
     HJepaData,
     LossConfig,
@@ -24,19 +24,19 @@ def _build_twin(config):
 
 
 def _call_twin(module, batch):
-    from jaxtrain.systems.hjepa.torch_loss import outputs
+    from jaxtrain.systems.hjepa.torch_twin import outputs
 
     return outputs(module, batch)
 
 
 def _twin_loss(module, batch, config):
-    from jaxtrain.systems.hjepa.torch_loss import loss
+    from jaxtrain.systems.hjepa.torch_twin import loss
 
     return loss(module, batch, config)
 
 
 def _move_twin(module, updates, config):
-    from jaxtrain.systems.hjepa.torch_loss import after_update
+    from jaxtrain.systems.hjepa.torch_twin import after_update
 
     after_update(module, updates, config)
 
@@ -114,12 +114,12 @@ TASKS = {
     ),
     "world_model": Task(
         sections={"data": SequenceData, "model": WorldModelConfig, "loss": WorldModelLoss},
-        build_model=world_model_task.build_model,
+        build_model=world_model.build_model,
         build_data=_build_sequences,
-        loss=world_model_task.loss,
-        outputs=world_model_task.outputs,
-        eval_statistics=world_model_task.eval_statistics,
-        compute=world_model_task.compute,
+        loss=world_model.loss,
+        outputs=world_model.outputs,
+        eval_statistics=world_model.eval_statistics,
+        compute=world_model.compute,
         twin=TorchTwin(build=_build_world_twin, call=_call_world_twin),
         couples_samples=True,
         traced_hparams=("seed", "model.predictor_dropout", "loss.sigreg_weight"),

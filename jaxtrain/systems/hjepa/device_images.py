@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.systems.hjepa.pixels import MEAN, STD
+from jaxtrain.systems.hjepa.transforms import MEAN, STD
 
 CENTER = 1 / 1.14  # the evaluation transform resizes to 1.14 S and crops S
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow and torchvision

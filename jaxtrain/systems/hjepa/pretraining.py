@@ -8,13 +8,13 @@ from jaxtrain.data.collate import stack
 from jaxtrain.nn import Carry
 from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.optim.original_schedules import one_step_late
-from jaxtrain.systems.hjepa import device_images, loss_registry, monitor, tokens
-from jaxtrain.systems.hjepa.ema import momentum_at, move_towards, parameters_by_key
+from jaxtrain.systems.hjepa import device_images, losses, monitor, tokens
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.original.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.views import View, views_of
 from jaxtrain.task import Loss, Statistics
+from torch_bridge.layouts import named_variables
 
 
 def build_model(config, rngs: nnx.Rngs) -> HJEPA:
@@ -136,8 +136,8 @@ def _terms(model: HJEPA, view: View, outputs, config, rngs) -> dict:
     return terms
 
 
-def loss_of(config) -> loss_registry.LossFunction:
-    return loss_registry.build(config.loss, config.model.num_hierarchies)
+def loss_of(config) -> losses.LossFunction:
+    return losses.build(config.loss, config.model.num_hierarchies)
 
 
 def counted(masked: tokens.Masked, level: int, valid):
@@ -199,3 +199,26 @@ def initial_weights(config):
     state = {key: value for key, value in state.items() if not key.startswith(("head.", "fc_norm."))}
     encoders = ("context_encoder", "target_encoder") if config.model.use_target_encoder else ("context_encoder",)
     return {f"{encoder}.vit.{key}": value for encoder in encoders for key, value in state.items()}
+
+
+def momentum_at(step, start: float, end: float, warmup_steps: int):
+    """start + (end - start) * min(1, step / warmup_steps); `step` a number or a traced integer."""
+    if warmup_steps <= 0:
+        return end + 0.0 * step
+    share = step / warmup_steps
+    capped = min(1.0, share) if isinstance(share, float) else share.clip(max=1.0)
+    return start + (end - start) * capped
+
+
+def move_towards(target: nnx.Module, context: nnx.Module, momentum) -> None:
+    """target <- momentum * target + (1 - momentum) * context, for every parameter, each once."""
+    for theirs, ours in zip(parameters_by_key(context), parameters_by_key(target), strict=True):
+        ours.set_value((momentum * ours[...] + (1 - momentum) * theirs[...]).astype(ours.dtype))
+
+
+def parameters_by_key(module: nnx.Module) -> list[nnx.Variable]:
+    """Each parameter once, in the order of the keys (that of attributes changes when a model is split and merged)."""
+    named = sorted(
+        ((key, v) for key, v in named_variables(module) if isinstance(v, nnx.Param)), key=lambda pair: pair[0]
+    )
+    return list({id(variable): variable for _, variable in named}.values())

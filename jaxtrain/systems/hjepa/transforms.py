@@ -6,7 +6,8 @@ import math
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from jaxtrain.systems.hjepa.pixels import MEAN, STD
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def as_image(value) -> Image.Image:

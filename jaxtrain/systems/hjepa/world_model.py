@@ -3,6 +3,8 @@
 Source: the world-model family of the torch original (docs/hjepa.md); conditioning as in DiT (Peebles & Xie 2023).
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,10 +13,11 @@ from flax import nnx
 
 from jaxtrain.nn import Activation, LayerNorm, Linear, MultiheadAttention, Sequential
 from jaxtrain.nn.initializers import truncated_normal
-from jaxtrain.nn.vit import Encoder, call_block, vit_size
-from jaxtrain.systems.hjepa.initializers import STD
-from jaxtrain.systems.hjepa.predictor import mlp
+from jaxtrain.nn.vit import STD, Encoder, call_block, overrides, vit_size
+from jaxtrain.systems.hjepa.model import mlp
 from jaxtrain.systems.hjepa.pyramid import Projection
+from jaxtrain.systems.hjepa.regularizers import sigreg_statistic, slices
+from jaxtrain.task import Loss, Statistics
 
 
 class WorldOutputs(NamedTuple):
@@ -153,3 +156,125 @@ class LeWorldModel(nnx.Module):
         embeddings = self.encode(frames, rngs, valid)
         predictions = self.action_predictor(embeddings, actions, rngs)
         return WorldOutputs(embeddings, predictions, predictions[:, :-1], embeddings[:, 1:])
+
+
+def build_model(config, rngs) -> LeWorldModel:
+    model = config.model
+    size = vit_size(model.encoder_type, **overrides(model.vit))
+    return LeWorldModel(
+        model.encoder_type,
+        config.data.image_size,
+        model.embed_dim or size.embed_dim,
+        model.action_dim,
+        model.predictor_depth,
+        model.predictor_num_heads,
+        model.predictor_mlp_ratio,
+        model.predictor_dropout,
+        model.predictor_max_seq_len,
+        model.projection_norm,
+        model.gradient_checkpointing,
+        vit=overrides(model.vit),
+        rngs=rngs,
+    )
+
+
+def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
+    """Squared error of the predicted next embedding plus sigreg_weight times SIGReg (characteristic function) of all
+    embeddings. The target is not differentiated, as in the original's smoke script."""
+    valid = batch["valid"]
+    outputs = model(batch["frames"], batch["actions"], rngs, valid)
+    wanted = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
+    errors = jnp.square(outputs.prediction_inputs.astype(jnp.float32) - wanted).mean((1, 2))
+    weight = valid.sum().astype(jnp.float32)
+    prediction = jnp.where(valid, errors, 0).sum() / jnp.maximum(weight, 1)
+    rows = outputs.embeddings.reshape(-1, outputs.embeddings.shape[-1]).astype(jnp.float32)
+    key = jax.random.key(0) if rngs is None else rngs()
+    directions = slices(key, config.loss.sigreg_num_slices, rows.shape[-1])
+    keep = jnp.repeat(valid, outputs.embeddings.shape[1])
+    test = {"test_method": "char_function", "num_quadrature": config.loss.sigreg_num_quadrature}
+    statistic = jnp.where(weight > 0, sigreg_statistic(rows, directions, keep=keep, **test), 0.0)
+    value = prediction + config.loss.sigreg_weight * statistic
+    return Loss(value, weight, {"prediction": prediction, "sigreg": statistic})
+
+
+def outputs(model: LeWorldModel, batch):
+    """embeddings, predictions: float [batch, step, width]."""
+    found = model(batch["frames"], batch["actions"])
+    return {"embeddings": found.embeddings, "predictions": found.predictions}
+
+
+def eval_statistics(outputs, batch, config) -> Statistics:
+    embeddings, predictions = outputs["embeddings"], outputs["predictions"]
+    errors = jnp.square(predictions[:, :-1] - embeddings[:, 1:]).mean((1, 2))
+    still = jnp.square(embeddings[:, :-1] - embeddings[:, 1:]).mean((1, 2))
+    valid = batch["valid"]
+    total = lambda values: jnp.where(valid, values, 0).sum()
+    return Statistics(sums={"error": total(errors), "still": total(still), "count": valid.sum()})
+
+
+def compute(sums, rows, config) -> dict[str, float]:
+    """prediction_error: mean square per number. error_ratio: over that of "nothing moves"; below 1 is learning."""
+    return {
+        "prediction_error": float(sums["error"]) / max(float(sums["count"]), 1),
+        "error_ratio": float(sums["error"]) / max(float(sums["still"]), 1e-12),
+    }
+
+
+def rollout(predictor, start, actions):
+    """Embeddings that follow `start` [width] under each plan of actions [plan, step, action]: [plan, step, width].
+
+    The predictor's last output is fed back as the next embedding; one final pass over all steps gives the result.
+    """
+    plans, steps = actions.shape[:2]
+    states = jnp.broadcast_to(start, (plans, 1, start.shape[-1]))
+    for step in range(1, steps):
+        following = predictor(states, actions[:, :step])[:, -1:]
+        states = jnp.concatenate([states, following], axis=1)
+    return predictor(states, actions)
+
+
+def goal_distance(trajectory, goal):
+    """Squared distance of the last state to the goal: [plan]."""
+    return jnp.square(trajectory[:, -1] - goal).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CEMPlanner:
+    """Sample plans, keep the cheapest, refit a normal to them, repeat.
+
+    encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings, both in
+    evaluation mode. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal) -> [plan].
+    Source: Rubinstein 1999.
+    """
+
+    encoder: Callable
+    predictor: Callable
+    action_dim: int
+    horizon: int = 10
+    num_samples: int = 300
+    num_elites: int = 30
+    num_iterations: int = 30
+    low: float = -1.0
+    high: float = 1.0
+    cost_fn: Callable = goal_distance
+
+    def plan(self, frame, goal_frame, key, return_plan: bool = False):
+        """The first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
+
+        frame, goal_frame: [channel, S, S]. key: a jax.random key.
+        """
+        start, goal = self.encoder(jnp.stack([frame, goal_frame]))
+        shape = (self.horizon, self.action_dim)
+        mean = jnp.full(shape, (self.low + self.high) / 2)
+        std = jnp.full(shape, (self.high - self.low) / 2)
+
+        def improve(carry, key):
+            mean, std = carry
+            noise = jax.random.normal(key, (self.num_samples, *shape))
+            plans = jnp.clip(mean + std * noise, self.low, self.high)
+            costs = self.cost_fn(rollout(self.predictor, start, plans), goal)
+            elites = plans[jnp.argsort(costs)[: self.num_elites]]
+            return (elites.mean(0), jnp.maximum(elites.std(0, ddof=1), 1e-3)), costs.min()
+
+        (mean, _), _ = jax.lax.scan(improve, (mean, std), jax.random.split(key, self.num_iterations))
+        return mean if return_plan else mean[0]

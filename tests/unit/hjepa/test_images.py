@@ -15,8 +15,7 @@ from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import device_images
 from jaxtrain.systems.hjepa.data import build_data
-from jaxtrain.systems.hjepa.pixels import MEAN, STD
-from jaxtrain.systems.hjepa.transforms import crop_box, eval_transform
+from jaxtrain.systems.hjepa.transforms import MEAN, STD, crop_box, eval_transform
 
 RNG = np.random.default_rng(0)
 

@@ -13,10 +13,9 @@ from flax import nnx
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import pretraining, tokens
-from jaxtrain.systems.hjepa.loss_registry import PURE
-from jaxtrain.systems.hjepa.losses import LossInputs
-from jaxtrain.systems.hjepa.torch_loss import loss as torch_loss
+from jaxtrain.systems.hjepa.losses import PURE, LossInputs
 from jaxtrain.systems.hjepa.torch_twin import HJEPA as TorchHJEPA
+from jaxtrain.systems.hjepa.torch_twin import loss as torch_loss
 from jaxtrain.systems.hjepa.views import views_of
 from torch_bridge.datasets import to_torch
 from torch_bridge.layouts import named_variables

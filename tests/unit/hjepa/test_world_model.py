@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtrain.systems.hjepa.planner import CEMPlanner
-from jaxtrain.systems.hjepa.world_model import ActionPredictor
+from jaxtrain.systems.hjepa.world_model import ActionPredictor, CEMPlanner
 
 
 def test_the_planner_walks_to_the_goal_of_a_world_that_adds_actions():

@@ -5,7 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.systems.hjepa.pixels import MEAN, STD
+from jaxtrain.systems.hjepa.transforms import MEAN, STD
 from jaxtrain.systems.hjepa.views import views_of
 
 LEAST = 64  # pixels per side that a picture is enlarged to, at least

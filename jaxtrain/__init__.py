@@ -1,25 +1,17 @@
 """Train in JAX, live in PyTorch. The public names load when first used."""
 
-import importlib
+from jaxtrain.lazy import lazy_attributes
 
 _NAMES = {
-    "Trainer": "jaxtrain.train.trainer",
-    "TrainingConfig": "jaxtrain.config",
-    "load_config": "jaxtrain.config_io",
-    "Task": "jaxtrain.task",
-    "Loss": "jaxtrain.task",
-    "Statistics": "jaxtrain.task",
-    "UserError": "jaxtrain.errors",
-    "compile": "jaxtrain.compiled_step",
-    "compile_many": "jaxtrain.compiled_step",
+    "train.trainer": ("Trainer",),
+    "config": ("TrainingConfig",),
+    "config_io": ("load_config",),
+    "task": ("Task", "Loss", "Statistics"),
+    "errors": ("UserError",),
+    "compiled_step": ("compile", "compile_many"),
 }
-__all__ = list(_NAMES)
-
-
-def __getattr__(name: str):
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'jaxtrain' has no attribute {name!r}")
+__all__ = [name for names in _NAMES.values() for name in names]
+__getattr__ = lazy_attributes(__name__, _NAMES)
 
 
 def __dir__():

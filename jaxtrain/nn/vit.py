@@ -17,6 +17,7 @@ from jaxtrain.nn.initializers import normal, truncated_normal
 from jaxtrain.nn.rotary import grid_table, rotate_pairs
 
 NORM_EPS = 1e-6  # timm's, not torch's 1e-5
+INIT_STD = 0.02  # of timm's truncated normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,7 @@ class VisionTransformer(nnx.Module):
             raise UserError(f"data.image_size: {img_size} holds no patch of {size.patch_size} pixels")
         width, grid = size.embed_dim, img_size // size.patch_size
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width), 1e-6))
-        self.pos_embed = nnx.Param(truncated_normal(rngs.params(), (1, grid * grid + 1, width), STD))
+        self.pos_embed = nnx.Param(truncated_normal(rngs.params(), (1, grid * grid + 1, width), INIT_STD))
         self.patch_embed = PatchEmbed(size.patch_size, size.in_chans, width, rngs=rngs)
         rates = [drop_path * i / max(1, size.depth - 1) for i in range(size.depth)]
         rope = rope_theta is not None
@@ -259,26 +260,15 @@ class Encoder(nnx.Module):
         return self.vit(images, mask, keep, rngs=rngs)
 
 
-STD = 0.02
-
-
 def reset_linear_and_norm(module: nnx.Module, rngs: nnx.Rngs) -> None:
     """Every Linear below `module`: weight from a normal of standard deviation 0.02 cut at +-2, bias 0; every affine
     LayerNorm: 1 and 0. Attention's fused `in_proj_weight` keeps what it has, as in the original."""
     for _, node in nnx.iter_graph(module):
         if isinstance(node, Linear):
-            node.weight.set_value(truncated_normal(rngs.params(), node.weight.shape, STD))
+            node.weight.set_value(truncated_normal(rngs.params(), node.weight.shape, INIT_STD))
             if node.bias is not None:
                 node.bias.set_value(jnp.zeros(node.bias.shape))
         elif isinstance(node, LayerNorm) and node.weight is not None:
             node.weight.set_value(jnp.ones(node.weight.shape))
             if node.bias is not None:
                 node.bias.set_value(jnp.zeros(node.bias.shape))
-
-
-def copy_weights(source: nnx.Module, target: nnx.Module) -> None:
-    """Write every parameter of `source` into the module of the same structure."""
-    values = nnx.to_pure_dict(nnx.state(source, nnx.Param))
-    state = nnx.state(target, nnx.Param)
-    nnx.replace_by_pure_dict(state, values)
-    nnx.update(target, state)

@@ -1,8 +1,8 @@
 """PSY agents: is a symptom present in a text, and which sentence says so? Four tasks on BERT-family encoders."""
 
 import functools
-import importlib
 
+from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
 from jaxtrain.systems.criteria_evidence.data import build_data
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
@@ -11,38 +11,6 @@ from jaxtrain.systems.criteria_evidence.model import build_model, param_group, t
 from jaxtrain.systems.criteria_evidence.original.legacy_config import ORIGINAL
 from jaxtrain.systems.criteria_evidence.procedure import loss, outputs, schedule
 from jaxtrain.task import Task, TorchTwin
-
-
-def _build_twin(architecture, config):
-    from jaxtrain.systems.criteria_evidence import torch_twin
-
-    return torch_twin.build(architecture, config)
-
-
-def _call_twin(module, batch):
-    from jaxtrain.systems.criteria_evidence import torch_twin
-
-    return torch_twin.call(module, batch)
-
-
-def _twin_loss(module, batch, config):
-    from jaxtrain.systems.criteria_evidence import torch_twin
-
-    return torch_twin.loss(module, batch, config)
-
-
-def _tokenizer_files(config):
-    from jaxtrain.systems.criteria_evidence.data import tokenizer_of
-    from jaxtrain.systems.criteria_evidence.hf_folder import tokenizer_files
-
-    return tokenizer_files(config, tokenizer_of(config))
-
-
-def _report(architecture, model, source, config, folder):
-    from jaxtrain.systems.criteria_evidence.evals import report
-
-    return report.write(architecture, model, source, config, folder)
-
 
 NUMBERS = (
     "seed",
@@ -74,9 +42,13 @@ def _task(architecture: str) -> Task:
         param_group=param_group,
         initial_weights=initial_weights,
         schedule=schedule,
-        report=of(_report),
+        report=of(lazy("jaxtrain.systems.criteria_evidence.evals.report:write")),
         twin=TorchTwin(
-            build=of(_build_twin), call=_call_twin, loss=_twin_loss, hf=of(export), hf_files=_tokenizer_files
+            build=of(lazy("jaxtrain.systems.criteria_evidence.torch_twin:build")),
+            call=lazy("jaxtrain.systems.criteria_evidence.torch_twin:call"),
+            loss=lazy("jaxtrain.systems.criteria_evidence.torch_twin:loss"),
+            hf=of(export),
+            hf_files=lazy("jaxtrain.systems.criteria_evidence.data:tokenizer_files"),
         ),
         traced_hparams=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
         original=ORIGINAL,
@@ -87,22 +59,21 @@ def _task(architecture: str) -> Task:
 TASKS = {name: _task(name) for name in ("criteria", "evidence", "share", "joint")}
 
 
-FACADE = (
-    "CriteriaDataset",
-    "EvidenceDataset",
-    "JointDataset",
-    "ShareDataset",
-    "compute_total_steps",
-    "criterion_text",
-    "criterion_texts",
-    "get_device",
-    "get_optimal_dataloader_kwargs",
-    "random_split_indices",
-    "set_seed",
+__getattr__ = lazy_attributes(  # the original's names
+    __name__,
+    {
+        "original.torch_compat": (
+            "CriteriaDataset",
+            "EvidenceDataset",
+            "JointDataset",
+            "ShareDataset",
+            "compute_total_steps",
+            "criterion_text",
+            "criterion_texts",
+            "get_device",
+            "get_optimal_dataloader_kwargs",
+            "random_split_indices",
+            "set_seed",
+        )
+    },
 )
-
-
-def __getattr__(name: str):
-    if name in FACADE:
-        return getattr(importlib.import_module("jaxtrain.systems.criteria_evidence.original.torch_compat"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

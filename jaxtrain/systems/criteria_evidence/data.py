@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtrain.data.sources import ArraySource, BucketedSource
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence import csv_files, splits, synthetic, tokenization
+from jaxtrain.systems.criteria_evidence import csv_files, hf_folder, splits, synthetic, tokenization
 from jaxtrain.systems.criteria_evidence.examples import Columns, Examples, make_examples, padded
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,11 @@ def tokenizer_of(config: Any) -> tokenization.Tokenizer:
     if config.data.path is None:
         return synthetic.tokenizer()
     raise UserError("data.tokenizer: is not set and there is no model.pretrained; give a tokenizer.json or a folder")
+
+
+def tokenizer_files(config: Any) -> dict[str, str]:
+    """The tokenizer's files of a Hugging Face folder, by name."""
+    return hf_folder.tokenizer_files(config, tokenizer_of(config))
 
 
 def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, config: Any) -> None:

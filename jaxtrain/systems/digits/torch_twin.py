@@ -47,6 +47,10 @@ def build(config) -> DigitsViT:
     return DigitsViT(config.model)
 
 
-def loss(module, batch):
+def call(module, batch):
+    return module(batch["image"])
+
+
+def loss(module, batch, config):
     valid = batch["valid"]
     return functional.cross_entropy(module(batch["image"])[valid], batch["label"][valid].long())

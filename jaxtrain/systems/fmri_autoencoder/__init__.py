@@ -1,7 +1,6 @@
 """The Sherlock autoencoders: film, sound and text in, brain activity predicted, film reconstructed."""
 
-import importlib
-
+from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
 from jaxtrain.systems.fmri_autoencoder.data import build_data
 from jaxtrain.systems.fmri_autoencoder.original.legacy_config import ORIGINAL
@@ -15,16 +14,6 @@ from jaxtrain.systems.fmri_autoencoder.task import (
 )
 from jaxtrain.task import Task, TorchTwin
 
-
-def _later(module: str, name: str):
-    """A function of another file, imported at its first call: torch and the drawing libraries load late."""
-
-    def call(*arguments):
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*arguments)
-
-    return call
-
-
 COMMON = {
     "build_model": build_model,
     "build_data": build_data,
@@ -33,8 +22,10 @@ COMMON = {
     "eval_statistics": eval_statistics,
     "compute": compute,
     "schedule": schedule,
-    "report": _later("report", "report"),
-    "twin": TorchTwin(**{name: _later("torch_twin", name) for name in ("build", "call", "loss")}),
+    "report": lazy("jaxtrain.systems.fmri_autoencoder.evals.report:report"),
+    "twin": TorchTwin(
+        **{name: lazy(f"jaxtrain.systems.fmri_autoencoder.torch_twin:{name}") for name in ("build", "call", "loss")}
+    ),
     "couples_samples": True,
     "original": ORIGINAL,
     "traced_hparams": (
@@ -52,10 +43,11 @@ TASKS = {
     "head": Task(sections={"model": HeadOptions, **SECTIONS}, tiny_config="sherlock_head_tiny", **COMMON),
 }
 
-_LATER = {
-    **dict.fromkeys(("SherlockDataset", "MultimodalDataset"), "datasets"),
-    **dict.fromkeys(
-        (
+__getattr__ = lazy_attributes(  # the original's names
+    __name__,
+    {
+        "original.datasets": ("SherlockDataset", "MultimodalDataset"),
+        "losses": (
             "ReconstructionLoss",
             "FMRIMatchingLoss",
             "CombinedAutoEncoderLoss",
@@ -63,14 +55,11 @@ _LATER = {
             "NormalizedFMRIMatchingLoss",
             "NormalizedCombinedAutoEncoderLoss",
         ),
-        "losses",
-    ),
-    **dict.fromkeys(("compute_correlation_metric", "compute_r2_score"), "metrics"),
-    "SherlockAutoencoder": "gen1",
-    "MultimodalAutoencoder": "head",
-    **dict.fromkeys(("Lesion", "simulate", "effects"), "lesions"),
-    **dict.fromkeys(
-        (
+        "metrics": ("compute_correlation_metric", "compute_r2_score"),
+        "gen1": ("SherlockAutoencoder",),
+        "head": ("MultimodalAutoencoder",),
+        "evals.lesions": ("Lesion", "simulate", "effects"),
+        "original.torch_compat": (
             "Autoencoder",
             "Trainer",
             "TrainingConfig",
@@ -79,13 +68,5 @@ _LATER = {
             "prepare_for_distributed",
             "setup_distributed",
         ),
-        "torch_compat",
-    ),
-}
-
-
-def __getattr__(name: str):
-    """The original's names; those of torch_compat.py import torch."""
-    if name in _LATER:
-        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    },
+)

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Activation, Dropout, DropPath, LayerNorm, Linear, MultiheadAttention, Sequential, gelu
 from jaxtrain.nn.initializers import normal
-from jaxtrain.nn.vit import STD, Encoder, call_block, copy_weights, reset_linear_and_norm, vit_size
+from jaxtrain.nn.vit import INIT_STD, Encoder, call_block, reset_linear_and_norm, vit_size
 from jaxtrain.systems.hjepa.pyramid import FeaturePyramid, Projection, keep_of
 from jaxtrain.systems.hjepa.tokens import Masked, gather, pool, pooled_validity
 
@@ -67,8 +67,8 @@ class Predictor(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        self.mask_token = nnx.Param(normal(rngs.params(), (1, 1, embed_dim), STD))
-        self.pos_embed_predictor = nnx.Param(normal(rngs.params(), (1, 1, embed_dim), STD))
+        self.mask_token = nnx.Param(normal(rngs.params(), (1, 1, embed_dim), INIT_STD))
+        self.pos_embed_predictor = nnx.Param(normal(rngs.params(), (1, 1, embed_dim), INIT_STD))
         rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nnx.List(
             [PredictorBlock(embed_dim, num_heads, mlp_ratio, dropout, rate, rngs=rngs) for rate in rates]
@@ -253,3 +253,11 @@ def _check(size, embed_dim: int, levels: int, fusion: str) -> None:
         raise UserError(f"model.num_hierarchies: {levels} is not 2, 3 or 4")
     if fusion not in ("add", "concat"):
         raise UserError(f"model.fpn.fusion_method: {fusion!r} is unknown; known: add, concat")
+
+
+def copy_weights(source: nnx.Module, target: nnx.Module) -> None:
+    """Write every parameter of `source` into the module of the same structure."""
+    values = nnx.to_pure_dict(nnx.state(source, nnx.Param))
+    state = nnx.state(target, nnx.Param)
+    nnx.replace_by_pure_dict(state, values)
+    nnx.update(target, state)

@@ -8,12 +8,12 @@ from jaxtrain.data.collate import stack
 from jaxtrain.nn import Carry
 from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.optim.original_schedules import one_step_late
-from jaxtrain.systems.hjepa import device_images, losses, monitor, tokens
+from jaxtrain.systems.hjepa import device_images, losses, metrics, tokens
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.original.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.views import View, views_of
-from jaxtrain.task import Loss, Statistics
+from jaxtrain.task import Loss
 from torch_bridge.layouts import named_variables
 
 
@@ -120,7 +120,7 @@ def loss(model: HJEPA, batch, config, rngs) -> Loss:
         value = value + view.crops / crops * terms.pop("loss")
         parts = {key: parts.get(key, 0.0) + view.crops / crops * part for key, part in terms.items()}
         if rngs is not None and view is views[0]:
-            watched = monitor.in_step(outputs.context_features, outputs.target_features, view.valid)
+            watched = metrics.in_step(outputs.context_features, outputs.target_features, view.valid)
     parts = {key: jnp.where(weight > 0, part, 0.0) for key, part in parts.items()}
     return Loss(jnp.where(weight > 0, value, 0.0), weight, parts | watched)
 
@@ -147,23 +147,10 @@ def counted(masked: tokens.Masked, level: int, valid):
     return jnp.broadcast_to(valid[:, None] if present is None else present & valid[:, None], shape)
 
 
-# ---- evaluation
-
-
 def outputs(model: HJEPA, batch):
     """features: float [batch, width], mean of the target encoder's level-0 features over patches."""
     images = device_images.prepare(batch["image"], model.context_encoder.vit.grid * model.patch_size)
     return {"features": model.extract_features(images, 0).mean(1)}
-
-
-def eval_statistics(outputs, batch, config) -> Statistics:
-    label = batch["label"] if "label" in batch else jnp.full(batch["valid"].shape, -1)
-    return Statistics(rows={"features": outputs["features"], "label": label})
-
-
-def compute(sums, rows, config) -> dict[str, float]:
-    """Rank, spread and neighbours of the validation features; in percent where an accuracy."""
-    return monitor.after_evaluation(rows["features"], rows["label"], config.probe)
 
 
 def collate(items) -> dict[str, np.ndarray]:

@@ -217,7 +217,8 @@ class LeWorldModel(nn.Module):
         return embeddings, self.action_predictor(embeddings, actions)
 
 
-def outputs(module, batch):
+def call(module, batch):
+    """features: [batch, width], as the task's `outputs` gives them."""
     size = module.context_encoder.vit.grid * module.context_encoder.vit.size.patch_size
     return {"features": module.extract_features(prepared(batch["image"], size)).mean(1)}
 
@@ -280,3 +281,8 @@ def _draw(config):
         return device_masks.draw(sample_keys(index, None, config.seed)[1], grid, blocks, count)
 
     return draw
+
+
+def call_world_model(module, batch):
+    embeddings, predictions = module(batch["frames"], batch["actions"])
+    return {"embeddings": embeddings, "predictions": predictions}

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.nn import Activation, LayerNorm, Linear, MultiheadAttention, Sequential
 from jaxtrain.nn.initializers import truncated_normal
-from jaxtrain.nn.vit import STD, Encoder, call_block, overrides, vit_size
+from jaxtrain.nn.vit import INIT_STD, Encoder, call_block, overrides, vit_size
 from jaxtrain.systems.hjepa.model import mlp
 from jaxtrain.systems.hjepa.pyramid import Projection
 from jaxtrain.systems.hjepa.regularizers import sigreg_statistic, slices
@@ -77,7 +77,7 @@ class ActionPredictor(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        self.pos_embed = nnx.Param(truncated_normal(rngs.params(), (1, max_seq_len, embed_dim), STD))
+        self.pos_embed = nnx.Param(truncated_normal(rngs.params(), (1, max_seq_len, embed_dim), INIT_STD))
         self.action_embed = Sequential(
             Linear(action_dim, embed_dim, rngs=rngs), Activation(jax.nn.silu), Linear(embed_dim, embed_dim, rngs=rngs)
         )

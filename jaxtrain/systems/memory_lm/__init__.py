@@ -1,44 +1,36 @@
 """Decoders that read a learned memory: from scratch, or as an adapter of a pretrained model; LoRA; generation."""
 
-import importlib
-
+from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model, Optim
 from jaxtrain.systems.memory_lm.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
-def _later(module: str, name: str):
-    """A function of a module of this folder, imported when it is first called."""
-
-    def call(*arguments):
-        return getattr(importlib.import_module(f"jaxtrain.systems.memory_lm.{module}"), name)(*arguments)
-
-    call.__name__ = name
-    return call
-
-
 def _task(model: str, tiny_config: str, **more) -> Task:
     return Task(
         sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
-        build_model=_later(model, "build_model"),
-        build_data=_later("data", "build_data"),
-        loss=_later("losses", "loss"),
-        outputs=_later("losses", "outputs"),
-        eval_statistics=_later("losses", "eval_statistics"),
-        compute=_later("losses", "compute"),
-        histograms=_later("losses", "histograms"),
-        trainable=_later("grouping", "trainable"),
-        param_group=_later("grouping", "param_group"),
-        schedule=_later("grouping", "schedule"),
-        report=_later("reports", "report"),
-        describe=_later("flops", "describe"),
+        build_model=lazy(f"jaxtrain.systems.memory_lm.{model}:build_model"),
+        build_data=lazy("jaxtrain.systems.memory_lm.data:build_data"),
+        loss=lazy("jaxtrain.systems.memory_lm.losses:loss"),
+        outputs=lazy("jaxtrain.systems.memory_lm.losses:outputs"),
+        eval_statistics=lazy("jaxtrain.systems.memory_lm.losses:eval_statistics"),
+        compute=lazy("jaxtrain.systems.memory_lm.losses:compute"),
+        histograms=lazy("jaxtrain.systems.memory_lm.losses:histograms"),
+        trainable=lazy("jaxtrain.systems.memory_lm.param_groups:trainable"),
+        param_group=lazy("jaxtrain.systems.memory_lm.param_groups:param_group"),
+        schedule=lazy("jaxtrain.systems.memory_lm.param_groups:schedule"),
+        report=lazy("jaxtrain.systems.memory_lm.evals.report:report"),
+        describe=lazy("jaxtrain.systems.memory_lm.flops:describe"),
         twin=TorchTwin(
-            build=_later("torch_twin", "build"),
-            call=_later("torch_twin", "call"),
-            loss=_later("torch_twin", "loss"),
-            hf=_later("exports", "hugging_face"),
-            hf_files=_later("data", "tokenizer_files"),
-            folders={"peft": _later("exports", "peft_folder"), "original": _later("exports", "original_checkpoint")},
+            build=lazy("jaxtrain.systems.memory_lm.torch_twin:build"),
+            call=lazy("jaxtrain.systems.memory_lm.torch_twin:call"),
+            loss=lazy("jaxtrain.systems.memory_lm.torch_twin:loss"),
+            hf=lazy("jaxtrain.systems.memory_lm.exports:hugging_face"),
+            hf_files=lazy("jaxtrain.systems.memory_lm.data:tokenizer_files"),
+            folders={
+                "peft": lazy("jaxtrain.systems.memory_lm.exports:peft_folder"),
+                "original": lazy("jaxtrain.systems.memory_lm.exports:original_checkpoint"),
+            },
         ),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         traced_hparams=(
@@ -56,45 +48,46 @@ def _task(model: str, tiny_config: str, **more) -> Task:
 
 TASKS = {
     "scratch": _task("model", "memory_lm_micro"),
-    "adapter": _task("adapter", "memory_lm_adapter_tiny", initial_weights=_later("pretrained", "initial_weights")),
+    "adapter": _task(
+        "adapter",
+        "memory_lm_adapter_tiny",
+        initial_weights=lazy("jaxtrain.systems.memory_lm.pretrained:initial_weights"),
+    ),
 }
 
 
-FACADE = frozenset(  # names of the original, in torch_compat
-    [
-        "ChapterRouter",
-        "ChapteredMemoryBank",
-        "Config",
-        "FactorizedMemoryBank",
-        "LoRALinear",
-        "MemoryAdapter",
-        "MemoryBank",
-        "MemoryConfig",
-        "MemoryCrossAttention",
-        "MemoryTransformer",
-        "ModelConfig",
-        "QuantizedMemoryBank",
-        "ReducedDimMemoryBank",
-        "TextDataset",
-        "Trainer",
-        "TrainingConfig",
-        "compute_router_auxiliary_loss",
-        "create_dataloader",
-        "create_inference_router",
-        "extract_memory_weights",
-        "generate",
-        "generate_batch",
-        "get_memory_bank_assignments",
-        "get_memory_layer_indices",
-        "load_config",
-        "merge_adapter_weights",
-        "quantize_memory_for_deployment",
-        "save_config",
-    ]
+__getattr__ = lazy_attributes(  # the original's names
+    __name__,
+    {
+        "original.torch_compat": (
+            "ChapterRouter",
+            "ChapteredMemoryBank",
+            "Config",
+            "FactorizedMemoryBank",
+            "LoRALinear",
+            "MemoryAdapter",
+            "MemoryBank",
+            "MemoryConfig",
+            "MemoryCrossAttention",
+            "MemoryTransformer",
+            "ModelConfig",
+            "QuantizedMemoryBank",
+            "ReducedDimMemoryBank",
+            "TextDataset",
+            "Trainer",
+            "TrainingConfig",
+            "compute_router_auxiliary_loss",
+            "create_dataloader",
+            "create_inference_router",
+            "extract_memory_weights",
+            "generate",
+            "generate_batch",
+            "get_memory_bank_assignments",
+            "get_memory_layer_indices",
+            "load_config",
+            "merge_adapter_weights",
+            "quantize_memory_for_deployment",
+            "save_config",
+        )
+    },
 )
-
-
-def __getattr__(name: str):
-    if name in FACADE:
-        return getattr(importlib.import_module("jaxtrain.systems.memory_lm.original.torch_compat"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

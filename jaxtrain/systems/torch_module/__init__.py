@@ -3,28 +3,18 @@
 In Python the same is `Trainer(torch_module, train_dataset, val_dataset, config, loss=...)`.
 """
 
+from jaxtrain.lazy import lazy
 from jaxtrain.systems.torch_module.config import Data, LossSection, Model
 from jaxtrain.task import Task, TorchTwin
 
-
-def _definition(config):
-    from jaxtrain.systems.torch_module.torch_task import definition_of
-
-    return definition_of(config)
-
-
-def _build_data(config, split):
-    from jaxtrain.systems.torch_module.torch_task import build_data
-
-    return build_data(config, split)
-
+_definition = lazy("jaxtrain.systems.torch_module.torch_task:definition_of")
 
 TASKS = {
     "train": Task(
         sections={"model": Model, "data": Data, "loss": LossSection},
         build_model=lambda config, rngs: _definition(config).build(),
         initial_weights=lambda config: _definition(config).weights(),
-        build_data=_build_data,
+        build_data=lazy("jaxtrain.systems.torch_module.torch_task:build_data"),
         loss=lambda model, batch, config, rngs: _definition(config).loss(model, batch, rngs),
         outputs=lambda model, batch: model.definition.outputs(model, batch),
         eval_statistics=lambda outputs, batch, config: _definition(config).eval_statistics(outputs, batch),

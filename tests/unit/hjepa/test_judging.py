@@ -12,7 +12,7 @@ from jaxtrain.systems.hjepa.config import ProbeConfig
 from jaxtrain.systems.hjepa.evals import features
 from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
 from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
-from jaxtrain.systems.hjepa.monitor import CollapseWarning, after_evaluation, leave_one_out, ridge_folds
+from jaxtrain.systems.hjepa.metrics import CollapseWarning, after_evaluation, leave_one_out, ridge_folds
 from tests.contract.tasks import tiny
 from torch_bridge.state_dict import load_state_dict
 

@@ -1,4 +1,4 @@
-"""Collapse monitoring: cheap numbers inside the step, exact ones after an evaluation."""
+"""Metrics of pre-training: cheap signs of collapse inside the step, exact ones after an evaluation."""
 
 import warnings
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxtrain.systems.hjepa.evals import features as quality
 from jaxtrain.systems.hjepa.evals.knn import unit
+from jaxtrain.task import Statistics
 
 JUDGED_ROWS = 5000  # neighbours and the probe see at most so many validation samples
 
@@ -36,6 +37,16 @@ def in_step(context, target, valid) -> dict[str, jax.Array]:
             gram = centred @ centred.T
             found["target_directions"] = jnp.square(jnp.trace(gram)) / jnp.maximum(jnp.square(gram).sum(), 1e-30)
     return found
+
+
+def eval_statistics(outputs, batch, config) -> Statistics:
+    label = batch["label"] if "label" in batch else jnp.full(batch["valid"].shape, -1)
+    return Statistics(rows={"features": outputs["features"], "label": label})
+
+
+def compute(sums, rows, config) -> dict[str, float]:
+    """Rank, spread and neighbours of the validation features; in percent where an accuracy."""
+    return after_evaluation(rows["features"], rows["label"], config.probe)
 
 
 def after_evaluation(features: np.ndarray, labels: np.ndarray, probe) -> dict[str, float]:

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.systems.hjepa import losses, regularizers
+from jaxtrain.systems.hjepa import losses, masks, regularizers
 from jaxtrain.systems.hjepa.evals.knn import KNN
 from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
-from jaxtrain.systems.hjepa.original import masks
 from jaxtrain.systems.hjepa.transforms import eval_transform
 from torch_bridge.layouts import named_variables
 from torch_bridge.state_dict import load_state_dict

@@ -13,7 +13,7 @@ from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa import device_masks
 from jaxtrain.systems.hjepa import image_sources as images
 from jaxtrain.systems.hjepa.config import DATASETS
-from jaxtrain.systems.hjepa.original.masks import (
+from jaxtrain.systems.hjepa.masks import (
     HierarchicalMaskGenerator,
     MultiBlockMaskGenerator,
     MultiCropMaskGenerator,

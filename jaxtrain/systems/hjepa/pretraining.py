@@ -7,11 +7,10 @@ from flax import nnx
 from jaxtrain.data.collate import stack
 from jaxtrain.nn import Carry
 from jaxtrain.nn.vit import overrides, vit_size
-from jaxtrain.optim.original_schedules import one_step_late
+from jaxtrain.optim import schedules
 from jaxtrain.systems.hjepa import device_images, losses, metrics, tokens
 from jaxtrain.systems.hjepa.losses import LossInputs
 from jaxtrain.systems.hjepa.model import HJEPA
-from jaxtrain.systems.hjepa.original.schedules import EMAScheduler
 from jaxtrain.systems.hjepa.views import View, views_of
 from jaxtrain.task import Loss
 from torch_bridge.layouts import named_variables
@@ -79,7 +78,7 @@ def momentum(config, step):
     """EMA momentum after 0-based update `step`: constant through the warm-up, then straight to the end of the ramp."""
     ema = config.model.ema
     if config.compat == "original":
-        schedule = EMAScheduler(ema.momentum, ema.momentum_end, config.train.steps, 1, ema.warmup_steps)
+        schedule = schedules.momentum(ema.momentum, ema.momentum_end, config.train.steps, ema.warmup_steps)
         return jnp.asarray([schedule(k) for k in range(config.train.steps)], jnp.float32)[step]
     steps = config.train.steps or 1
     ramp = (ema.ramp_steps or steps * (ema.ramp_ratio or 1)) - ema.warmup_steps
@@ -103,7 +102,7 @@ def schedule(config, planned, steps_per_epoch: int):
     """`compat: original` sets the rate after each update: the first runs at the full rate, the others one step late."""
     if config.compat != "original":
         return planned
-    return one_step_late(planned)
+    return lambda step: 1.0 if step == 0 else planned(step - 1)
 
 
 # ---- one batch

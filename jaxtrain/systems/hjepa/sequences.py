@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.errors import UserError
+from torch_bridge import files
 
 
 def build_data(config, split: str):
@@ -43,7 +44,7 @@ class SequenceFiles:
     seed: int = 0
 
     def __post_init__(self):
-        lengths = {path: len(self._load(path)["actions"]) for path in sorted(self.folder.glob("*.pt"))}
+        lengths = {path: len(np.asarray(files.read(path)["actions"])) for path in sorted(self.folder.glob("*.pt"))}
         kept = {path: length for path, length in lengths.items() if length >= self.seq_len}
         if not kept:
             raise UserError(f"{self.folder}: {len(lengths)} .pt files, none with {self.seq_len} steps or more")
@@ -54,18 +55,12 @@ class SequenceFiles:
         ]
         object.__setattr__(self, "windows", windows)
 
-    @staticmethod
-    def _load(path: pathlib.Path) -> dict:
-        from jaxtrain.systems.hjepa.original.torch_checkpoint import read_checkpoint
-
-        return read_checkpoint(path)
-
     def __len__(self) -> int:
         return len(self.windows)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         path, start = self.windows[index]  # pyright: ignore[reportAttributeAccessIssue]
-        content = self._load(path)
+        content = {name: np.asarray(array) for name, array in files.read(path).items()}
         if start is None:
             rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
             start = int(rng.integers(len(content["actions"]) - self.seq_len + 1))

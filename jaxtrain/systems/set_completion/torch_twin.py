@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.systems.set_completion.original.torch_buffer import ActivationBuffer
+from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
 
 
 def feedforward(width):

@@ -10,7 +10,7 @@ from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.systems.criteria_evidence import splits as posts
 from jaxtrain.systems.digits.data import split_indices
-from jaxtrain.systems.hjepa.original.masks import BlockSampler
+from jaxtrain.systems.hjepa.masks import BlockSampler
 from jaxtrain.systems.memory_lm.packing import IGNORE, pack
 from jaxtrain.systems.set_completion import splits as builds
 from jaxtrain.systems.set_completion.masking import PADDING, hide

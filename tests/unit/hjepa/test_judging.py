@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from jaxtrain.systems.hjepa import metrics
 from jaxtrain.systems.hjepa.config import ProbeConfig
-from jaxtrain.systems.hjepa.evals import features
 from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
 from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
 from jaxtrain.systems.hjepa.metrics import CollapseWarning, after_evaluation, leave_one_out, ridge_folds
@@ -44,7 +44,7 @@ def test_probe_history_and_metrics(name):
 
 @pytest.mark.parametrize(("name", "rows"), [("fq_train_mean", TRAIN[0]), ("fq_lowrank", TENSORS["in/fq_lowrank"])])
 def test_feature_quality(name, rows):
-    found = features.quality(rows)
+    found = metrics.quality(rows)
     for group, values in CASES[name].items():
         for key, value in values.items():
             assert found[group][key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
@@ -53,7 +53,7 @@ def test_feature_quality(name, rows):
 @pytest.mark.parametrize("name", CASES["collapse_metrics"])
 def test_collapse_metrics(name):
     given = (TENSORS[f"in/collapse/{name}/{side}"] for side in ("context", "target"))
-    assert features.collapse_metrics(*given) == pytest.approx(CASES["collapse_metrics"][name], rel=1e-5)
+    assert metrics.collapse_metrics(*given) == pytest.approx(CASES["collapse_metrics"][name], rel=1e-5)
 
 
 def test_features_that_are_all_alike_raise_the_collapse_warning():

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtrain.systems.hjepa import device_masks
-from jaxtrain.systems.hjepa.original import masks
+from jaxtrain.systems.hjepa import device_masks, masks
 
 CASES = json.loads((pathlib.Path(__file__).parents[2] / "golden" / "hjepa" / "masks.json").read_text())["cases"]
 SCALE, ASPECT = (0.05, 0.15), (0.75, 1.5)

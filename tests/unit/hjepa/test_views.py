@@ -14,10 +14,9 @@ from jaxtrain import config_io
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Rngs
-from jaxtrain.systems.hjepa import pretraining
+from jaxtrain.systems.hjepa import masks, pretraining
 from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.evals import extraction
-from jaxtrain.systems.hjepa.original import masks
 from jaxtrain.systems.hjepa.views import views_of
 
 CROPS = ("data.augmentation.global_crops=2", "data.augmentation.local_crops=3", "data.image_size=16")

@@ -2,12 +2,7 @@
 
 import numpy as np
 
-from jaxtrain.systems.hjepa.evals.features import pooled
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1; a zero row stays zero."""
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+from jaxtrain.systems.hjepa.metrics import pooled, unit
 
 
 class KNN:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.systems.hjepa.evals import features, visualizations
+from jaxtrain.systems.hjepa import metrics
+from jaxtrain.systems.hjepa.evals import visualizations
 from jaxtrain.systems.hjepa.evals.extraction import columns, embedder, initial, pixels, training_images
 from jaxtrain.systems.hjepa.evals.fine_tune import fine_tune
 from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
@@ -84,7 +85,7 @@ def labelled(splits: list[dict]) -> bool:
 
 def judge(train: np.ndarray, test: np.ndarray, splits: list[dict], probe) -> dict:
     """Feature quality of `test`, and with labels the probe, kNN and few-shot accuracies in percent."""
-    found: dict = {"feature_quality": _plain(features.quality(test))}
+    found: dict = {"feature_quality": _plain(metrics.quality(test))}
     if not labelled(splits):
         return found
     labels = [split["label"] for split in splits]

@@ -11,8 +11,8 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.config import LossConfig
+from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original import legacy_config
-from jaxtrain.systems.hjepa.original.masks import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
 from jaxtrain.systems.hjepa.original.schedules import (
     CosineScheduler,

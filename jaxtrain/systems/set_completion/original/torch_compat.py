@@ -9,7 +9,7 @@ import torch
 
 from jaxtrain.systems.set_completion.masking import SetDataset
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from jaxtrain.systems.set_completion.original.torch_buffer import ActivationBuffer
+from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
 from jaxtrain.systems.set_completion.torch_twin import SetCompletionModel, SparseAutoencoder
 from torch_bridge.state_dict import convert_ddp_state
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import replacing
 from torch_bridge.files import safetensors
 from torch_bridge.lazy_array import LazyArray, as_leaf, map_leaves
 
@@ -57,13 +58,10 @@ def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str
 
 
 def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> pathlib.Path:
-    aside = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(aside)
-        aside.rename(path)
+        with replacing(path) as aside:
+            write(aside)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error}") from None
     return path
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import replacing
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,11 +95,8 @@ class Tokenizer:
             with np.load(path) as saved:
                 return Encoded(**{field.name: saved[field.name] for field in dataclasses.fields(Encoded)})
         encoded = self.encode(texts, pairs, max_length)
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(f".{os.getpid()}.part")
-        with aside.open("wb") as file:
+        with replacing(path, shared=True) as aside, aside.open("wb") as file:
             np.savez(file, **dataclasses.asdict(encoded))
-        aside.rename(path)
         return encoded
 
 

@@ -4,13 +4,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from torch_bridge.atomic_file import replacing
 
 KEY_FILE = "key.json"
 
@@ -33,13 +34,11 @@ class Cache:
         with self._locked():
             if (folder / KEY_FILE).exists():
                 return folder
-            partial = self.root / f".{folder.name}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            make(partial)
-            (partial / KEY_FILE).write_text(json.dumps({"stage": stage, **key}, indent=1, sort_keys=True))
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
+            with replacing(folder) as aside:
+                shutil.rmtree(aside, ignore_errors=True)  # of a preparation that was killed
+                aside.mkdir()
+                make(aside)
+                (aside / KEY_FILE).write_text(json.dumps({"stage": stage, **key}, indent=1, sort_keys=True))
         return folder
 
     def folder(self, stage: str, key: dict[str, Any]) -> pathlib.Path:
@@ -64,10 +63,8 @@ class Cache:
             with open(path, "rb") as file:
                 content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
             memo[name] = {"state": state, "content": content}
-            self.root.mkdir(parents=True, exist_ok=True)
-            partial = memo_path.with_name(f".inputs.{os.getpid()}.json")
-            partial.write_text(json.dumps(memo, indent=1))
-            partial.replace(memo_path)
+            with replacing(memo_path, shared=True) as aside:
+                aside.write_text(json.dumps(memo, indent=1))
         return memo[name]["content"]
 
     @contextlib.contextmanager

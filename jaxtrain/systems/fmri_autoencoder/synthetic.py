@@ -13,6 +13,7 @@ import numpy as np
 from jaxtrain.systems.fmri_autoencoder import text, volumes
 from jaxtrain.systems.fmri_autoencoder.extras import require
 from jaxtrain.systems.fmri_autoencoder.hrf import canonical_hrf, causal, respond
+from torch_bridge.atomic_file import replacing
 
 FEATURES = ("light", "fire", "water", "crowd", "music", "motion")  # what the words of the annotations name
 LEVELS = ("dim", "some", "strong")
@@ -152,17 +153,16 @@ def _write_film(path: pathlib.Path, levels: np.ndarray, plan: Plan) -> None:
             file.setparams((1, 2, SOUND_RATE, len(samples), "NONE", ""))
             file.writeframes(samples.tobytes())
         height, width = FILM_SIZE
-        partial = path.with_name(f".{path.name}")  # a film that was cut short is not taken for one
-        command = [ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
-        command += ["-s", f"{width}x{height}", "-r", str(FILM_RATE), "-i", "-", "-i", str(sound)]
-        command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-c:a", "aac", "-f", "mp4", str(partial)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            for number in range(int(seconds * FILM_RATE)):
-                row = levels[min(int(number / FILM_RATE / plan.tr), plan.volumes - 1)]
-                process.stdin.write(frame(row, number / FILM_RATE).tobytes())
-        if process.returncode:
-            raise OSError(f"ffmpeg failed with {process.returncode} while writing {path}")
-        partial.replace(path)
+        with replacing(path) as aside:  # a film that was cut short is not taken for one
+            command = [ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+            command += ["-s", f"{width}x{height}", "-r", str(FILM_RATE), "-i", "-", "-i", str(sound)]
+            command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-c:a", "aac", "-f", "mp4", str(aside)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+                for number in range(int(seconds * FILM_RATE)):
+                    row = levels[min(int(number / FILM_RATE / plan.tr), plan.volumes - 1)]
+                    process.stdin.write(frame(row, number / FILM_RATE).tobytes())
+            if process.returncode:
+                raise OSError(f"ffmpeg failed with {process.returncode} while writing {path}")
 
 
 def _write_annotations(path: pathlib.Path, levels: np.ndarray, plan: Plan) -> None:

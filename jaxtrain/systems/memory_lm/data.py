@@ -17,6 +17,7 @@ from jaxtrain.systems.memory_lm import corpus
 from jaxtrain.systems.memory_lm.packing import pack
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
 from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer, load_tokenizer
+from torch_bridge.atomic_file import replacing
 
 BUILTIN = "python"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -104,10 +105,8 @@ def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | Non
         with np.load(path) as kept:
             return {name: kept[name] for name in kept.files}
     columns = make_rows(data, compat, tokenizer, read_rows(data, split, num_samples))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part.npz")
-    np.savez(aside, **columns)
-    aside.rename(path)
+    with replacing(path, shared=True) as aside, aside.open("wb") as file:
+        np.savez(file, **columns)
     return columns
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxtrain import hub
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import replacing
 
 END = "<|endoftext|>"
 
@@ -181,8 +182,6 @@ def _bpe(name: str, documents: Iterable[str], cache: pathlib.Path | None) -> Pre
         return from_json(path.read_text(), pad="<pad>", name=name)
     text = train_bpe(texts, int(size))
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".part")
-        aside.write_text(text)
-        aside.rename(path)
+        with replacing(path, shared=True) as aside:
+            aside.write_text(text)
     return from_json(text, pad="<pad>", name=name)

@@ -3,11 +3,11 @@
 import concurrent.futures
 import hashlib
 import json
-import os
 import pathlib
 from typing import Any
 
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import replacing
 
 NAME = "meta.json"
 READERS = 4  # files hashed at a time
@@ -37,12 +37,8 @@ def renew(folder: pathlib.Path, meta: dict[str, Any]) -> bool:
 
 def _put(folder: pathlib.Path, content: dict[str, Any]) -> None:
     """Atomic, and on the disk when it returns."""
-    aside = folder / f"{NAME}.part"
-    with aside.open("w") as file:
-        file.write(json.dumps({**content, "seal": _hash_of(content)}))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(folder / NAME)
+    with replacing(folder / NAME, durable=True) as aside:
+        aside.write_text(json.dumps({**content, "seal": _hash_of(content)}))
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:

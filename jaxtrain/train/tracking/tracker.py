@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.train.tracking.backends import Backend, make_backends
+from torch_bridge.atomic_file import replacing
 
 LOG = logging.getLogger("jaxtrain")
 
@@ -163,9 +164,8 @@ class _Lines:
         """Drop the lines for which `stays` is false, and what a killed process did not finish."""
         lines = self.path.read_bytes().splitlines()
         kept = [line for line in lines if (value := _parsed(line)) is not None and stays(value)]
-        aside = self.path.with_suffix(".part")
-        aside.write_bytes(b"".join(line + b"\n" for line in kept))
-        aside.rename(self.path)
+        with replacing(self.path) as aside:
+            aside.write_bytes(b"".join(line + b"\n" for line in kept))
         os.close(self._file)
         self._file = self._open()
         self._size = os.fstat(self._file).st_size

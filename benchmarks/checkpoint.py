@@ -58,7 +58,11 @@ def main() -> None:
 
 
 def _step_seconds(trainer: Trainer, steps: int = 5) -> float:
-    program, hyper, columns = trainer.train_step(), trainer.hyper(), trainer.columns(trainer.train_loader)
+    program, hyper, columns = (
+        trainer.program.train_step(),
+        trainer.program.hyper(),
+        trainer.program.columns(trainer.train_loader),
+    )
     batch = next(trainer.train_loader.batches([(0, 1)]))[2]
     seconds = []
     for _ in range(steps + 1):

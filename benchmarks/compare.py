@@ -180,7 +180,7 @@ def _timed(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, 
         result[name]["tflops"] = ours.flops * result[name]["median"] / batch / 1e12
     pairs = zip(result["jaxtrain"]["samples_per_s"], result[arguments.peer]["samples_per_s"], strict=True)
     ratios = [a / b for a, b in pairs]
-    peak = trainer.work().peak
+    peak = trainer.program.work().peak
     mfu = result["jaxtrain"]["tflops"] * 1e12 / peak / trainer.layout.mesh.size if peak else None
     ratio = result["jaxtrain"]["median"] / result[arguments.peer]["median"]
     return result | {"ratio": ratio, "lowest": min(ratios), "highest": max(ratios), "mfu": mfu}
@@ -209,8 +209,8 @@ class JaxSide:
 
     def __init__(self, trainer, steps_per_call: int, fed: bool = False):
         self.count, self.trainer = steps_per_call, trainer
-        self.program, self.hyper = trainer.train_step(steps_per_call), trainer.hyper()
-        self.columns = trainer.columns(trainer.train_loader)
+        self.program, self.hyper = trainer.program.train_step(steps_per_call), trainer.program.hyper()
+        self.columns = trainer.program.columns(trainer.train_loader)
         self.batches = None if fed else list(self._read(0, max(1, BATCHES // self.count)))
         self.state, self.calls = trainer.state, 0
 
@@ -244,7 +244,9 @@ class JaxSide:
     @property
     def flops(self) -> float:
         """Of one step, over all devices."""
-        return self.trainer.model_flops(self.program.flops or 0.0) / self.count
+        from jaxtrain.train.compilation.flops import model_flops
+
+        return model_flops(self.program.flops or 0.0, self.trainer.config.train.remat) / self.count
 
     def peak_bytes(self) -> int:
         """Of one device: what the compiled step needs, arguments included."""

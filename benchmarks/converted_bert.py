@@ -50,7 +50,7 @@ def texts(sizes: dict, samples: int, length: int) -> dict[str, np.ndarray]:
 
 def jax_steps(trainer: Trainer) -> Callable[[int], None]:
     """A function that makes so many steps on one batch."""
-    program, hyper = trainer.train_step(), trainer.hyper()
+    program, hyper = trainer.program.train_step(), trainer.program.hyper()
     batch = next(trainer.train_loader.batches([(0, 1)]))[2]
     state = [trainer.state]
 

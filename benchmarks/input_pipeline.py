@@ -107,7 +107,7 @@ def of_config(config: str, overrides: list[str], rounds: int) -> dict:
             for _, _, batch in loader.batches([(i, 1) for i in range(steps)]):
                 jax.block_until_ready(batch)
             alone.append(steps * size / (time.perf_counter() - started))
-        program, hyper, columns = trainer.train_step(), trainer.hyper(), trainer.columns(loader)
+        program, hyper, columns = trainer.program.train_step(), trainer.program.hyper(), trainer.program.columns(loader)
         state, busy, stalled = trainer.state, [], []
         for number in range(rounds + 1):
             before, started = loader.stall_s, time.perf_counter()

@@ -65,7 +65,7 @@ def measure(path: pathlib.Path, layers: int, side: int) -> dict[str, float]:
     host_memory.give_back()  # what creating the model left behind
     _reset_peak()
     before = _status("VmRSS")
-    init_from.apply(trainer, path)
+    init_from.apply(trainer.program, path)
     jax.block_until_ready(trainer.state.params)
     peak, after = _status("VmHWM"), _status("VmRSS")
     params = trainer.state.params

@@ -27,8 +27,8 @@ class Bare:
     """The compiled step in a tight loop on batches that lie on the device."""
 
     def __init__(self, trainer: Trainer):
-        self.program, self.hyper = trainer.train_step(), trainer.hyper()
-        self.columns = trainer.columns(trainer.train_loader)
+        self.program, self.hyper = trainer.program.train_step(), trainer.program.hyper()
+        self.columns = trainer.program.columns(trainer.train_loader)
         calls = [(step, 1) for step in range(trainer.steps_per_epoch)]
         self.batches = [batch for _, _, batch in trainer.train_loader.batches(calls)]
         self.state = trainer.state

@@ -21,11 +21,12 @@ task, config = config_io.load(sys.argv[1], [f"run.dir={sys.argv[2]}/run", *sys.a
 import jax
 trainer = Trainer(config=config, task=task)
 batch = next(trainer.train_loader.batches([(0, 1)]))[2]
-step = trainer.train_step()
-jax.block_until_ready(step(trainer.state, batch, trainer.hyper(), trainer.columns(trainer.train_loader)))
+step = trainer.program.train_step()
+hyper, columns = trainer.program.hyper(), trainer.program.columns(trainer.train_loader)
+jax.block_until_ready(step(trainer.state, batch, hyper, columns))
 usage = resource.getrusage(resource.RUSAGE_SELF)
 wall = time.time() - float(os.environ["STARTED"])
-count = trainer.compile_count
+count = trainer.program.compile_count
 print(wall, usage.ru_utime + usage.ru_stime, count.requests, count.hits)
 """
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     trainer = Trainer(config=config, task=task)
     folder = pathlib.Path(arguments.output) if arguments.output else trainer.folder
-    found = range_test(trainer, arguments.min_lr, arguments.max_lr, arguments.steps, not arguments.no_clip)
+    found = range_test(trainer.program, arguments.min_lr, arguments.max_lr, arguments.steps, not arguments.no_clip)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lr_find.json").write_text(json.dumps(found.document(), indent=1))
     written = [folder / "lr_find.json"]

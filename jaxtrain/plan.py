@@ -64,10 +64,10 @@ def _compile(task, config, devices) -> dict:
     from jaxtrain.train.trainer import Trainer
 
     trainer = Trainer(config=config, task=task, devices=devices, abstract=True)
-    compiled = trainer.train_step().jitted.lower(*trainer.abstract_arguments()).compile()
+    compiled = trainer.program.train_step().jitted.lower(*trainer.program.abstract_arguments()).compile()
     memory = compiled.memory_analysis()
     found = collectives(compiled.as_text())
-    state = memory.argument_size_in_bytes - _local_bytes(trainer.abstract_arguments()[1:])
+    state = memory.argument_size_in_bytes - _local_bytes(trainer.program.abstract_arguments()[1:])
     parameters = _local_bytes((trainer.state.params, trainer.state.frozen))
     moments = _local_bytes(trainer.state.opt_state)
     peak = (
@@ -97,7 +97,7 @@ def minimum_traffic(trainer) -> dict[str, int]:
     ddp: every gradient reduced once, 2 (N - 1) / N of its bytes.
     """
     layout, micro_batches = trainer.layout, trainer.config.train.accumulate_steps
-    compute = trainer.precision.compute.itemsize
+    compute = trainer.program.precision.compute.itemsize
     sizes = {
         key: value.size * (compute if value.ndim > 1 else value.dtype.itemsize)
         for key, value in {**trainer.state.params, **trainer.state.frozen}.items()

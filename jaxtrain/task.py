@@ -13,11 +13,12 @@ import importlib
 import pathlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxtrain.errors import UserError
 
 Batch = dict[str, Any]
+C = TypeVar("C")  # the type of a task's config
 
 
 class Loss(NamedTuple):
@@ -91,71 +92,94 @@ class LegacyConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """A frozen record of functions; everything that differs between two systems.
+class Metrics(Generic[C]):
+    """How a split is scored, beside its loss.
 
-    sections: config sections of the task, by name; a name the core has (data, optim, ...) must subclass it.
-    build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
-        Here, in `loss` and in `after_update`, config.train.steps holds the run's number of optimizer steps.
-    build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
-    collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
-    loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
     outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode; the twin's `call` does too.
     eval_statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     compute: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and
         parts are there without it.
-    trainable: parameter key -> False keeps it fixed, without optimizer state.
-    param_group: parameter key -> name of its group in `optim.groups`.
-    after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
-        counts the updates made. It may return {parameter key: bool array of its shape}: where True, the optimizer
-        forgets its moments (resampled features start afresh).
-    initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
-        files; called once, on the host.
-    schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
-        procedures of `compat: original`.
     extra_metrics: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update,
         traced.
+    """
+
+    outputs: Callable[[Any, Batch], Any] | None = None
+    eval_statistics: Callable[[Any, Batch, C], Statistics] | None = None
+    compute: Callable[[Mapping, Mapping, C], dict[str, float]] | None = None
+    extra_metrics: Callable[[C, Any], Mapping[str, Any]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Visuals(Generic[C]):
+    """What a person looks at.
+
     pictures: (model, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
         from the first validation batch after every evaluation, where there is a tracker.
     histograms: (model, batch, config) -> values by name, float arrays of which those that are finite count, in
         jax.numpy; of the same batch, at the same time.
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
+    """
+
+    pictures: Callable[[Any, Batch, C], Mapping[str, Any]] | None = None
+    histograms: Callable[[Any, Batch, C], Mapping[str, Any]] | None = None
+    report: Callable[[Any, Source, C, Any], Sequence[Any]] | None = None
+    describe: Callable[[C], str] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interop(Generic[C]):
+    """The torch project that the task came from, and the way back to it.
+
+    twin: how a trained model returns to PyTorch.
+    original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
+    initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
+        files; called once, on the host.
+    """
+
+    twin: TorchTwin | None = None
+    original: LegacyConfig | None = None
+    initial_weights: Callable[[C], Mapping[str, Any] | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
+    """A frozen record of functions; everything that differs between two systems. C is the type of its config.
+
+    Core (Metrics, Visuals and Interop are optional):
+    sections: config sections of the task, by name; a name the core has (data, optim, ...) must subclass it.
+    build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
+        Here, in `loss` and in `after_update`, config.train.steps holds the run's number of optimizer steps.
+    build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
+    collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
+    loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
+    trainable: parameter key -> False keeps it fixed, without optimizer state.
+    param_group: parameter key -> name of its group in `optim.groups`.
+    after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
+        counts the updates made. It may return {parameter key: bool array of its shape}: where True, the optimizer
+        forgets its moments (resampled features start afresh).
+    schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
+        procedures of `compat: original`.
     shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
-    original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
-    tolerance: how far a bf16 or fp16 run's final loss may be from fp32's, relative.
     """
 
-    build_model: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Batch, Any, Any], Loss]
-    build_data: Callable[[Any, str], Source | None] = lambda config, split: None
+    build_model: Callable[[C, Any], Any]
+    loss: Callable[[Any, Batch, C, Any], Loss]
+    build_data: Callable[[C, str], Source | None] = lambda config, split: None
     sections: Mapping[str, type] = dataclasses.field(default_factory=dict)
     collate: Callable[[Sequence[Any]], Batch] | None = None
-    outputs: Callable[[Any, Batch], Any] | None = None
-    eval_statistics: Callable[[Any, Batch, Any], Statistics] | None = None
-    compute: Callable[[Mapping, Mapping, Any], dict[str, float]] | None = None
-    trainable: Callable[[str, Any], bool] = lambda key, config: True
-    param_group: Callable[[str, Any], str] = lambda key, config: "default"
-    after_update: Callable[[Any, Any, Any], Mapping[str, Any] | None] | None = None
-    initial_weights: Callable[[Any], Mapping[str, Any] | None] | None = None
-    schedule: Callable[[Any, Callable[[int], float], int], Callable[[int], float]] | None = None
-    extra_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None
-    pictures: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
-    histograms: Callable[[Any, Batch, Any], Mapping[str, Any]] | None = None
-    report: Callable[[Any, Source, Any, Any], Sequence[Any]] | None = None
-    describe: Callable[[Any], str] | None = None
+    trainable: Callable[[str, C], bool] = lambda key, config: True
+    param_group: Callable[[str, C], str] = lambda key, config: "default"
+    after_update: Callable[[Any, Any, C], Mapping[str, Any] | None] | None = None
+    schedule: Callable[[C, Callable[[int], float], int], Callable[[int], float]] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
-    twin: TorchTwin | None = None
     traced_hparams: tuple[str, ...] = ()
-    original: LegacyConfig | None = None
     couples_samples: bool = False
-    tolerance: float = 0.05
-    tiny_config: str | None = None  # configs/<name>.yaml that runs on a CPU in seconds; the contract tests use it
 
 
 def task_names() -> list[str]:
@@ -189,19 +213,6 @@ def find_task(name: str) -> Task:
         f"task: {name!r} is unknown; known here: {', '.join(task_names())}. A task of your own is the name of an "
         "importable module that holds TASKS = {...}, or of a Task in it (docs/adding_a_system.md)"
     )
-
-
-def is_torch_module(model: Any) -> bool:
-    """Return True for a torch.nn.Module, without importing torch."""
-    return any(
-        (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in type(model).__mro__
-    )
-
-
-def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch) -> Task:
-    """The Task that trains a user's own torch.nn.Module; see systems/torch_module."""
-    system = importlib.import_module("jaxtrain.systems.torch_module.torch_task")
-    return system.task_from_module(module, loss, example_batch)
 
 
 def _import(module_name: str):

@@ -3,7 +3,17 @@
 import grimp
 import pytest
 
-TORCH_PACKAGES = {"files", "datasets", "module", "verify", "lowering", "from_torch", "optimizers", "step_record"}
+TORCH_PACKAGES = {
+    "files",
+    "datasets",
+    "module",
+    "verify",
+    "lowering",
+    "from_torch",
+    "optimizers",
+    "step_record",
+    "training",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a caller of Trainer may hand over instead of a task: a loss, a name, a torch module."""
+"""Find or make the Task of a run: given, named, made of a loss function or of a torch module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,8 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
-from jaxtrain.task import Loss, Task, find_task, task_of_torch_module
+from jaxtrain.task import Loss, Task, find_task
+from jaxtrain.torch_task import task_of_torch_module
 
 
 def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:

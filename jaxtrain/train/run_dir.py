@@ -4,6 +4,7 @@ import importlib.metadata as metadata
 import json
 import pathlib
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.state import ModelDef
+from torch_bridge.atomic_file import replacing
 from torch_bridge.layouts import abstract
 
 
@@ -60,8 +62,8 @@ def write(folder: pathlib.Path, name: str, text: str) -> None:
     """A file of the run folder, whole or not at all. Raises UserError where it cannot be written."""
     path = folder / name
     try:
-        path.with_suffix(".part").write_text(text)
-        path.with_suffix(".part").rename(path)
+        with replacing(path) as aside:
+            aside.write_text(text)
     except OSError as error:
         raise UserError(
             f"run.dir: cannot write {path}: {error.strerror}; make room, or choose another run.dir"
@@ -77,7 +79,7 @@ def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
             "`trainer.evaluate()` gives the metrics and `torch_bridge.files.save(trainer.state_dict(), 'F.pt')` exports"
         )
     task, config = config_io.load(folder / "config.yaml")
-    return task, config, _checkpoints(folder, config)
+    return task, config, checkpoints(folder, config)
 
 
 def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
@@ -85,7 +87,7 @@ def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
     folder = pathlib.Path(folder)
     values = _settings(folder)
     if values.get("task") is None:
-        return _checkpoints(folder, config_io.validate(TrainingConfig, values, folder / "config.yaml"))
+        return checkpoints(folder, config_io.validate(TrainingConfig, values, folder / "config.yaml"))
     return open_run(folder)[2]
 
 
@@ -97,9 +99,10 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     return config_io.read(folder / "config.yaml")
 
 
-def _checkpoints(folder: pathlib.Path, config: TrainingConfig) -> Checkpoints:
+def checkpoints(folder: pathlib.Path, config: TrainingConfig, warn: Callable[[str], None] = print) -> Checkpoints:
+    """Those of a run folder, kept by the config's rules. warn: called with a line about trouble with them."""
     evaluation, keep = config.evaluation, config.checkpoint
-    return Checkpoints(folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode)
+    return Checkpoints(folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode, warn)
 
 
 def pick(checkpoints: Checkpoints, which: str) -> int:

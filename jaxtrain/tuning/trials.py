@@ -86,9 +86,9 @@ class Trials:
         try:
             configs = [self.config(trial, self.choose(trial))[1] for trial in trials]
             template = self._template(self.task, configs[0])
-            before = template.compilations
-            outcomes = Population([template.variant(config) for config in configs]).train()
-            self.compilations += template.compilations - before
+            before = template.program.compilations
+            outcomes = Population([template.program.variant(config) for config in configs]).train()
+            self.compilations += template.program.compilations - before
         except Exception as error:
             for trial in trials:
                 trial.set_user_attr("error", describe(error))
@@ -98,7 +98,7 @@ class Trials:
             error = outcome.error
             if error is None:
                 try:
-                    value = best_score(outcome.trainer.config.evaluation, outcome.history)
+                    value = best_score(outcome.program.config.evaluation, outcome.history)
                 except UserError as never:
                     error = never
             if error is not None:
@@ -138,11 +138,11 @@ class Trials:
                 pruned = trial.should_prune()
             return pruned
 
-        before = trainer.compilations
+        before = trainer.program.compilations
         try:
             history = trainer.train(after_evaluation=report)
         finally:
-            self.compilations += trainer.compilations - before
+            self.compilations += trainer.program.compilations - before
         best = best_score(trainer.config.evaluation, history)
         return (TrialState.PRUNED, None) if pruned else (TrialState.COMPLETE, best)
 

@@ -36,4 +36,4 @@ def build_data(config, split: str):
     return Slow(arrays, pause_s=float(os.environ.get("CHAOS_SLOW_S", 0)))
 
 
-TASKS = {"classify": dataclasses.replace(DIGITS["classify"], build_data=build_data, tiny_config=None)}
+TASKS = {"classify": dataclasses.replace(DIGITS["classify"], build_data=build_data)}

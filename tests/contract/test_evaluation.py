@@ -63,7 +63,7 @@ def test_a_batch_without_a_valid_sample_adds_nothing(name):
 def test_state_dict_round_trip_is_bit_identical(name):
     trainer = untrained(name)
     state, different = trainer.state_dict(), as_if_trained(trainer.state, updates=7)
-    model = trainer.model_def.merge(different.params, different.frozen, different.buffers)
+    model = trainer.program.model_def.merge(different.params, different.frozen, different.buffers)
     load_state_dict(model, state, strict=True)
     assert_equal(state, state_dict(model))
 
@@ -77,7 +77,7 @@ def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_
     path = files.save(as_torch_checkpoint(trainer, wanted), tmp_path / "jax.pt")
     torch.save(through_torch(torch.load(path, weights_only=True)), tmp_path / "torch.pt")
     try:
-        init_from.apply(trainer, tmp_path / "torch.pt")
+        init_from.apply(trainer.program, tmp_path / "torch.pt")
         found = trainer.state
     finally:
         trainer.state = fresh
@@ -107,7 +107,12 @@ def as_torch_checkpoint(trainer, state) -> dict:
     fields = ("params", "frozen", "buffers", "opt_state", "step", "updates")
     state = {name: getattr(state, name) for name in fields}
     return torch_checkpoint.tree(
-        trainer.resolved, trainer.model_def, trainer.optimizer, state, trainer.schedule, trainer.steps_per_epoch
+        trainer.program.resolved,
+        trainer.program.model_def,
+        trainer.program.optimizer,
+        state,
+        trainer.program.schedule,
+        trainer.steps_per_epoch,
     )
 
 

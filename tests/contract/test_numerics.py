@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from jaxtrain.task import find_task
 from tests.chaos.runs import points
 from tests.contract.tasks import (
     TASKS,
@@ -15,19 +14,18 @@ from tests.contract.tasks import (
     whole_run,
 )
 
+TOLERANCE = 0.05  # relative, of the loss in half precision
 UNSEEN = (*WHOLE, "evaluation.every_steps=null")  # an evaluation would be compiled too
 
 
 @pytest.mark.parametrize("policy", ["bf16", pytest.param("fp16", marks=once_a_system)])
 @pytest.mark.parametrize("name", TASKS)
-def test_half_precision_reaches_the_loss_of_fp32_within_the_tasks_tolerance(name, policy, tmp_path):
+def test_half_precision_reaches_the_loss_of_fp32_to_five_per_cent(name, policy, tmp_path):
     few_overflows = "precision.loss_scale=64"  # a skipped step would leave fp16 an update behind
     tiny(name, tmp_path, *UNSEEN, few_overflows, f"precision.policy={policy}").train()
     losses = [values["loss"] for _, split, values in points(tmp_path) if split == "train"]
     after_eight_steps = lambda losses: float(np.mean(losses[4:8]))  # one batch alone is noise
-    assert after_eight_steps(losses) == pytest.approx(
-        after_eight_steps(whole_run(name).losses), rel=find_task(name).tolerance
-    )
+    assert after_eight_steps(losses) == pytest.approx(after_eight_steps(whole_run(name).losses), rel=TOLERANCE)
 
 
 @once_a_system

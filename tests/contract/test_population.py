@@ -25,11 +25,13 @@ def members(name, folder, settings):
 
 
 def test_a_members_weights_and_metrics_are_those_of_its_own_run(tmp_path):
-    outcomes = Population(list(members("digits.classify", tmp_path / "together", SETTINGS))).train()
-    assert outcomes[0].trainer.compilations == 1
+    outcomes = Population(
+        [member.program for member in members("digits.classify", tmp_path / "together", SETTINGS)]
+    ).train()
+    assert outcomes[0].program.compilations == 1
     for outcome, alone in zip(outcomes, members("digits.classify", tmp_path / "alone", SETTINGS), strict=True):
         history = alone.train()
-        assert largest_relative_difference(final_parameters(alone), final_parameters(outcome.trainer)) < 1e-5
+        assert largest_relative_difference(final_parameters(alone), final_parameters(outcome.program)) < 1e-5
         for one, other in zip(history["val_history"], outcome.history["val_history"], strict=True):
             assert one == pytest.approx(other, rel=1e-4)
 
@@ -37,9 +39,9 @@ def test_a_members_weights_and_metrics_are_those_of_its_own_run(tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_the_step_of_every_task_can_be_mapped_over_runs(name, tmp_path):
     trainer = tiny(name, tmp_path, abstract=True)
-    state, batch, hyper, columns = trainer.abstract_arguments()
+    state, batch, hyper, columns = trainer.program.abstract_arguments()
     stack = lambda tree: jax.eval_shape(lambda leaves: jax.tree.map(lambda x: jnp.stack([x, x]), leaves), tree)
-    mapped = jax.vmap(trainer.step(), in_axes=(0, None, 0, None))
+    mapped = jax.vmap(trainer.program.step(), in_axes=(0, None, 0, None))
     new, metrics = jax.eval_shape(mapped, stack(state), batch, stack(hyper), columns)
     assert metrics["loss"].shape == (2,)
     assert jax.tree.map(lambda leaf: leaf.shape, new) == jax.tree.map(lambda leaf: leaf.shape, stack(state))

@@ -16,18 +16,18 @@ def test_runs_that_differ_in_numbers_have_one_code_and_one_program(name, tmp_pat
     other = [f"{key}={value + 1 if key == 'seed' else value / 2:.6g}" for key, value in numbers.items()]
     rates = ["optim.lr=0.000321", "optim.weight_decay=0.0321"]
     second = tiny(name, tmp_path / "second", *rates, *other, abstract=True)
-    assert code_of(first.resolved, first.task) == code_of(second.resolved, second.task)
+    assert code_of(first.program.resolved, first.task) == code_of(second.program.resolved, second.task)
     for one, another in zip(
         jax.tree.leaves(numbers), jax.tree.leaves(traced_hparams.given(second.config, numbers)), strict=True
     ):
         assert one != another
-    texts = [t.train_step().jitted.lower(*t.abstract_arguments()).as_text() for t in (first, second)]
+    texts = [t.program.train_step().jitted.lower(*t.program.abstract_arguments()).as_text() for t in (first, second)]
     assert texts[0] == texts[1]
 
 
 def test_another_width_or_an_absent_dropout_is_other_code(tmp_path):
     codes = [
-        code_of(made.resolved, made.task)
+        code_of(made.program.resolved, made.task)
         for made in (
             tiny("digits.classify", tmp_path, *settings, abstract=True)
             for settings in (

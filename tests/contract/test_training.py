@@ -112,7 +112,7 @@ def _without_noise(name, folder, *overrides):
     trainer = tiny(name, folder, "evaluation.every_epochs=null", *PLAIN, *overrides)
     loss = trainer.task.loss
     quiet = lambda model, batch, config, rngs: loss(model, batch, config, None)
-    trainer.task = dataclasses.replace(trainer.task, loss=quiet)
+    trainer.program.task = dataclasses.replace(trainer.task, loss=quiet)
     return trainer
 
 

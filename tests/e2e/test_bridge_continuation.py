@@ -52,7 +52,7 @@ def plain_torch(trainer, name: str):
         "sgd": functools.partial(torch.optim.SGD, lr=config.lr, momentum=0.9, nesterov=True),
     }[name]
     optimizer = make(groups)
-    return twin, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, trainer.schedule)
+    return twin, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, trainer.program.schedule)
 
 
 def train_torch(trainer, twin, optimizer, scheduler, steps: range) -> None:

@@ -58,7 +58,7 @@ def test_a_plateau_rule_started_in_torch_goes_on_in_jax(tmp_path):
     torch.save(
         {"model": module, "optimizer": empty(run), "scheduler": scheduler.state_dict(), "step": 4}, tmp_path / "t.pt"
     )
-    origin = init_from.apply(run, tmp_path / "t.pt")
+    origin = init_from.apply(run.program, tmp_path / "t.pt")
     assert origin.plateau == {"lr": 5e-4, "best": 2.0, "bad": scheduler.num_bad_epochs}
     again = tiny("digits.classify", tmp_path / "again", *PLATEAU, "train.steps=8", f"init_from={tmp_path / 't.pt'}")
     again.train()
@@ -85,5 +85,5 @@ def test_the_loss_scale_crosses_both_ways(tmp_path):
     assert scaler._get_growth_tracker() == int(first.state.scale["good_steps"]) > 0
     torch.save({**saved, "scaler": {**scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7}}, tmp_path / "b.pt")
     second = tiny("digits.classify", tmp_path / "second", *settings, "train.steps=9")
-    init_from.apply(second, tmp_path / "b.pt")
+    init_from.apply(second.program, tmp_path / "b.pt")
     assert (float(second.state.scale["value"]), int(second.state.scale["good_steps"])) == (512.0, 7)

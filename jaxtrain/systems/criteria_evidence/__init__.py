@@ -52,7 +52,6 @@ def _task(architecture: str) -> Task:
         ),
         traced_hparams=NUMBERS + (("model.fusion_dropout",) if architecture == "joint" else ()),
         original=ORIGINAL,
-        tiny_config=f"{architecture}_tiny",
     )
 
 

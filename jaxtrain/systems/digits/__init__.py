@@ -23,6 +23,5 @@ TASKS = {
             loss=lazy("jaxtrain.systems.digits.torch_twin:loss"),
         ),
         traced_hparams=("seed", "model.dropout"),
-        tiny_config="digits_tiny",
     )
 }

@@ -39,8 +39,8 @@ COMMON = {
 SECTIONS = {"loss": LossOptions, "data": Data, "lesion": LesionOptions}
 
 TASKS = {
-    "gen1": Task(sections={"model": Gen1Options, **SECTIONS}, tiny_config="sherlock_gen1_tiny", **COMMON),
-    "head": Task(sections={"model": HeadOptions, **SECTIONS}, tiny_config="sherlock_head_tiny", **COMMON),
+    "gen1": Task(sections={"model": Gen1Options, **SECTIONS}, **COMMON),
+    "head": Task(sections={"model": HeadOptions, **SECTIONS}, **COMMON),
 }
 
 __getattr__ = lazy_attributes(  # the original's names

@@ -48,7 +48,6 @@ TASKS = {
         ),
         traced_hparams=("seed",),
         original=ORIGINAL,
-        tiny_config="hjepa_tiny",
     ),
     "world_model": Task(
         sections={"data": SequenceData, "model": WorldModelConfig, "loss": WorldModelLoss},
@@ -64,7 +63,6 @@ TASKS = {
         ),
         couples_samples=True,
         traced_hparams=("seed", "model.predictor_dropout", "loss.sigreg_weight"),
-        tiny_config="hjepa_world_tiny",
     ),
 }
 

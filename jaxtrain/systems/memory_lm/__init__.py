@@ -6,7 +6,7 @@ from jaxtrain.systems.memory_lm.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
-def _task(model: str, tiny_config: str, **more) -> Task:
+def _task(model: str, **more) -> Task:
     return Task(
         sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
         build_model=lazy(f"jaxtrain.systems.memory_lm.{model}:build_model"),
@@ -41,16 +41,14 @@ def _task(model: str, tiny_config: str, **more) -> Task:
             "memory.lora_dropout",
         ),
         original=ORIGINAL,
-        tiny_config=tiny_config,
         **more,
     )
 
 
 TASKS = {
-    "scratch": _task("model", "memory_lm_micro"),
+    "scratch": _task("model"),
     "adapter": _task(
         "adapter",
-        "memory_lm_adapter_tiny",
         initial_weights=lazy("jaxtrain.systems.memory_lm.pretrained:initial_weights"),
     ),
 }

@@ -24,7 +24,6 @@ TASKS = {
             loss=lazy("jaxtrain.systems.set_completion.torch_twin:loss"),
         ),
         traced_hparams=("seed", "model.dropout"),
-        tiny_config="splat_tiny",
     ),
     "sae": Task(
         sections={"model": ModelConfig, "data": SetDataConfig, "sae": SaeConfig},
@@ -48,7 +47,6 @@ TASKS = {
             }
         ),
         traced_hparams=("seed", "sae.l1_coefficient", "sae.usage_coefficient", "sae.target_usage"),
-        tiny_config="splat_sae_tiny",
     ),
 }
 

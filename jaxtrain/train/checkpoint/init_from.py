@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,12 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import torch_checkpoint
+from jaxtrain.train.program import Program
 from torch_bridge import optimizer_state as bridge
 from torch_bridge import state_dict
 from torch_bridge.files import checkpoint
 from torch_bridge.layouts import first_names, parameter_order
 from torch_bridge.state_dict import place
-
-if TYPE_CHECKING:
-    from jaxtrain.train.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +28,8 @@ class WarmStart:
     plateau: Mapping[str, Any] | None = None
 
 
-def apply(trainer: "Trainer", path: str | pathlib.Path) -> WarmStart:
-    """Fill a fresh trainer from a run folder (weights), a weights file, a Hugging Face folder, or a training
+def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
+    """Fill a fresh program from a run folder (weights), a weights file, a Hugging Face folder, or a training
     checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
 
     Raises UserError for a file that is missing, damaged, unsafe, not finite, or of another model or optimizer.
@@ -40,21 +38,21 @@ def apply(trainer: "Trainer", path: str | pathlib.Path) -> WarmStart:
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
         which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
         _, _, model, step = run_dir.load_model(path, which)
-        lines = _take_weights(trainer, state_dict.open_state_dict(model), path)
+        lines = _take_weights(program, state_dict.open_state_dict(model), path)
         return WarmStart([f"started from the weights of {path} at step {step}", *lines])
     if not path.exists():
         raise UserError(
             f"init_from: {path}: no such file or folder; wanted a .pt, a .safetensors or a folder with weights"
         )
     saved = checkpoint.open_checkpoint(path)
-    lines = _take_weights(trainer, saved.weights, path)
-    if saved.optimizer is None or not trainer.config.init_optimizer:
+    lines = _take_weights(program, saved.weights, path)
+    if saved.optimizer is None or not program.config.init_optimizer:
         return WarmStart([f"started from the weights of {path}", *lines])
-    return _go_on(trainer, saved, lines)
+    return _go_on(program, saved, lines)
 
 
-def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
-    model, strict = _shapes(trainer), trainer.config.init_strict
+def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
+    model, strict = _shapes(program), program.config.init_strict
     weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
     if not strict:
         weights, left = _fitting(model, weights)
@@ -64,7 +62,7 @@ def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.
             f"init_from: {path}: {len(bad)} tensors hold NaN or infinity ({', '.join(bad[:4])}); nothing can be "
             "trained from them. Take an earlier checkpoint"
         )
-    missing, _ = trainer.load_state_dict(weights, strict=strict, source=f"init_from: {path}")
+    missing, _ = program.load_state_dict(weights, strict=strict, source=f"init_from: {path}")
     if strict:
         return []
     return [
@@ -74,11 +72,11 @@ def _take_weights(trainer: "Trainer", weights: Mapping[str, Any], path: pathlib.
     ]
 
 
-def _shapes(trainer: "Trainer"):
+def _shapes(program: Program):
     """The model without arrays: flax's modules are reference cycles, which would keep the old ones for a while."""
-    state = trainer.state
+    state = program.state
     parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
-    return trainer.model_def.merge(*parts)
+    return program.model_def.merge(*parts)
 
 
 def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -89,14 +87,14 @@ def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return fitting, [key for key in weights if key not in fitting]
 
 
-def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> WarmStart:
+def _go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> WarmStart:
     """Moments, counters, averages and scale of a training checkpoint."""
-    state, optim = trainer.state, trainer.config.optim
-    model = trainer.model_def.merge(state.params, state.frozen, state.buffers)
+    state, optim = program.state, program.config.optim
+    model = program.model_def.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)
     back = {first[key]: key for key in state.params}
     like = torch_checkpoint.renamed(state.opt_state, first)
-    groups = torch_checkpoint.groups(optim, trainer.optimizer, model)
+    groups = torch_checkpoint.groups(optim, program.optimizer, model)
     opt_state, count, notes = bridge.from_torch(
         optim.name, saved.optimizer, like, groups, parameter_order(model), f"init_from: {saved.source}"
     )
@@ -104,9 +102,9 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
     known = (saved.updates, count, saved.step, scheduler.get("last_epoch"))
     updates = next((int(number) for number in known if number is not None), 0)
     step = updates if saved.step is None else saved.step
-    if step >= trainer.total_steps:
+    if step >= program.total_steps:
         raise UserError(
-            f"init_from: {saved.source} stands at step {step} and this run ends at {trainer.total_steps}: nothing is "
+            f"init_from: {saved.source} stands at step {step} and this run ends at {program.total_steps}: nothing is "
             "left to do. Raise train.steps (or train.epochs) above it, or take its weights alone: init_optimizer=false"
         )
     changes: dict[str, Any] = {
@@ -121,8 +119,8 @@ def _go_on(trainer: "Trainer", saved: checkpoint.TrainingCheckpoint, lines: list
     carried = {key: _carried(saved.carried[key], old) for key, old in state.buffers.items() if key in saved.carried}
     if carried:
         changes["buffers"] = state.buffers | carried
-    trainer.state = state.replace(**changes)
-    done = f"went on from {saved.source} at step {step} of {trainer.total_steps}: weights, optimizer and schedule"
+    program.state = state.replace(**changes)
+    done = f"went on from {saved.source} at step {step} of {program.total_steps}: weights, optimizer and schedule"
     return WarmStart([done, *lines, *notes], bridge.from_plateau(scheduler))
 
 

@@ -22,7 +22,7 @@ from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint.checkpoints import enumerate_leaves
+from jaxtrain.train.checkpoint.state_tree import enumerate_leaves
 from jaxtrain.train.state import ModelDef, initial_scale
 from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS
 from torch_bridge import optimizer_state as bridge

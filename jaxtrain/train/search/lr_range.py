@@ -5,7 +5,7 @@ Source: Smith 2017, "Cyclical learning rates for training neural networks", sec.
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,8 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import make_train_step, repeat
-
-if TYPE_CHECKING:
-    from jaxtrain.train.trainer import Trainer
 
 SMOOTHING = 0.8  # of the loss, before its slope is read
 DIVERGED = 4.0  # times the first loss
@@ -70,9 +68,9 @@ class RangeTest:
 
 @host_memory.kept()
 def range_test(
-    trainer: "Trainer", min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, clip: bool = True
+    program: Program, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, clip: bool = True
 ) -> RangeTest:
-    """Run the test on a copy of the trainer's state; weights, optimizer, schedule and data position stay as they are.
+    """Run the test on a copy of the program's state; weights, optimizer, schedule and data position stay as they are.
 
     Step i trains every parameter group at min_lr * (max_lr / min_lr)^(i / steps). It ends early when a loss exceeds
     four times the first, or is not finite. clip: keep `optim.clip_norm`. Raises UserError for an empty range.
@@ -82,12 +80,12 @@ def range_test(
     if steps < 3:
         raise UserError(f"{steps} steps are too few to see a slope; take at least 3")
     rates = [min_lr * (max_lr / min_lr) ** (i / steps) for i in range(steps)]
-    program, state, hyper = _program(trainer, clip), _copy(trainer), _hyper(trainer, rates)
-    columns = trainer.columns(trainer.train_loader)
+    step, state, hyper = _compiled(program, clip), _copy(program), _hyper(program, rates)
+    columns = program.columns(program.train_loader)
     losses: list[float] = []
     stopped = "finished"
-    for _, _, batch in trainer.train_loader.batches((step, 1) for step in range(steps)):
-        state, metrics = program(state, batch, hyper, columns)
+    for _, _, batch in program.train_loader.batches((index, 1) for index in range(steps)):
+        state, metrics = step(state, batch, hyper, columns)
         loss = float(metrics["loss"])
         if not math.isfinite(loss):
             stopped = "not finite"
@@ -101,26 +99,26 @@ def range_test(
     return RangeTest(rates[: len(losses)], losses, stopped)
 
 
-def _program(trainer: "Trainer", clip: bool) -> Compiled:
-    resolved = trainer.resolved
+def _compiled(program: Program, clip: bool) -> Compiled:
+    resolved = program.resolved
     train = resolved.train.model_copy(update={"nan_policy": "ignore", "spike_factor": None})
     config = resolved.model_copy(update={"train": train})
-    optimizer = trainer.optimizer if clip else dataclasses.replace(trainer.optimizer, clip_norm=None)
-    step = make_train_step(trainer.task, config, trainer.model_def, optimizer, trainer.precision, trainer.layout)
-    jitted = trainer.jit(
-        repeat(step, 1), donate_argnums=0, out_shardings=(trainer.start.shardings, trainer.layout.replicated)
+    optimizer = program.optimizer if clip else dataclasses.replace(program.optimizer, clip_norm=None)
+    step = make_train_step(program.task, config, program.model_def, optimizer, program.precision, program.layout)
+    jitted = program.jit(
+        repeat(step, 1), donate_argnums=0, out_shardings=(program.start.shardings, program.layout.replicated)
     )
     return Compiled(jitted, "the range test's step", batch=1)
 
 
-def _copy(trainer: "Trainer") -> Any:
+def _copy(program: Program) -> Any:
     """The state in buffers of its own, at update 0, where the table of rates starts."""
     copy = lambda leaf: jax.device_put(jnp.copy(leaf), leaf.sharding)
-    state = jax.tree.map(copy, trainer.state)
+    state = jax.tree.map(copy, program.state)
     return state.replace(updates=jnp.zeros_like(state.updates))
 
 
-def _hyper(trainer: "Trainer", rates: list[float]) -> dict:
-    hyper = trainer.hyper()
-    put = lambda value: jax.device_put(np.asarray(value, np.float32), trainer.layout.replicated)
+def _hyper(program: Program, rates: list[float]) -> dict:
+    hyper = program.hyper()
+    put = lambda value: jax.device_put(np.asarray(value, np.float32), program.layout.replicated)
     return {**hyper, "factor": put(rates), "lr_scale": put(1), "lr": {name: put(1) for name in hyper["lr"]}}

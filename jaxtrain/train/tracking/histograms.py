@@ -1,17 +1,15 @@
 """Histograms of parameters and gradients, every so many steps, for the trackers that show them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.data.loader import gather
+from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import make_gradients
-
-if TYPE_CHECKING:
-    from jaxtrain.train.tracking.tracker import Tracker
-    from jaxtrain.train.trainer import Trainer
+from jaxtrain.train.tracking.tracker import Tracker
 
 BINS = 64
 
@@ -23,11 +21,11 @@ class Histograms:
     random keys give the same gradients, and the training step stays as it is.
     """
 
-    def __init__(self, trainer: "Trainer", every_steps: int | None):
-        self.trainer, self.every_steps = trainer, every_steps
+    def __init__(self, program: Program, every_steps: int | None):
+        self.program, self.every_steps = program, every_steps
         self._programs: dict[bool, Any] = {}
 
-    def log(self, first: int, count: int, batch: Any, columns: Any, tracker: "Tracker") -> None:
+    def log(self, first: int, count: int, batch: Any, columns: Any, tracker: Tracker) -> None:
         """Before the call that runs steps `first` to `first + count`: log, if the first of them is due."""
         if self.every_steps is None or first % self.every_steps:
             return
@@ -35,13 +33,13 @@ class Histograms:
         if several not in self._programs:
             self._programs[several] = self._program(several)
         for name, (counts, low, high) in jax.device_get(
-            self._programs[several](self.trainer.state, batch, columns, self.trainer.traced_hparams())
+            self._programs[several](self.program.state, batch, columns, self.program.traced_hparams())
         ).items():
             tracker.histogram(first, name, np.asarray(counts), edges(low, high))
 
     def _program(self, several: bool):
-        trainer = self.trainer
-        gradients = make_gradients(trainer.task, trainer.resolved, trainer.model_def, trainer.precision, trainer.layout)
+        program = self.program
+        gradients = make_gradients(program.task, program.resolved, program.model_def, program.precision, program.layout)
 
         def histograms(state, batch, columns, numbers):
             if several:
@@ -50,7 +48,7 @@ class Histograms:
             named = {"parameters": state.params, "gradients": grads}
             return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
 
-        return trainer.jit(histograms, out_shardings=trainer.layout.replicated)
+        return program.jit(histograms, out_shardings=program.layout.replicated)
 
 
 def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

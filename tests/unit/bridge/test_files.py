@@ -188,7 +188,7 @@ def test_200_mutated_files_give_one_clear_error_each(suffix, trainer, tmp_path):
         else:
             files.save(mutate(before, kind, draw), path)
         with pytest.raises(UserError) as caught:
-            init_from.apply(trainer, path)
+            init_from.apply(trainer.program, path)
         message = str(caught.value)
         assert str(path) in message, (kind, message)
         assert len(message.splitlines()) == 1, (kind, message)

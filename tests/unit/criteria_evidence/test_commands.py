@@ -27,7 +27,7 @@ def trained(name: str, folder: pathlib.Path, *settings: str) -> Trainer:
 def test_a_run_with_buckets_reaches_its_metric_and_compiles_no_more_than_a_step_per_width(tmp_path):
     trainer = trained("evidence_buckets_tiny", tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["span_em"] > 0.9
-    assert 2 <= trainer.compilations <= trainer.config.data.num_buckets
+    assert 2 <= trainer.program.compilations <= trainer.config.data.num_buckets
 
 
 @pytest.mark.parametrize("name", ["share_tiny", "joint_tiny"])

@@ -199,7 +199,7 @@ def test_an_early_stop_stays_one_after_a_restart(tmp_path, monkeypatch):
 
     def run():
         made = trainer(tmp_path, **settings)
-        made.data._sources["validation"] = made.source("train")
+        made.program.data._sources["validation"] = made.source("train")
         made.train()
         return int(made.state.step)
 

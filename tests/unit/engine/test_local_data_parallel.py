@@ -26,9 +26,9 @@ def test_devices_whose_rows_weigh_differently_equal_the_whole_batch(tmp_path):
 
 def test_a_step_sends_one_array(tmp_path):
     made = runs.trainer(tmp_path, runs.task(runs.Network), **LOCAL)
-    program = made.train_step()
+    program = made.program.train_step()
     _, _, batch = next(iter(made.train_loader.batches([(0, 1)])))
-    program(made.state, batch, made.hyper(), made.columns(made.train_loader))
+    program(made.state, batch, made.program.hyper(), made.program.columns(made.train_loader))
     sent = re.findall(r"= (.*) (?:all-|reduce-scatter|collective-)[a-z-]*\(", program.programs[0].as_text())
     assert [shapes.count("f32[") for shapes in sent] == [1]
 

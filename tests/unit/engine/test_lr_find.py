@@ -18,7 +18,7 @@ def test_it_leaves_weights_optimizer_and_position_as_they_were(tmp_path):
     before = jax.tree.leaves(made.state)
     values = lambda: dict(enumerate(jax.device_get(jax.tree.leaves((made.state.params, made.state.opt_state)))))
     kept = values()
-    range_test(made, steps=12)
+    range_test(made.program, steps=12)
     assert all(a is b for a, b in zip(before, jax.tree.leaves(made.state), strict=True))
     assert_same_bits(kept, values())
     untouched = runs.trained(tmp_path / "other", runs.task(runs.Network))
@@ -28,7 +28,7 @@ def test_it_leaves_weights_optimizer_and_position_as_they_were(tmp_path):
 
 def test_rates_rise_exponentially_and_losses_are_those_before_the_update(tmp_path):
     made = runs.trainer(tmp_path, data__shuffle=False)
-    found = range_test(made, 1e-6, 1e-2, steps=8)
+    found = range_test(made.program, 1e-6, 1e-2, steps=8)
     assert found.lr == pytest.approx([1e-6 * 1e4 ** (i / 8) for i in range(8)])
     batch = made.train_loader.host_batch(0)
     columns = jax.tree.map(lambda c: c[batch["index"]], runs.data())
@@ -36,7 +36,7 @@ def test_rates_rise_exponentially_and_losses_are_those_before_the_update(tmp_pat
 
 
 def test_it_stops_when_the_loss_passes_four_times_the_first(tmp_path):
-    found = range_test(runs.trainer(tmp_path, optim__name="sgd"), 1e-3, 1e6, steps=60, clip=False)
+    found = range_test(runs.trainer(tmp_path, optim__name="sgd").program, 1e-3, 1e6, steps=60, clip=False)
     assert found.stopped in ("diverged", "not finite")
     assert len(found.lr) < 60
 
@@ -52,7 +52,7 @@ def test_suggestions_lie_on_the_slope_and_a_tenth_below_the_minimum():
 
 def test_an_empty_range_is_refused(tmp_path):
     with pytest.raises(UserError, match="0 < min_lr < max_lr"):
-        range_test(runs.trainer(tmp_path), 1.0, 1e-3)
+        range_test(runs.trainer(tmp_path).program, 1.0, 1e-3)
 
 
 def test_the_command_writes_json_and_a_picture(tmp_path, capsys):

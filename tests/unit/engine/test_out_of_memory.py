@@ -48,10 +48,10 @@ def test_what_is_already_set_is_not_named_again():
 
 def test_the_compiled_step_gives_the_numbers(tmp_path):
     made = runs.trainer(tmp_path)
-    program = made.train_step()
+    program = made.program.train_step()
     batch = next(made.train_loader.batches([(0, 1)]))[2]
-    columns = made.columns(made.train_loader)
-    made.state, _ = program(made.state, batch, made.hyper(), columns)
+    columns = made.program.columns(made.train_loader)
+    made.state, _ = program(made.state, batch, made.program.hyper(), columns)
     memory = measure(made.state, columns, program.programs[0])
     assert memory.params == 4 * (4 * 8 + 8 + 8 + 1)
     assert memory.optimizer == 2 * memory.params + 4

@@ -98,7 +98,7 @@ def test_evaluation_takes_the_averaged_weights_unless_told_otherwise(tmp_path):
     losses = []
     for averaged in (True, False):
         made = runs.trainer(tmp_path / str(averaged), optim__ema_decay=0.9, evaluation__averaged=averaged)
-        made.data._sources["validation"] = made.source("train")
+        made.program.data._sources["validation"] = made.source("train")
         made.train()
         losses.append(made.evaluate()["loss"])
     assert losses[0] > losses[1]  # the average lags behind while the loss falls

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.task import Loss
-from jaxtrain.train.loop.loop import NotFiniteError
+from jaxtrain.train.loop.run_record import NotFiniteError
 from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS, next_scale
 from tests.unit.engine import runs
 from tests.unit.engine.runs import arrays, assert_same_bits, points, trained
@@ -47,9 +47,9 @@ def test_a_skipped_step_moves_neither_weights_nor_moments_nor_schedule(tmp_path)
     settings = {**ORDER, "precision__policy": "fp16", "optim__schedule": schedule, "train__steps": 4}
     made = runs.trainer(tmp_path, None, planted(1e30, sample=0), **settings)
     before = jax.device_get((made.state.params, made.state.opt_state.mu))
-    program, hyper = made.train_step(), made.hyper()
+    program, hyper = made.program.train_step(), made.program.hyper()
     batch = next(made.train_loader.batches([(0, 1)]))[2]
-    made.state, metrics = program(made.state, batch, hyper, made.columns(made.train_loader))
+    made.state, metrics = program(made.state, batch, hyper, made.program.columns(made.train_loader))
     assert bool(metrics["skipped"])
     for first, second in zip(before, jax.device_get((made.state.params, made.state.opt_state.mu)), strict=True):
         assert_same_bits(first, second)
@@ -80,7 +80,9 @@ def test_scaling_leaves_the_gradients_as_they_are(tmp_path):
         made = runs.trainer(tmp_path, precision__policy="fp16")
         made.state = made.state.replace(scale=made.state.scale | {"value": jnp.float32(scale)})
         batch = next(made.train_loader.batches([(0, 1)]))[2]
-        _, metrics = made.train_step()(made.state, batch, made.hyper(), made.columns(made.train_loader))
+        _, metrics = made.program.train_step()(
+            made.state, batch, made.program.hyper(), made.program.columns(made.train_loader)
+        )
         norms.append(float(metrics["grad_norm"]))
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
 

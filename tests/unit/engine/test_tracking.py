@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.train.loop.loop import NotFiniteError
+from jaxtrain.train.loop.run_record import NotFiniteError
 from jaxtrain.train.tracking import backends
 from jaxtrain.train.tracking.tracker import Tracker
 from tests.unit.engine import runs
@@ -99,7 +99,7 @@ def test_a_task_draws_its_pictures_and_histograms_after_every_evaluation(tmp_pat
         tracking__tensorboard=True,
         evaluation__every_steps=4,
     )
-    made.data._sources["validation"] = made.source("train")
+    made.program.data._sources["validation"] = made.source("train")
     made.train()
     found = events(tmp_path, "validation/targets")
     assert [(step, value.image.height, value.image.width) for step, value in found] == [(4, 8, 5), (8, 8, 5)]

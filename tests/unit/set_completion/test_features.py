@@ -55,7 +55,7 @@ def test_a_step_that_may_be_skipped_does_not_copy_the_ring_buffer(tmp_path):
 
     settings = config("splat_sae_tiny", "shard.devices=1", f"run.dir={tmp_path}", "sae.buffer_size=777")
     trainer = Trainer(config=settings, task=TASKS["sae"], abstract=True)
-    text = str(jax.make_jaxpr(trainer.step())(*trainer.abstract_arguments()))
+    text = str(jax.make_jaxpr(trainer.program.step())(*trainer.program.abstract_arguments()))
     assert "f32[777,16]" in text
     assert not re.search(r":f32\[777,16\] = select_n", text)
     assert re.search(r":f32\[64,16\] = select_n", text)  # as it is done for what a NaN would spoil

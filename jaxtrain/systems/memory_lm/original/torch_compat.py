@@ -303,7 +303,7 @@ class Trainer:
         changed = copy.deepcopy(config)
         changed.training.max_steps, changed.training.num_epochs = num_steps, None
         changed.training.gradient_accumulation_steps, changed.training.log_to_wandb = 1, False
-        found = range_test(Trainer(changed).engine, min_lr, max_lr, num_steps, clip=False)
+        found = range_test(Trainer(changed).engine.program, min_lr, max_lr, num_steps, clip=False)
         return [{"lr": lr, "loss": loss} for lr, loss in zip(found.lr, found.loss, strict=True)]
 
 

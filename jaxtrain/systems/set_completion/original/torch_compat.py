@@ -61,8 +61,8 @@ def train_epoch(trainer) -> dict[str, float]:
     `fit`, or Trainer.train, also evaluates, stops early, saves and resumes.
     """
     first, count = int(trainer.state.step), trainer.steps_per_epoch
-    program = _PROGRAMS.setdefault(trainer, trainer.train_step(1))
-    hyper, columns = trainer.hyper(), trainer.columns(trainer.train_loader)
+    program = _PROGRAMS.setdefault(trainer, trainer.program.train_step(1))
+    hyper, columns = trainer.program.hyper(), trainer.program.columns(trainer.train_loader)
     kept = []
     for _, _, batch in trainer.train_loader.batches([(step, 1) for step in range(first, first + count)]):
         trainer.state, metrics = program(trainer.state, batch, hyper, columns)

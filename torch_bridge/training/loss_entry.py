@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.torch_module.torch_batch import BatchView, Plan
+from torch_bridge.training.batch_plan import BatchView, Plan
 
 CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 LOSSES = (

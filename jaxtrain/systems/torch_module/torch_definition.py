@@ -1,0 +1,107 @@
+"""The torch module, Dataset and loss that a YAML file names by import path."""
+
+import functools
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain.data.collate import collate
+from jaxtrain.data.sources import as_source
+from jaxtrain.errors import UserError
+from torch_bridge.lowering.errors import exception_line
+from torch_bridge.training.torch_task import TorchTask
+
+
+def definition_of(config: Any) -> TorchTask:
+    """The definition that a config describes; made once per process and config."""
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "data", "loss")}
+    return _definition(json.dumps({**sections, "seed": config.seed}, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _definition(text: str) -> TorchTask:
+    sections = json.loads(text)
+    model, data, loss = sections["model"], sections["data"], sections["loss"]
+    torch.manual_seed(sections["seed"])
+    module = construct(model["target"], model["kwargs"], "model.target")
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"model.target: {model['target']} gives {type(module).__name__}, wanted a torch.nn.Module")
+    source = _source(data, "train")
+    if source is None:
+        raise UserError("data.target gives no training data, and the module is recorded with its first samples")
+    example = collate([source[0], source[min(1, len(source) - 1)]])
+    example = {**example, "valid": np.ones(2, bool), "index": np.arange(2, dtype=np.int32)}
+    criterion = None
+    if loss["target"] is not None:
+        criterion = find(loss["target"], "loss.target")
+        if isinstance(criterion, type):
+            criterion = construct(loss["target"], loss["kwargs"], "loss.target")
+    return TorchTask(module, criterion, example, model["inputs"], loss["target_key"])
+
+
+def build_data(config: Any, split: str) -> Any:
+    """The Dataset of a split, or None."""
+    return _source(config.data.model_dump(), split)
+
+
+def _source(data: Mapping[str, Any], split: str) -> Any:
+    if data["target"] is None:
+        return None
+    dataset = construct(data["target"], {"split": split, **data["kwargs"]}, "data.target")
+    return None if dataset is None else as_source(dataset, split)
+
+
+def find(path: str, key: str) -> Any:
+    """The object at an import path. Raises UserError with the part that is missing."""
+    module_name, _, name = path.rpartition(".")
+    parts = [name]
+    while module_name:
+        try:
+            value = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name + ".").startswith(error.name + "."):
+                raise _broken(key, module_name, error) from error
+            module_name, _, last = module_name.rpartition(".")
+            parts.insert(0, last)
+            continue
+        except Exception as error:  # whatever a package does while it is imported
+            raise _broken(key, module_name, error) from error
+        for part in parts:
+            value = _attribute(value, part, key, path, module_name)
+        return value
+    raise UserError(f"{key}: {path!r} cannot be imported; is its folder on PYTHONPATH?")
+
+
+def _attribute(value: Any, name: str, key: str, path: str, module_name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        raise UserError(f"{key}: {module_name} has no {name!r} ({path})") from None
+    except Exception as error:  # packages that import a part when it is asked for
+        raise _broken(key, module_name, error) from error
+
+
+def _broken(key: str, module_name: str, error: Exception) -> UserError:
+    words = " ".join(str(error).split())[:300]
+    return UserError(
+        f"{key}: importing {module_name} raised {type(error).__name__}: {words}. "
+        f'`python -c "import {module_name}"` shows the whole error; do the versions of what it imports fit together?'
+    )
+
+
+def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:
+    """What is at an import path, called. Raises UserError where the arguments do not fit."""
+    made = find(path, key)
+    try:
+        return made(**kwargs)
+    except TypeError as error:
+        raise UserError(f"{key}: {path} does not take these arguments ({', '.join(kwargs)}): {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own code does
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error

@@ -1,0 +1,51 @@
+"""Make the Task that trains a torch module. torch is imported only once there is such a module."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxtrain.task import Batch, Loss, Statistics, Task, TorchTwin
+
+if TYPE_CHECKING:
+    from torch_bridge.training.torch_task import TorchTask
+
+
+def is_torch_module(model: Any) -> bool:
+    """Return True for a torch.nn.Module, without importing torch."""
+    return any(
+        (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in type(model).__mro__
+    )
+
+
+def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch) -> Task:
+    """A Task that trains this very module; arguments as TorchTask takes them.
+
+    `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
+    trained weights into the module itself. Raises UserError for a module that cannot be converted.
+    """
+    from torch_bridge.training.torch_task import TorchTask
+
+    made = TorchTask(module, loss, example_batch)
+    return task_of(lambda config: made, made.call, couples_samples=made.couples_samples)
+
+
+def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch], Any], **options: Any) -> Task:
+    """The Task of a torch module that is known once there is a config.
+
+    converted: config -> TorchTask, the same object at every call. call: as TorchTwin has it. options: further fields of
+    the Task.
+    """
+    return Task(
+        build_model=lambda config, rngs: converted(config).build(),
+        initial_weights=lambda config: converted(config).weights(),
+        loss=lambda model, batch, config, rngs: Loss(*converted(config).loss(model, batch, rngs)),
+        outputs=lambda model, batch: model.definition.outputs(model, batch),
+        eval_statistics=lambda outputs, batch, config: Statistics(converted(config).eval_sums(outputs, batch)),
+        compute=lambda sums, rows, config: converted(config).metrics(sums),
+        trainable=lambda key, config: converted(config).trainable(key),
+        twin=TorchTwin(
+            build=lambda config: converted(config).copy(),
+            call=call,
+            loss=lambda module, batch, config: converted(config).torch_loss(module, batch),
+        ),
+        **options,
+    )

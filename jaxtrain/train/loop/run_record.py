@@ -1,0 +1,224 @@
+"""The numbers that the host keeps of a run: averages, histories, best, plateau, skipped steps."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.errors import UserError
+from jaxtrain.optim.plateau import Plateau
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.loop.cadence import Cadence
+from jaxtrain.train.loop.early_stop import EarlyStopping
+from jaxtrain.train.program import Program
+from jaxtrain.train.tracking.system_metrics import SystemMetrics
+from jaxtrain.train.tracking.throughput import Throughput
+from jaxtrain.train.tracking.tracker import Tracker
+
+MOST_OVERFLOWS = 40  # float16: in a row; by then even the smallest useful scale overflows
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of the compiled step: what it runs, its metrics on the device, its time on the host."""
+
+    first: int
+    count: int
+    metrics: jax.Array | None  # float32 [name], or [step, name] of several
+    names: tuple[str, ...]
+    began: float
+    ended: float
+    stall_s: float  # of the whole run up to here
+
+    def time_of(self, step: int) -> float:
+        """When `step` (1-based) was about done."""
+        return self.began + (self.ended - self.began) * (step - self.first) / self.count
+
+
+class NotFiniteError(UserError):
+    """Training met NaN or infinity and the policy is to stop."""
+
+    exit_code = 1
+
+
+class RunRecord:
+    """Takes in every step's and every evaluation's metrics and sends them to the tracker; a checkpoint's meta.json
+    holds all of it but the clock.
+
+    clock, system: rates and the machine's load; `start_clock` makes them.
+    """
+
+    def __init__(self, program: Program, tracker: Tracker, checkpoints: Checkpoints):
+        self.program, self.tracker, self.checkpoints = program, tracker, checkpoints
+        config = self.config = program.config
+        self.cadence = Cadence(config, program.steps_per_epoch, program.total_steps, program.has_validation)
+        evaluation, schedule = config.evaluation, config.optim.schedule
+        self.best = EarlyStopping(evaluation.metric, evaluation.mode, evaluation.min_delta, evaluation.patience)
+        self.plateau = None
+        if schedule.name == "plateau":
+            self.plateau = Plateau(
+                config.optim.lr, schedule.factor, schedule.patience, schedule.threshold, schedule.mode, schedule.min_lr
+            )
+        self.window: list[dict[str, float]] = []  # steps since the last logged point
+        self.epoch_sums: dict[str, float] = {}
+        self.epoch_steps = 0
+        self.train_history: list[dict[str, float]] = []
+        self.val_history: list[dict[str, float]] = []
+        self.best_metrics: dict[str, float] = {}
+        self.last_metrics: dict[str, float] = {}
+        self.skipped = self.skipped_in_a_row = self.last_skipped = 0
+        self.samples_per_s = 0.0  # of the whole run, once it has ended
+        self.step = 0
+        self.evaluated_step: int | None = None
+        self.evaluation_due = False  # after `step`, and not done yet
+
+    def start_clock(self, step: int, system: SystemMetrics) -> None:
+        self.clock, self.system = Throughput(step, self.program.work()), system
+
+    # --- metrics ------------------------------------------------------------------------------------------------
+
+    def on_step_end(self, step: int, values: dict[str, float], call: Call) -> None:
+        """Take in one finished step's metrics, in order. Raises NotFiniteError by `train.nan_policy`."""
+        values.pop("weight")
+        self.clock.add_tokens(values.pop("tokens"))
+        if values.pop("skipped"):
+            self._skipped(step, values)
+        else:
+            for name, value in values.items():
+                self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
+            self.epoch_steps += 1
+            self.window.append(values)
+        latest = {name: value for name, value in values.items() if name.partition("/")[0] in ("lr", "loss_scale")}
+        if self.cadence.log_due(step):
+            mean = lambda name: float(np.mean([v[name] for v in self.window])) if self.window else math.nan
+            means = {name: mean(name) for name in values} | latest
+            if self.skipped:
+                means["skipped_steps"] = self.skipped
+            means |= self.clock.lap(step, call.time_of(step), call.stall_s) | self.system.read()
+            self.tracker.point(step, step / self.program.steps_per_epoch, "train", means)
+            self.tracker.advance(0, {"loss": means["loss"], "samples/s": means["samples_per_s"]})
+            self.window = []
+        if step % self.program.steps_per_epoch == 0:
+            means = {name: total / max(1, self.epoch_steps) for name, total in self.epoch_sums.items()}
+            self.train_history.append(means | latest)
+            self.epoch_sums, self.epoch_steps = {}, 0
+
+    def _skipped(self, step: int, values: dict[str, float]) -> None:
+        """A step whose update was not applied: loss or gradients not finite, or a spike."""
+        self.skipped += 1
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if step == self.last_skipped + 1 else 1
+        self.last_skipped = step
+        what = f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}"
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            self.tracker.warn(f"{what}: a spike, skipped ({self.skipped} skipped so far)")
+        elif self._may_continue():
+            scale = f", loss scale {values['loss_scale']:g}" if "loss_scale" in values else ""
+            self.tracker.warn(f"{what}{scale}: skipped ({self.skipped} skipped so far)")
+        else:
+            indices, valid = self.program.train_loader.stream.batch(step - 1)
+            path = run_dir.folder_of(self.config) / "not_finite.json"
+            shown = {k: str(v) for k, v in values.items()}
+            path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
+            newest = self.checkpoints.newest
+            last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
+            raise NotFiniteError(
+                f"{what}. The update was not applied; the batch's sample indices are in {path}. {last}. "
+                "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
+            )
+
+    def _may_continue(self) -> bool:
+        """Tell if the run goes on after a step that was not finite: float16 expects some, while its scale settles."""
+        if self.program.precision.scaled:
+            return self.skipped_in_a_row <= MOST_OVERFLOWS
+        return self.config.train.nan_policy == "skip" and self.skipped <= self.config.train.max_skipped_steps
+
+    def on_evaluation_end(self, step: int, metrics: dict[str, float]) -> bool:
+        """Update best, plateau and history; return True where the result is the best so far."""
+        if self.best.metric not in metrics:
+            raise UserError(f"evaluation.metric: {self.best.metric} is unknown; this task has {', '.join(metrics)}")
+        self.last_metrics = metrics
+        self.val_history.append(metrics)
+        improved = self.best.update(metrics[self.best.metric])
+        if improved:
+            self.best_metrics = {**metrics, "step": step}
+        if self.plateau is not None:
+            watched = self.config.optim.schedule.metric
+            if watched not in metrics:
+                raise UserError(f"optim.schedule.metric: {watched} is unknown; this task has {', '.join(metrics)}")
+            self.plateau.update(metrics[watched])
+        epoch = step / self.program.steps_per_epoch
+        self.tracker.point(step, epoch, "validation", metrics)
+        train = f"train loss {self.train_history[-1]['loss']:.4f}  " if self.train_history else ""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.tracker.info(f"epoch {epoch:g}  step {step}  {train}validation {shown}")
+        return improved
+
+    def lr_scale(self) -> float:
+        """The plateau rule's factor on every learning rate."""
+        return self.plateau.lr / self.config.optim.lr if self.plateau and self.config.optim.lr else 1.0
+
+    def history(self) -> dict[str, Any]:
+        """best_val_loss, train_history, val_history: what Trainer.train returns."""
+        values = [metrics["loss"] for metrics in self.val_history if not math.isnan(metrics["loss"])]
+        return {
+            "best_val_loss": min(values, default=float("nan")),
+            "train_history": self.train_history,
+            "val_history": self.val_history,
+        }
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """What summary.json tells of a run that ended after so many seconds."""
+        state, per_epoch = self.program.state, self.program.steps_per_epoch
+        return {
+            "task": self.config.task,
+            "best": self.best_metrics,
+            "final": self.last_metrics,
+            "steps": int(state.step),
+            "epochs": round(int(state.step) / per_epoch, 3),
+            "seconds": round(seconds, 3),
+            "throughput": {"samples_per_s": round(self.samples_per_s, 1)},
+            "parameters": sum(p.size for p in state.params.values()),
+            "compile": str(self.program.compile_count),
+        }
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def meta(self, evaluated: bool | None = None) -> dict[str, Any]:
+        """The record as a checkpoint's meta.json has it. evaluated: whether this very state was; if left out, as its
+        checkpoint says."""
+        if evaluated is None:
+            evaluated = self.evaluated_step == self.step
+        if evaluated:
+            self.evaluated_step = self.step
+        return {
+            "step": self.step,
+            "metrics": self.last_metrics if evaluated else {},
+            "evaluation_due": self.evaluation_due,
+            "best": self.best.state(),
+            "plateau": self.plateau.state() if self.plateau else None,
+            "window": self.window,
+            "epoch_sums": self.epoch_sums,
+            "epoch_steps": self.epoch_steps,
+            "train_history": self.train_history,
+            "val_history": self.val_history,
+            "best_metrics": self.best_metrics,
+            "last_metrics": self.last_metrics,
+            "skipped": self.skipped,
+            "total_steps": self.program.total_steps,
+            "steps_per_epoch": self.program.steps_per_epoch,
+        }
+
+    def restore(self, meta: dict) -> None:
+        """Go on from what a checkpoint's meta.json holds."""
+        self.evaluation_due = meta["evaluation_due"] and self.cadence.has_validation
+        self.evaluated_step = meta["step"] if meta["metrics"] else None
+        self.best.restore(meta["best"])
+        if self.plateau is not None and meta["plateau"]:
+            self.plateau.restore(meta["plateau"])
+        for name in ("window", "epoch_sums", "epoch_steps", "train_history", "val_history", "skipped"):
+            setattr(self, name, meta[name])
+        self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]

@@ -1,0 +1,307 @@
+"""The compiled side of a run: step, hyper-parameters, evaluation and weights, with the state and data they work on."""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain.config import TrainingConfig
+from jaxtrain.data.loader import Loader
+from jaxtrain.data.sources import batch_shapes
+from jaxtrain.optim import optimizer as optimizers
+from jaxtrain.optim import schedules
+from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
+from jaxtrain.runtime.mesh import make_layout
+from jaxtrain.runtime.peak_flops import peak_flops
+from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.runtime.preemption import PREEMPTION
+from jaxtrain.task import Task
+from jaxtrain.train import evaluation
+from jaxtrain.train.compilation import out_of_memory
+from jaxtrain.train.compilation.compile_key import differences
+from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.init_state import Start, placed_shape
+from jaxtrain.train.input_pipeline import InputPipeline
+from jaxtrain.train.resolve_task import with_defaults
+from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
+from jaxtrain.train.tracking.throughput import StepCost
+from torch_bridge import state_dict as bridge
+
+UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows
+MATMUL = {"default": None, "high": "tensorfloat32", "highest": "float32"}
+
+
+class Program:
+    """Compiles and runs the steps of one run; `Trainer`, the loop and the searches drive it.
+
+    task, config: config has the task's own sections and the batch size of a source that decides it. data: sources and
+    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainingConfig,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        model: nnx.Module | None = None,
+        devices: list | None = None,
+        abstract: bool = False,
+    ):
+        self.task, self.preemption = task, PREEMPTION
+        self.compile_count = _prepare_process(config)
+        self.precision = POLICIES[config.precision.policy]
+        interrupted = lambda: self.preemption.due
+        with cpu_threads.limited(None if abstract else config.shard.threads):  # abstract: its owner sets the threads
+            # Before JAX's backend starts: worker processes may be forked.
+            self.data = InputPipeline(task, config, train_dataset, val_dataset, interrupted)
+            self.config = self.data.config
+            self.layout = make_layout(self.config.shard, task.shard_rules, devices)
+        self.data.lay_out(self.layout)
+        self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
+        self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
+        self.start = Start(task, self.resolved, self.layout, model)
+        self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
+        self._make_schedule()
+        if abstract:
+            self.state = self.start.abstract()
+        else:
+            self._start_afresh(model)
+
+    # --- assembly -----------------------------------------------------------------------------------------------
+
+    @property
+    def train_loader(self) -> Loader:
+        return self.data.train_loader
+
+    @property
+    def total_steps(self) -> int:
+        return self.data.total_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.data.steps_per_epoch
+
+    @property
+    def has_validation(self) -> bool:
+        return self.data.source("validation") is not None
+
+    @property
+    def resolved(self) -> TrainingConfig:
+        """The config with train.steps filled in: schedules of a task need the length of the run."""
+        train = self.config.train.model_copy(update={"steps": self.total_steps})
+        return self.config.model_copy(update={"train": train})
+
+    def columns(self, loader: Loader) -> dict[str, jax.Array]:
+        """The dataset on the devices, where it lives there."""
+        return self.data.columns(loader)
+
+    def _make_schedule(self) -> None:
+        optim = self.config.optim
+        self.schedule = schedules.build(optim.schedule, optim.lr, self.total_steps, self.steps_per_epoch)
+        if self.task.schedule is not None:
+            self.schedule = self.task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
+
+    def _start_afresh(self, model: nnx.Module | None = None) -> None:
+        """Set a new state: of the user's model where it is given, else as the task starts."""
+        self.state = self.start.state(self.config.seed, model)
+        if model is None and self.task.initial_weights is not None:
+            weights = self.task.initial_weights(self.config)
+            if weights is not None:
+                self.load_state_dict(weights, strict=False)
+
+    def variant(self, config: TrainingConfig) -> "Program":
+        """A program at the start of another run, which shares this one's data and compiled functions.
+
+        config: of the same code; numbers (Task.traced_hparams), rates, schedule and run folder may differ. Raises
+        ValueError for any other.
+        """
+        config = with_defaults(self.task, config)
+        changed = differences(self.config, config, self.task)
+        if changed:
+            raise ValueError(f"a variant compiles nothing, but {', '.join(changed)} differ in more than numbers")
+        other = copy.copy(self)
+        other.config = config
+        other._evaluators = {}
+        other.data = self.data.variant(config)
+        other._make_schedule()
+        other._start_afresh()
+        return other
+
+    # --- compiled functions -------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """One training step, not compiled."""
+        return make_train_step(self.task, self.resolved, self.model_def, self.optimizer, self.precision, self.layout)
+
+    def train_step(self, steps: int = 1) -> Compiled:
+        """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
+        return self._compiled(self.step(), steps)
+
+    def packed_train_step(self, steps: int = 1) -> tuple[Compiled, StackedMetrics]:
+        """The same with its metrics as one vector, and the object that knows the names of its elements."""
+
+        def make() -> tuple[Compiled, StackedMetrics]:
+            packed = StackedMetrics(self.step())
+            return self._compiled(packed, steps), packed
+
+        return self.cached(("train", steps), make)
+
+    def cached(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What this program or a variant of it compiled under this key, or compiles now."""
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+    @property
+    def compilations(self) -> int:
+        """Training steps compiled by this program and its variants: one per number of steps in a call, and shape."""
+        return sum(len(made[0].programs) for key, made in self._programs.items() if key[0] in ("train", "population"))
+
+    def _compiled(self, step: Step, steps: int) -> Compiled:
+        on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
+        repeated = repeat(step, steps, as_loop=on_cpu)
+        jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
+        shapes = batch_shapes(self.data.source("train"))
+        explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
+        return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
+
+    def jit(self, function: Callable, **options: Any) -> Any:
+        """jax.jit; on GPUs with the operations that `deterministic` asks for, and with what hides communication."""
+        devices = self.layout.mesh.devices
+        if devices.flat[0].platform != "gpu":
+            return jax.jit(function, **options)
+        deterministic = {"xla_gpu_deterministic_ops": True} if self.config.deterministic else {}
+        wanted = deterministic | xla_flags.options(devices.size)
+        return jax.jit(function, compiler_options=wanted or None, **options)
+
+    def work(self) -> StepCost:
+        """What one step is worth, but for its FLOPs, which the compiled step knows."""
+        precision = self.config.precision
+        peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
+        return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
+
+    def abstract_arguments(self) -> tuple:
+        """Shapes and shardings of the training step's arguments, from the first sample of the data."""
+        accumulate = self.config.train.accumulate_steps
+        loader = self.train_loader
+        columns = (
+            jax.tree.map(lambda c: placed_shape(c, self.layout.replicated), loader.source.columns)
+            if loader.on_device
+            else {}
+        )
+        sharding = self.layout.batch(leading=1)
+        size = self.config.data.batch_size // accumulate
+        one = loader.host_batch(0, rows=np.arange(1))
+        batch = jax.tree.map(
+            lambda row: jax.ShapeDtypeStruct((accumulate, size, *row.shape[1:]), row.dtype, sharding=sharding), one
+        )
+        hyper = jax.tree.map(lambda v: placed_shape(v, self.layout.replicated), self.host_hyper())
+        return self.state, batch, hyper, columns
+
+    # --- hyper-parameters ---------------------------------------------------------------------------------------
+
+    def hyper(self, lr_scale: float = 1.0) -> dict:
+        """What the step takes as numbers, not as code: a change compiles nothing anew."""
+        return jax.device_put(self.host_hyper(lr_scale), self.layout.replicated)
+
+    def host_hyper(self, lr_scale: float = 1.0) -> dict:
+        """The same in numpy."""
+        optim = self.config.optim
+        rates = optimizers.rates(optim, set(self.optimizer.groups.values()) or {"default"})
+        floats = {"factor": schedules.table(self.schedule, self.total_steps), "lr_scale": lr_scale, **rates}
+        floats |= {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
+        floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
+        return floats | {"numbers": traced_hparams.given(self.config, self.task.traced_hparams)}
+
+    def traced_hparams(self) -> dict[str, jax.Array]:
+        """The settings that the step takes as arrays (Task.traced_hparams)."""
+        return jax.device_put(traced_hparams.given(self.config, self.task.traced_hparams), self.layout.replicated)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def evaluate(self, split: str = "validation") -> dict[str, float]:
+        """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        if split not in self._evaluators:
+            self._evaluators[split] = self._make_evaluator(split)
+        return self._evaluators[split]()
+
+    def evaluated_params(self) -> dict[str, jax.Array]:
+        """The averaged weights where there are and `evaluation.averaged` asks for them, else those that train."""
+        return (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
+
+    def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
+        source, stream, loader = self.data.evaluation(split)
+        columns, numbers = self.columns(loader), self.traced_hparams()
+
+        def make() -> Compiled:
+            jitted = self.jit(self.evaluation_step(), out_shardings=self.layout.replicated)
+            return Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
+
+        compiled = self.cached(("evaluate", split), make)
+
+        def run() -> dict[str, float]:
+            params = self.evaluated_params()
+            calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
+
+            def results():
+                for _, _, batch in loader.batches(calls):
+                    self.preemption.proceed()
+                    yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
+                self.preemption.proceed()  # batches may have ended because it would not
+
+            return evaluation.compute(self.task, self.config, *evaluation.collect(results()))
+
+        return run
+
+    def evaluation_step(self) -> Callable:
+        """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled."""
+        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision)
+
+        def first_micro(params, frozen, buffers, batch, columns, numbers):
+            return step(params, frozen, buffers, jax.tree.map(lambda leaf: leaf[0], batch), columns, numbers)
+
+        return first_micro
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def model(self) -> nnx.Module:
+        """The model with the current weights (the averaged ones where there are)."""
+        return self.model_def.merge(self.state.ema or self.state.params, self.state.frozen, self.state.buffers)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
+    ) -> tuple[list[str], list[str]]:
+        """Take weights from a torch state dict (tensors, arrays or LazyArrays); gives its missing and unexpected keys.
+
+        Raises StateDictMismatch, which names `source`, where they do not fit.
+        """
+        model = self.model_def.merge(self.state.params, self.state.frozen, self.state.buffers)
+        averaged = self.state.ema
+        # The model alone refers to its arrays now, so that each is freed before its replacement is loaded.
+        self.state = self.state.replace(params={}, frozen={}, buffers={}, ema={})
+        try:
+            keys = bridge.load_state_dict(model, state, strict, source)
+            averaged = averaged and jax.tree.map(jnp.copy, self.model_def.split(model)[0])
+        finally:
+            params, frozen, buffers = self.model_def.split(model)
+            self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
+        return keys
+
+
+def _prepare_process(config: TrainingConfig) -> Any:
+    """Set what holds for the whole process; return the count of compilations from here on."""
+    compile_cache.enable()
+    host_memory.one_arena()
+    prng.install()
+    jax.config.update("jax_default_matmul_precision", MATMUL[config.precision.matmul])
+    return compile_cache.watch()
+
+
+def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, program: Any) -> str:
+    return out_of_memory.explain(config, out_of_memory.measure(arguments[0], arguments[3], program), devices)

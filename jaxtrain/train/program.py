@@ -25,11 +25,11 @@ from jaxtrain.train import evaluation
 from jaxtrain.train.compilation import out_of_memory
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.compilation.flops import StepCost
 from jaxtrain.train.init_state import Start, placed_shape
 from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.resolve_task import with_defaults
 from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
-from jaxtrain.train.tracking.throughput import StepCost
 from torch_bridge import state_dict as bridge
 
 UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows

@@ -3,11 +3,22 @@
 XLA's own count is not used: it takes the body of a loop once, however often it runs.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import jax
 from jax.extend import core
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """The work of one step. flops: model FLOPs over all devices, None where unknown. peak: FLOP/s of one device."""
+
+    samples: int
+    flops: float | None = None
+    devices: int = 1
+    peak: float | None = None
 
 
 def count(jaxpr: core.Jaxpr) -> float:

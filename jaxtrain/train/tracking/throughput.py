@@ -1,19 +1,10 @@
 """Where the seconds of a run went: steps, waiting for data, compiling, evaluating, saving."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
 
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-    """What one step is worth. flops: model FLOPs over all devices, None where unknown. peak: FLOP/s of one device."""
-
-    samples: int
-    flops: float | None = None
-    devices: int = 1
-    peak: float | None = None
+from jaxtrain.train.compilation.flops import StepCost
 
 
 class Throughput:

@@ -9,10 +9,11 @@ import pytest
 
 from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.train.compilation import flops
+from jaxtrain.train.compilation.flops import StepCost
 from jaxtrain.train.step.train_step import count_tokens
 from jaxtrain.train.tracking.histograms import BINS, histogram
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
-from jaxtrain.train.tracking.throughput import StepCost, Throughput
+from jaxtrain.train.tracking.throughput import Throughput
 
 
 def counted(function, *arguments):

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import parser, save
 from jaxtrain import config_io
-from jaxtrain.data.loader import Loader, make_crew, make_reader, make_stream
+from jaxtrain.data.loader import Loader, make_pool, make_reader, make_stream
 from jaxtrain.data.sources import as_source
 from jaxtrain.runtime import host_memory
 from jaxtrain.train.trainer import Trainer
@@ -48,8 +48,8 @@ def bridge_epochs(dataset, batch_size: int, workers: int) -> Iterator[int]:
     """Every `next` reads one epoch; gives the samples read."""
     source = as_source(dataset)
     stream = make_stream(source, batch_size, 0, True, True, False)
-    crew = make_crew(make_reader(source, None, batch_size, 0), workers, 600, "forkserver")
-    loader = Loader(source, stream, lambda batches: batches[0], np.arange(batch_size), crew=crew)
+    pool = make_pool(make_reader(source, None, batch_size, 0), workers, 600, "forkserver")
+    loader = Loader(source, stream, lambda batches: batches[0], np.arange(batch_size), pool=pool)
     steps, epoch = stream.steps_per_epoch, 0
     try:
         while True:

@@ -2,6 +2,8 @@
 
 import functools
 import numbers
+import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ class TooLarge(UserError):
 
 
 _PLAIN_NUMBERS = {bool, int, float}
+_TEXT = (str, bytes, pathlib.PurePath)
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # as np.empty
 
 
@@ -28,6 +31,8 @@ def collate(items: Sequence[Any], empty: Empty = np.empty) -> dict[str, Any]:
     empty: where memory comes from. Raises UserError naming the key and the shapes where items do not fit together, or
     are no numbers.
     """
+    if isinstance(items[0], (tuple, list)):
+        _check_lengths(items[0], items, "an item")
     parts = lambda key, name: items if key is None else _parts(items, key, name)
     return {name: stack(parts(key, name), name, empty) for key, name in _names(items[0])}
 
@@ -42,18 +47,53 @@ def _names(item: Any) -> list[tuple[Any, str]]:
     return [(None, "0")]
 
 
-@functools.singledispatch
-def as_array(value: Any) -> Any:
-    """A value as an array, without a copy where that is possible; torch_bridge adds the rule for tensors."""
-    return value if isinstance(value, np.ndarray) else np.asarray(value)
+class Texts(list):
+    """The strings or paths of a batch, one a sample, a list as in torch. They stay on the host."""
 
 
-@functools.singledispatch
-def join(first: Any, values: Sequence[Any], empty: Empty = np.empty) -> np.ndarray | None:
-    """Values of the kind of `first` in one array [batch, ...], or None where only `as_array` of each will tell.
-    empty: where memory comes from."""
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a torch.Tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_large(value: Any) -> bool:
+    """Return whether a tensor is better copied into its row at once."""
+    if not is_tensor(value):
+        return getattr(value, "nbytes", 0) >= LARGE
+    from torch_bridge.datasets.convert import is_dense
+
+    return is_dense(value) and value.nbytes >= LARGE
+
+
+def as_array(value: Any, name: str = "0") -> np.ndarray:
+    """Return a value as an array, without a copy where that is possible.
+
+    Raises UserError, which names the value, for all but numbers, arrays, tensors and nested lists of numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if is_tensor(value):
+        from torch_bridge.datasets.convert import to_numpy
+
+        try:
+            return to_numpy(value)
+        except UserError as error:
+            raise UserError(f"the dataset's `{name}`: {error}") from None
+    kept = isinstance(value, (numbers.Number, np.generic, list, tuple))
+    if not kept and not (hasattr(value, "__array__") and hasattr(value, "dtype")):  # a PIL picture has no dtype
+        raise _no_number(value, name)
+    return np.asarray(value)
+
+
+def _join(first: Any, values: Sequence[Any], empty: Empty) -> np.ndarray | None:
+    """Values of the kind of `first` in one array [batch, ...], or None where only `as_array` of each will tell."""
     if set(map(type, values)) <= _PLAIN_NUMBERS:
         return np.array(values)
+    if is_tensor(first):
+        from torch_bridge.datasets.convert import join
+
+        return join(values, empty)
     return None
 
 
@@ -76,10 +116,14 @@ class Columns:
         self._waiting: list[Any] = []
         self._count = 0
         self._columns: list[_Column] = []
+        self._first: Any = None
 
     def append(self, item: Any) -> None:
         row = self._count
+        if row and self._first is not None:
+            _check_lengths(self._first, [item], "an item")
         if not row:
+            self._first = item if isinstance(item, (tuple, list)) else None
             columns = [self._column(key, name, item if key is None else item[key]) for key, name in _names(item)]
             if all(shape is None for *_, shape, _ in columns):
                 self.append = self._waiting.append  # from now on: a small sample takes no longer than a call of this
@@ -92,15 +136,15 @@ class Columns:
             if shape is None:
                 rows.append(value)
                 continue
-            array = as_array(value)
+            array = as_array(value, name)
             if type(array) is np.ndarray and array.shape == shape and array.dtype == dtype:
                 rows[row] = array
             else:  # for `stack` to join or to refuse
                 self._columns[i] = key, name, [*rows[:row], value], None, None
 
     def _column(self, key: Any, name: str, first: Any) -> _Column:
-        if type(first) is np.ndarray or getattr(first, "nbytes", 0) >= LARGE:
-            array = as_array(first)
+        if type(first) is np.ndarray or _is_large(first):
+            array = as_array(first, name)
             if type(array) is np.ndarray and array.ndim and array.dtype.isnative and _is_number(array.dtype):
                 return key, name, self.empty((self.size, *array.shape), array.dtype), array.shape, array.dtype
         return key, name, [], None, None
@@ -113,8 +157,18 @@ class Columns:
         return {name: joined(rows, name, shape) for _, name, rows, shape, _ in self._columns}
 
 
+class Named:
+    """A collate function of torch's kind, its result under names as `collate` gives them."""
+
+    def __init__(self, function: Callable[[Any], Any] | None):
+        self.function = function
+
+    def __call__(self, items: Any) -> dict[str, Any]:
+        return as_batch(items if self.function is None else self.function(items))
+
+
 def as_batch(value: Any) -> dict[str, Any]:
-    """What a collate function of torch's kind gives -> names and arrays, as `collate` names them."""
+    """Return the names and arrays of what a collate function of torch's kind gives, named as `collate` does."""
     if hasattr(value, "_fields"):
         value = dict(zip(value._fields, value, strict=True))
     elif isinstance(value, (tuple, list)):
@@ -127,25 +181,33 @@ def as_batch(value: Any) -> dict[str, Any]:
 def _narrow_all(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _narrow_all(inner, f"{name}.{key}") for key, inner in value.items()}
+    if isinstance(value, (tuple, list)) and value and all(isinstance(inner, _TEXT) for inner in value):
+        return Texts(value)
     if isinstance(value, (tuple, list)) and value and not isinstance(value[0], numbers.Number):
         return tuple(_narrow_all(inner, f"{name}.{i}") for i, inner in enumerate(value))
-    array = np.asarray(value)
+    array = as_array(value, name)
     if not _is_number(array.dtype):
         raise _no_number(value, name)
     return narrow(array)
 
 
 def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:
-    """One array [batch, ...]; nested mappings and sequences stay nested. int64 becomes int32, float64 float32."""
+    """Return one array [batch, ...]; nested mappings and sequences stay nested, strings become `Texts`.
+
+    int64 becomes int32, float64 float32. Source: torch.utils.data.default_collate.
+    """
     first = values[0]
     if isinstance(first, Mapping):
         return {str(key): stack(_parts(values, key, f"{name}.{key}"), f"{name}.{key}", empty) for key in first}
-    if isinstance(first, (tuple, list)) and first and not isinstance(first[0], numbers.Number):
+    if isinstance(first, (tuple, list)):
+        _check_lengths(first, values, f"`{name}`")
         return tuple(stack(_parts(values, i, f"{name}.{i}"), f"{name}.{i}", empty) for i in range(len(first)))
-    joined = join(first, values, empty)
+    if isinstance(first, _TEXT) and all(isinstance(value, _TEXT) for value in values):
+        return Texts(values)
+    joined = _join(first, values, empty)
     if joined is not None and _is_number(joined.dtype):
         return narrow(joined)
-    arrays = [as_array(value) for value in values]
+    arrays = [as_array(value, name) for value in values]
     if len({array.shape for array in arrays}) > 1:
         shapes = list(dict.fromkeys(array.shape for array in arrays))
         raise UserError(
@@ -168,6 +230,15 @@ def _parts(items: Sequence[Any], key: Any, name: str) -> list[Any]:
         return [_part(item, key, name) for item in items]  # says which
 
 
+def _check_lengths(first: Sequence[Any], values: Sequence[Any], what: str) -> None:
+    for value in values:
+        if isinstance(value, (tuple, list)) and len(value) != len(first):
+            raise UserError(
+                f"the dataset is ragged: {what} is a {_described(first)} in one sample and a {_described(value)} in "
+                "another; return as many in every sample, or give the task a collate function"
+            )
+
+
 def _part(item: Any, key: Any, name: str) -> Any:
     try:
         return item[key]
@@ -184,10 +255,46 @@ def _described(item: Any) -> str:
 
 
 def _no_number(value: Any, name: str) -> UserError:
-    return UserError(
-        f"the dataset returns {type(value).__name__} for `{name}`, wanted numbers, arrays or tensors; convert it in "
-        "the Dataset, or give the task a collate function"
-    )
+    kind = type(value).__name__
+    if value is None:
+        fix = "return a number that stands for `missing` (-100, nan), leave the key out, or filter such samples"
+    elif type(value).__module__.startswith("PIL."):
+        fix = "turn the picture into an array or tensor in the Dataset (torchvision's ToTensor, numpy.asarray)"
+    else:
+        fix = "convert it in the Dataset, or give the task a collate function"
+    return UserError(f"the dataset returns {kind} for `{name}`, wanted numbers, arrays or tensors; {fix}")
+
+
+def split_texts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a batch into what the step takes and the strings that stay on the host, both by name.
+
+    Raises UserError for strings inside a tuple, whose other elements would move up.
+    """
+    arrays: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, Texts):
+            texts[name] = value
+        elif isinstance(value, Mapping):
+            inner, inner_texts = split_texts(value)
+            arrays |= {name: inner} if inner or not value else {}
+            texts |= {name: inner_texts} if inner_texts else {}
+        elif isinstance(value, tuple) and _holds_texts(value):
+            if not all(isinstance(part, Texts) for part in value):
+                raise UserError(
+                    f"the dataset returns strings beside numbers in the tuple `{name}`; return a dict there, so that "
+                    "the strings can stay on the host"
+                )
+            texts[name] = value
+        else:
+            arrays[name] = value
+    return arrays, texts
+
+
+def _holds_texts(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_texts, value.values()))
+    return isinstance(value, Texts) or (isinstance(value, tuple) and any(map(_holds_texts, value)))
 
 
 @functools.cache

@@ -5,11 +5,14 @@ Processes, devices, workers and gradient accumulation slice it, so the batches a
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
 
+from jaxtrain.data import random_state
 from jaxtrain.errors import UserError
+from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +41,20 @@ class IndexStream:
     def steps_per_epoch(self) -> int:
         return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
+    def steps_of(self, epochs: int) -> int:
+        """Return the number of batches in so many epochs."""
+        return epochs * self.steps_per_epoch
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the epoch, and the position in it, of a step."""
+        return divmod(step, self.steps_per_epoch)
+
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions int64 [batch_size] and valid bool [batch_size] of the batch that `step` (0-based) trains on.
 
         The last batch of an epoch may be uneven: it is filled up with its first sample, marked not valid.
         """
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, place = self.place(step)
         order = _order(self.size, self.seed, epoch, self.shuffle)
         indices = order[place * self.batch_size : (place + 1) * self.batch_size]
         valid = np.arange(self.batch_size) < len(indices)
@@ -74,25 +85,68 @@ def _order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
 
 
 class SamplerStream:
-    """Global batches in the order that a source brings (sources.OrderedSource), as `IndexStream` gives them.
+    """Global batches in the order of a source (torch_bridge.sources.OrderedSource), as `IndexStream` gives them.
 
-    batch_size: rows of a batch; a shorter one is filled up.
+    batch_size: rows of a batch; a shorter one is filled up. None: the largest that comes. The sampler may give another
+    number of batches in every epoch, so those of the run are counted first. epochs, steps: how long the run is; a
+    sampler that never ends needs `steps`.
     """
 
-    def __init__(self, source: Any, batch_size: int, seed: int = 0):
-        self.source, self.batch_size, self.seed = source, batch_size, seed
-        self._epochs: dict[int, list[list[int]]] = {}
-        self.steps_per_epoch = len(self._epoch(0))
-        if not self.steps_per_epoch:
-            raise UserError("the DataLoader gives no batch: its sampler is empty, or drop_last leaves nothing")
+    def __init__(
+        self, source: OrderedSource, batch_size: int | None, seed: int = 0, epochs: int = 1, steps: int | None = None
+    ):
+        self.source, self.seed = source, seed
+        self._order: BatchOrder | None = None
+        self._next = 0  # the epoch that the order gives next
+        self._epochs: dict[int, list[np.ndarray]] = {}
+        self._most = None if source.constant else steps or ENDLESS * (1 + len(source))
+        self._counts: list[int] = []
+        self._count(epochs, steps)
+        self.batch_size = batch_size or source.batch_size or self._largest
+
+    def _count(self, epochs: int, steps: int | None) -> None:
+        self._largest, total = 0, 0
+        while total < steps if steps else len(self._counts) < epochs:
+            batches = self._epoch(len(self._counts))
+            if not batches:
+                raise UserError("the DataLoader gives no batch: its sampler is empty, or drop_last leaves nothing")
+            if not steps and len(batches) == self._most:
+                raise UserError(
+                    f"the DataLoader's sampler has given {self._most} batches for {len(self.source)} samples and goes "
+                    "on: a sampler that does not end needs train.steps"
+                )
+            self._counts.append(len(batches))
+            self._largest = max(self._largest, *map(len, batches))
+            total += len(batches)
+            if self.source.constant:
+                break
+        self._starts = np.concatenate([[0], np.cumsum(self._counts)])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch; the mean, rounded up, where epochs differ."""
+        return -(-sum(self._counts) // len(self._counts))
+
+    def steps_of(self, epochs: int) -> int:
+        """Return the number of batches in so many epochs."""
+        return epochs * self._counts[0] if self.source.constant else int(sum(self._counts[:epochs]))
 
     @property
     def size(self) -> int:
         return len(self.source)
 
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the epoch, and the position in it, of a step."""
+        if self.source.constant:
+            return divmod(step, self._counts[0])
+        while step >= self._starts[-1]:  # past the run that was counted
+            self._starts = np.append(self._starts, self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
+        epoch = int(np.searchsorted(self._starts, step, side="right")) - 1
+        return epoch, step - int(self._starts[epoch])
+
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        indices = np.asarray(self._epoch(epoch)[place], np.int64)
+        epoch, place = self.place(step)
+        indices = self._epoch(epoch)[place]
         if not 0 < len(indices) <= self.batch_size:
             raise UserError(
                 f"batch {place} of epoch {epoch} has {len(indices)} samples, data.batch_size is {self.batch_size}: set "
@@ -101,31 +155,53 @@ class SamplerStream:
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 
-    def _epoch(self, epoch: int) -> list[list[int]]:
+    def _epoch(self, epoch: int) -> list[np.ndarray]:
         if epoch not in self._epochs:
-            batches = self.source.epoch_batches(epoch, self.seed)
-            if epoch and len(batches) != self.steps_per_epoch:
-                raise UserError(
-                    f"the DataLoader's sampler gives {len(batches)} batches in epoch {epoch} and "
-                    f"{self.steps_per_epoch} in epoch 0; wanted the same number in every epoch"
-                )
+            batches = self._draw(epoch)
             self._epochs = {key: value for key, value in self._epochs.items() if key >= epoch - 1} | {epoch: batches}
         return self._epochs[epoch]
 
+    def _draw(self, epoch: int) -> list[np.ndarray]:
+        """The epochs before it are drawn first where the order depends on them (positions only, no samples)."""
+        if self._order is None or (self.source.replays and epoch < self._next):
+            self._order, self._next = self.source.begin(), 0
+        first = self._next if self.source.replays else epoch
+        for number in range(first, epoch + 1):
+            with random_state.seeded(self.source, self.seed, number):
+                batches = [_positions(batch) for batch in itertools.islice(self._order.epoch(number), self._most)]
+        self._next = epoch + 1
+        return batches
+
+
+ENDLESS = 20  # times as many batches in an epoch as the dataset has samples
+
+
+def _positions(batch: Any) -> np.ndarray:
+    try:
+        return np.array([int(index) for index in batch], np.int64)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"the DataLoader's batch_sampler gives {str(batch)[:80]}, wanted a list of positions in the dataset"
+        ) from None
+
 
 class IterableStream:
-    """Global batches of a source that cannot be asked for by position (sources.SequentialSource).
+    """Global batches of a source that cannot be asked for by position (torch_bridge.sources.SequentialSource).
 
-    once: one pass and no more, as evaluation wants. Positions count the samples of an epoch as they come.
+    once: one pass to its end and no more, as evaluation wants. Positions count the samples of an epoch as they come.
     """
 
-    def __init__(self, source: Any, batch_size: int, once: bool = False):
+    def __init__(self, source: SequentialSource, batch_size: int, once: bool = False):
         self.source, self.batch_size, self.once = source, batch_size, once
-        self.steps_per_epoch: int | None = source.steps_per_epoch(batch_size)
+        self.steps_per_epoch: int | None = None if once else source.steps_per_epoch(batch_size)
         self.size: int | None = source.size
 
+    def steps_of(self, epochs: int) -> int | None:
+        """Return the number of batches in so many epochs, None if unknown."""
+        return self.steps_per_epoch and epochs * self.steps_per_epoch
+
     def place(self, step: int) -> tuple[int, int]:
-        """Epoch, and position in it, of a step."""
+        """Return the epoch, and the position in it, of a step."""
         return divmod(step, self.steps_per_epoch) if self.steps_per_epoch else (0, step)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.data import workers
+from jaxtrain.data import random_state, workers
+from jaxtrain.data.collate import Named, Texts, split_texts
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
@@ -22,6 +23,7 @@ from jaxtrain.errors import DataError, UserError
 Stream = IndexStream | SamplerStream | IterableStream
 Calls = Iterable[tuple[int, int]]
 NAP_S = 0.1
+TEXTS_KEPT = 64  # batches: more than are read ahead and not yet reported
 TOO_LATE = object()
 
 
@@ -29,8 +31,9 @@ class Loader:
     """Batches of one split, each a dict of device arrays laid out by `place`.
 
     rows: which rows of the global batch this process reads. place: the host rows of one or more
-    consecutive batches -> global device arrays. crew: who reads; the thread that reads ahead, if left out.
-    interrupted: asked while waiting; once true, the batches end.
+    consecutive batches -> global device arrays. pool: who reads; the thread that reads ahead, if left out.
+    interrupted: asked while waiting; once true, the batches end. keep_texts: strings in the items are kept in `texts`,
+    this process's rows by step; they are an error otherwise.
     Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
     inside the compiled step from `columns`, which live on every device.
     """
@@ -44,10 +47,11 @@ class Loader:
         collate: Callable | None = None,
         on_device: bool = False,
         prefetch_batches: int = 2,
-        crew: workers.Crew | None = None,
+        pool: workers.WorkerPool | None = None,
         timeout_s: float = 600.0,
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
+        keep_texts: bool = False,
     ):
         self.source = source
         self.interrupted = interrupted
@@ -59,7 +63,9 @@ class Loader:
         self.prefetch_batches = prefetch_batches
         self.timeout_s = timeout_s
         self.reader = make_reader(source, collate, stream.batch_size, seed)
-        self.crew = crew or workers.Inline(self.reader)
+        self.pool = pool or workers.InlinePool(self.reader)
+        self.keep_texts = keep_texts
+        self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
 
     def host_batch(
@@ -70,10 +76,19 @@ class Loader:
         together: positions that share its shape, those of the batch if left out.
         """
         if isinstance(self.stream, IterableStream):
-            crew = workers.Inline(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
-            return next(self._sequence(crew, step, rows))
+            pool = workers.InlinePool(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
+            return self._without_texts(step, next(self._sequence(pool, step, rows)))
         batch, request = self._request(step, rows, together)
-        return batch if request is None else batch | self.reader(request)
+        return batch if request is None else batch | self._without_texts(step, self.reader(request))
+
+    def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
+        arrays, texts = split_texts(batch)
+        if texts and not self.keep_texts:
+            raise UserError(f"the dataset returns strings for `{next(iter(texts))}`, wanted numbers, arrays or tensors")
+        if texts:
+            kept = list(self.texts.items())[1 - TEXTS_KEPT :]
+            self.texts = dict([*kept, (step, texts)])
+        return arrays
 
     def batches(self, calls: Calls) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
         """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
@@ -114,20 +129,22 @@ class Loader:
             room.put(None)
             thread.join(5)
             if thread.is_alive():
-                self.crew.close()
+                self.pool.close()
+                random_state.abandon()
 
     def close(self) -> None:
         """End the worker processes; the next iteration would start new ones."""
-        self.crew.close()
+        self.pool.close()
 
     def _take(self, ready: queue.SimpleQueue) -> Any:
         """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
         before = time.perf_counter()
-        limit = self.timeout_s if isinstance(self.crew, workers.Inline) else math.inf
+        limit = self.timeout_s if isinstance(self.pool, workers.InlinePool) else math.inf
         item = self._patiently(ready, before + limit)
         if item is TOO_LATE:
+            random_state.abandon()
             raise DataError(
-                f"the dataset has been at {self.crew.reading()} for more than {limit:g} s (data.timeout_s): does it "
+                f"the dataset has been at {self.pool.reading()} for more than {limit:g} s (data.timeout_s): does it "
                 "wait for something? Raise data.timeout_s if it is only slow"
             )
         self.stall_s += time.perf_counter() - before
@@ -149,7 +166,7 @@ class Loader:
         calls = iter(calls)
         if isinstance(self.stream, IterableStream):
             begin = next(calls)
-            calls, batches = itertools.chain([begin], calls), self._sequence(self.crew, begin[0])
+            calls, batches = itertools.chain([begin], calls), self._sequence(self.pool, begin[0])
         else:
             calls, ahead = itertools.tee(calls)  # not a list: a run has millions
             batches = self._positions(ahead)
@@ -158,10 +175,10 @@ class Loader:
             together = list(itertools.islice(batches, count))
             if len(together) < count:
                 return
-            yield first, count, together
+            yield first, count, [self._without_texts(first + i, batch) for i, batch in enumerate(together)]
 
     def _positions(self, calls: Calls) -> Iterator[dict[str, Any]]:
-        """The batch of every step, read ahead by the crew; those of one call share a shape."""
+        """The batch of every step, read ahead by the pool; those of one call share a shape."""
 
         def asked() -> Iterator[tuple[dict, Request | None]]:
             for first, count in calls:
@@ -178,7 +195,7 @@ class Loader:
                 known.append(batch)
                 yield request
 
-        for answer in workers.round_robin(self.crew, requests()):
+        for answer in workers.round_robin(self.pool, requests()):
             yield known.popleft() | answer
 
     @property
@@ -198,15 +215,17 @@ class Loader:
             return batch, None
         if self._columnar:
             return batch | self.source[indices], None
-        return batch, Request(step // self.stream.steps_per_epoch, indices, together)
+        return batch, Request(self.stream.place(step)[0], indices, together)
 
-    def _sequence(self, crew: workers.Crew, first: int, rows: np.ndarray | None = None) -> Iterator[dict[str, Any]]:
+    def _sequence(
+        self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None
+    ) -> Iterator[dict[str, Any]]:
         """This process's rows of the batches from step `first` on. What comes before them is read and dropped."""
         stream = self.stream
         epoch, skip = stream.place(first)
         while True:
             given = 0
-            for batch in itertools.islice(workers.iterate_epoch(crew, epoch), stream.steps_per_epoch):
+            for batch in workers.iterate_epoch(pool, epoch):
                 if given >= skip:
                     yield self._fill_up(batch, given * stream.batch_size, rows)
                 given += 1
@@ -218,46 +237,66 @@ class Loader:
                     f"the dataset gave {given} batches in epoch {epoch}, wanted {wanted}: "
                     "an IterableDataset must yield in every epoch, and as much as its __len__ says"
                 )
+            if stream.steps_per_epoch is not None and given > stream.steps_per_epoch:
+                raise UserError(
+                    f"the dataset gave {given} batches in epoch {epoch} and its __len__ promises "
+                    f"{stream.steps_per_epoch}, by which the run's length was set: correct __len__, or remove it and "
+                    "set train.steps"
+                )
             skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
             epoch += 1
 
     def _fill_up(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> dict[str, Any]:
         size, rows = self.stream.batch_size, self.rows if rows is None else rows
-        count = len(jax.tree.leaves(batch)[0])
+        count = len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
         take = np.where(rows < count, rows, 0)
         own = {"index": (first + rows).astype(np.int32), "valid": rows < count}
-        return own | jax.tree.map(lambda leaf: leaf[take], batch)
+        picked = lambda leaf: Texts(leaf[i] for i in take) if isinstance(leaf, Texts) else leaf[take]
+        return own | jax.tree.map(picked, batch, is_leaf=lambda leaf: isinstance(leaf, Texts))
 
 
 def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:
-    """What turns requests for this source into batches. A DataLoader's own collate_fn wins over the task's."""
-    if isinstance(source, OrderedSource) and source.collate is not None:
-        collate = source.collate
+    """Return the reader that answers requests for this source. A DataLoader's own collate_fn wins over the task's."""
+    if isinstance(source, ForeignSource) and source.collate is not None:
+        collate = Named(source.collate)
+    elif isinstance(source, SequentialSource) and source.ready_made:
+        collate = Named(None)
     if isinstance(source, SequentialSource):
         return SequenceReader(source, collate, batch_size, seed)
     return Reader(source, collate, seed)
 
 
-def own_batch_size(source: Any) -> int | None:
-    """Samples in a batch where the source decides (a DataLoader); the config's data.batch_size otherwise."""
-    return source.batch_size if isinstance(source, (OrderedSource, SequentialSource)) else None
+def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | None = None) -> int | None:
+    """Return the size of a batch where the source decides (a DataLoader), the largest where it varies; else None.
+
+    seed, epochs, steps: of the run, which a sampler's batches may depend on.
+    """
+    if isinstance(source, OrderedSource):
+        return source.batch_size or SamplerStream(source, None, seed, epochs, steps).batch_size
+    return source.batch_size if isinstance(source, SequentialSource) else None
 
 
-def make_crew(reader: Reader | SequenceReader, count: int, timeout_s: float, method: str) -> workers.Crew:
+def make_pool(reader: Reader | SequenceReader, count: int, timeout_s: float, method: str) -> workers.WorkerPool:
     """`count` worker processes, fewer where the source's order allows fewer; 0 reads in a thread."""
     if count and isinstance(reader.source, SequentialSource):
         count = reader.source.workers
-    return workers.Pool(reader, count, timeout_s, method) if count else workers.Inline(reader)
+    return workers.ProcessPool(reader, count, timeout_s, method) if count else workers.InlinePool(reader)
 
 
-def make_stream(source: Any, batch_size: int, seed: int, training: bool, shuffle: bool, drop_last: bool) -> Stream:
-    """The order of a source's samples: its own where it brings one, else a function of (seed, epoch, position)."""
+def make_stream(
+    source: Any, batch_size: int, seed: int, training: bool, shuffle: bool, drop_last: bool, epochs: int = 1,
+    steps: int | None = None,
+) -> Stream:  # fmt: skip
+    """Return the order of a source's samples: its own where it has one, else a function of (seed, epoch, position).
+
+    epochs, steps: the length of the run.
+    """
     if isinstance(source, SequentialSource):
         return IterableStream(source, batch_size, once=not training)
     if isinstance(source, OrderedSource):
-        return SamplerStream(source, batch_size, seed)
+        return SamplerStream(source, batch_size, seed, epochs, steps)
     if training:
         return IndexStream(len(source), batch_size, seed, shuffle, drop_last)
     return IndexStream(len(source), batch_size, shuffle=False)

@@ -14,7 +14,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-from jaxtrain.data.sample_reader import mix
+from jaxtrain.data.random_state import mix
 from jaxtrain.data.shared_memory import Ticket, Writer
 from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError

@@ -1,4 +1,4 @@
-"""Who reads: the calling thread, or worker processes that are safe beside JAX's threads.
+"""Pools that read samples: the calling thread, or worker processes that are safe beside JAX's threads.
 
 Workers come from a fork server (or are spawned): forking a process in which JAX runs copies its locked locks and hangs,
 sooner or later. They live as long as the run, hand batches over through shared memory, and end when their parent does.
@@ -30,7 +30,7 @@ START_S = 300.0  # for a worker to import what the dataset needs
 NAP_S = 0.2
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Readers that take messages and answer each of them, in order."""
 
     workers: int
@@ -51,7 +51,7 @@ class Crew(Protocol):
     def close(self) -> None: ...
 
 
-class Inline:
+class InlinePool:
     """Reads in the calling thread, when the answer is asked for."""
 
     workers = ahead = 1
@@ -80,7 +80,7 @@ class Inline:
     def close(self) -> None: ...
 
 
-class Pool:
+class ProcessPool:
     """Worker processes. timeout_s: a batch that takes longer is an error. method: forkserver, spawn or fork.
 
     Raises UserError where the dataset cannot go to other processes, DataError where a worker raises, dies or hangs.
@@ -90,30 +90,30 @@ class Pool:
 
     def __init__(self, reader: Any, workers: int, timeout_s: float, method: str = "forkserver"):
         self.reader, self.workers, self.timeout_s, self.method = reader, workers, timeout_s, method
-        self._team: _Team | None = None
+        self._processes: _WorkerProcesses | None = None
 
     def start(self) -> None:
         """Start the processes if there are none, and forget what an earlier iteration left unanswered."""
-        if self._team is None:
-            self._team = _Team(self.reader, self.workers, self.method)
-            weakref.finalize(self, self._team.close)
+        if self._processes is None:
+            self._processes = _WorkerProcesses(self.reader, self.workers, self.method)
+            weakref.finalize(self, self._processes.close)
         for worker in range(self.workers):
-            while self._team.owed[worker]:
+            while self._processes.owed[worker]:
                 self.receive(worker)
 
     def send(self, worker: int, message: Any) -> None:
-        self._team.send(worker, message)
+        self._processes.send(worker, message)
 
     def receive(self, worker: int) -> Any:
         answer = self._answer(worker)
         if answer[0] == worker_process.END:
-            self._team.sides[worker].give_back(answer[1])
+            self._processes.sides[worker].give_back(answer[1])
             return None
-        return self._team.sides[worker].read(*answer[1:])
+        return self._processes.sides[worker].read(*answer[1:])
 
     def _answer(self, worker: int) -> tuple:
         try:
-            answer = self._team.receive(worker, self.timeout_s)
+            answer = self._processes.receive(worker, self.timeout_s)
         except BaseException:
             self.close()
             raise
@@ -123,16 +123,16 @@ class Pool:
         return answer
 
     def reading(self) -> str:
-        return "" if self._team is None else ", ".join(self._team.at(worker) for worker in range(self.workers))
+        return "" if self._processes is None else ", ".join(map(self._processes.at, range(self.workers)))
 
     def close(self) -> None:
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
 
-class _Team:
-    """The running processes of a Pool."""
+class _WorkerProcesses:
+    """The running processes of a ProcessPool."""
 
     def __init__(self, reader: Any, workers: int, method: str):
         refuse_fork(method)
@@ -282,32 +282,32 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def iterate_epoch(crew: Crew, epoch: int) -> Iterator[Any]:
+def iterate_epoch(pool: WorkerPool, epoch: int) -> Iterator[Any]:
     """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended."""
-    crew.start()
-    active = list(range(crew.workers))
-    for worker in active * crew.ahead:
-        crew.send(worker, Next(epoch, worker, crew.workers))
+    pool.start()
+    active = list(range(pool.workers))
+    for i, worker in enumerate(active * pool.ahead):
+        pool.send(worker, Next(epoch, worker, pool.workers, start=i < pool.workers))
     while active:
         for worker in list(active):
-            batch = crew.receive(worker)
+            batch = pool.receive(worker)
             if batch is None:
                 active.remove(worker)
                 continue
-            crew.send(worker, Next(epoch, worker, crew.workers))
+            pool.send(worker, Next(epoch, worker, pool.workers))
             yield batch
 
 
-def round_robin(crew: Crew, messages: Iterable[Any]) -> Iterator[Any]:
+def round_robin(pool: WorkerPool, messages: Iterable[Any]) -> Iterator[Any]:
     """The answers to `messages`, in their order, read ahead by all workers."""
-    crew.start()
+    pool.start()
     sent = answered = 0
     for message in messages:
-        crew.send(sent % crew.workers, message)
+        pool.send(sent % pool.workers, message)
         sent += 1
-        if sent - answered >= crew.workers * crew.ahead:
-            yield crew.receive(answered % crew.workers)
+        if sent - answered >= pool.workers * pool.ahead:
+            yield pool.receive(answered % pool.workers)
             answered += 1
     while answered < sent:
-        yield crew.receive(answered % crew.workers)
+        yield pool.receive(answered % pool.workers)
         answered += 1

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxtrain.config import TrainingConfig
-from jaxtrain.data.loader import Loader, Stream, make_crew, make_reader, make_stream, own_batch_size
+from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sources import ArraySource, ForeignSource, as_source
-from jaxtrain.data.workers import Crew, warm_up
+from jaxtrain.data.workers import WorkerPool, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
 from jaxtrain.task import Task
@@ -34,13 +34,14 @@ class InputPipeline:
         interrupted: Callable[[], bool],
     ):
         self.task, self.config, self.interrupted = task, config, interrupted
-        self._given = {"train": train_dataset, "validation": val_dataset}
-        self._sources = {n: None if value is None else as_source(value, n) for n, value in self._given.items()}
-        self._crews: dict[str, Crew] = {}
+        datasets = {"train": train_dataset, "validation": val_dataset}
+        self._given = {n: None if value is None else as_source(value, n) for n, value in datasets.items()}
+        self._sources = dict(self._given)
+        self._pools: dict[str, WorkerPool] = {}
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
-        own_size = own_batch_size(source)
+        own_size = own_batch_size(source, config.seed, config.train.epochs or 1, config.train.steps)
         if own_size is not None:
             data = config.data.model_copy(update={"batch_size": own_size})
             self.config = config.model_copy(update={"data": data})
@@ -54,10 +55,11 @@ class InputPipeline:
         accumulate = config.train.accumulate_steps
         check_batch(data.batch_size, accumulate, layout)
         source = self.source("train")
-        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last)
+        epochs, steps = config.train.epochs or 1, config.train.steps
+        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last, epochs, steps)
         if stream.steps_per_epoch is None and config.train.steps is None:
             raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
-        self.total_steps = config.train.steps or (config.train.epochs or 1) * stream.steps_per_epoch
+        self.total_steps = steps or stream.steps_of(epochs)
         self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
         self.train_loader = self._loader("train", source, stream, accumulate)
 
@@ -97,8 +99,8 @@ class InputPipeline:
 
     def close(self) -> None:
         """End the worker processes; the next iteration would start new ones."""
-        for crew in self._crews.values():
-            crew.close()
+        for pool in self._pools.values():
+            pool.close()
 
     # --- who reads ----------------------------------------------------------------------------------------------
 
@@ -106,23 +108,27 @@ class InputPipeline:
         wanted = source.workers_wanted if isinstance(source, ForeignSource) else 0
         return self.config.data.num_workers or wanted
 
+    def _start_method(self, source: Any) -> str:
+        own = source.start_method if isinstance(source, ForeignSource) else None
+        return own or self.config.data.start_method
+
     def _start_workers(self, source: Any) -> None:
-        if self.config.data.start_method == "forkserver":
+        if self._start_method(source) == "forkserver":
             warm_up(source)
-        elif self.config.data.start_method == "fork":
+        elif self._start_method(source) == "fork":
             for split in ("train", "validation"):
                 if self.source(split) is not None:
-                    self._crew(split).start()
+                    self._pool(split).start()
 
-    def _crew(self, split: str) -> Crew:
-        """Who reads a split; one crew as long as the run lives."""
-        if split not in self._crews:
+    def _pool(self, split: str) -> WorkerPool:
+        """Return the readers of a split; they live as long as the run."""
+        if split not in self._pools:
             source, data = self.source(split), self.config.data
             own = own_batch_size(source)
             size = own or data.batch_size if split == "train" else self._evaluation_size(source)
             reader = make_reader(source, self.task.collate, size, self.config.seed)
-            self._crews[split] = make_crew(reader, self._workers(source), data.timeout_s, data.start_method)
-        return self._crews[split]
+            self._pools[split] = make_pool(reader, self._workers(source), data.timeout_s, self._start_method(source))
+        return self._pools[split]
 
     def _evaluation_size(self, source: Any) -> int:
         return own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
@@ -140,10 +146,11 @@ class InputPipeline:
             self.task.collate,
             self._on_device(source),
             self.config.data.prefetch_batches,
-            self._crew(split),
+            self._pool(split),
             self.config.data.timeout_s,
             self.config.seed,
             self.interrupted,
+            keep_texts=True,
         )
 
     def _on_device(self, source: Any) -> bool:

@@ -1,4 +1,4 @@
-"""torch's Datasets and DataLoaders as sources: their items come out as numpy, nothing else changes."""
+"""torch's Datasets and DataLoaders as sources (torch_bridge.sources): their items come out as numpy."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from torch_bridge.datasets.iterable import IterableSource
 from torch_bridge.datasets.loader import from_loader
 from torch_bridge.datasets.map_style import TorchSource
 
-__all__ = ["IterableSource", "TorchSource", "as_source", "to_numpy", "to_torch"]
+__all__ = ["IterableSource", "TorchSource", "source_of", "to_numpy", "to_torch"]
 
 
-def as_source(dataset: Any) -> Any:
-    """A source from a map-style or iterable Dataset, a whole DataLoader, or a tensor (a sample in every row)."""
+def source_of(dataset: Any) -> Any:
+    """Return the source for a map-style or iterable Dataset, a DataLoader, or a tensor (a sample in every row)."""
     if isinstance(dataset, data.DataLoader):
         return from_loader(dataset)
     if isinstance(dataset, data.IterableDataset):

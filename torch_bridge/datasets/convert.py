@@ -1,13 +1,13 @@
 """Tensors <-> numpy arrays, inside any nesting of dicts, lists and tuples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from jaxtrain.data import collate
+from jaxtrain.errors import UserError
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
 _VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
@@ -19,6 +19,8 @@ _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for ten
 def to_numpy(value: Any) -> Any:
     """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
     if isinstance(value, torch.Tensor):
+        if not is_dense(value):
+            raise _not_dense(value)
         if value.dtype in _VIEWS:
             bits, own = _VIEWS[value.dtype]
             return value.detach().cpu().view(bits).numpy().view(own)
@@ -32,12 +34,13 @@ def to_numpy(value: Any) -> Any:
     return value
 
 
-collate.as_array.register(torch.Tensor, to_numpy)
+def join(values: Sequence[Any], empty: Callable[..., np.ndarray] = np.empty) -> np.ndarray | None:
+    """Stack tensors into one array [batch, ...]; None where they differ in kind, dtype or shape.
 
-
-@collate.join.register(torch.Tensor)
-def _join(first: torch.Tensor, values: Sequence[Any], empty: collate.Empty) -> np.ndarray | None:
-    if set(map(type, values)) != {torch.Tensor}:
+    empty: gives the memory, as np.empty.
+    """
+    first = values[0]
+    if set(map(type, values)) != {torch.Tensor} or not is_dense(first):
         return None
     if len({value.dtype for value in values}) > 1 or len({value.shape for value in values}) > 1:
         return None
@@ -47,6 +50,22 @@ def _join(first: torch.Tensor, values: Sequence[Any], empty: collate.Empty) -> n
     with torch.no_grad():
         torch.stack(values, out=torch.from_numpy(joined))
     return joined
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one array of numbers in memory."""
+    return not (tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+
+
+def _not_dense(tensor: torch.Tensor) -> UserError:
+    if tensor.is_meta:
+        return UserError("a tensor on the meta device has no values; make it on the CPU")
+    kind, fix = "quantized", "dequantize()"
+    if tensor.is_nested:
+        kind, fix = "nested", "to_padded_tensor(0.0)"
+    elif tensor.layout is not torch.strided:
+        kind, fix = "sparse", "to_dense()"
+    return UserError(f"a {kind} tensor is no dense array, which a batch is made of; return tensor.{fix}")
 
 
 def to_torch(array: Any) -> torch.Tensor:

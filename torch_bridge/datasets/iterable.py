@@ -1,14 +1,14 @@
 """Iterable torch Datasets: samples in the order in which they come."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from jaxtrain.data.sources import SequentialSource
 from torch_bridge.datasets.convert import to_numpy
 from torch_bridge.datasets.map_style import TorchHooks, set_epoch
+from torch_bridge.sources import Seeded, SequentialSource
 
 
 class IterableSource(TorchHooks, SequentialSource):
@@ -19,12 +19,18 @@ class IterableSource(TorchHooks, SequentialSource):
 
     def __init__(self, dataset: IterableDataset):
         self.dataset = dataset
-        self.size = len(dataset) if hasattr(dataset, "__len__") else None
+        self.size = promised_length(dataset)
 
-    def batches(
-        self, epoch: int, worker: int, workers: int, batch_size: int, collate: Callable
-    ) -> Iterator[dict[str, Any]]:
+    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
         set_epoch(self.dataset, epoch)
         items = iter(self.dataset)
         while chunk := list(itertools.islice(items, batch_size)):
-            yield collate([to_numpy(item) for item in chunk])
+            yield [to_numpy(item) for item in chunk]
+
+
+def promised_length(stream: Any) -> int | None:
+    """Return `len(stream)`, or None where it has none or raises: a stream of unknown length often inherits one."""
+    try:
+        return len(stream)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None

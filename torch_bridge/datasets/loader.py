@@ -4,6 +4,7 @@ It is taken apart, not iterated: its sampler says which samples, our workers rea
 middle of an epoch without reading what came before, on any number of processes.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,52 +13,58 @@ import torch
 from torch.utils import data
 from torch.utils.data import _utils
 
-from jaxtrain.data.collate import as_batch
-from jaxtrain.data.sample_reader import mix, random_states
-from jaxtrain.data.sources import OrderedSource, SequentialSource
-from jaxtrain.data.workers import refuse_fork
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
+from torch_bridge.datasets.iterable import promised_length
 from torch_bridge.datasets.map_style import TorchHooks, TorchSource, set_epoch
+from torch_bridge.sources import OrderedSource, Seeded, SequentialSource
 
+ENDLESS = 20  # times as many draws as the dataset has samples: a sampler that goes on does not end
 DEFAULTS = (_utils.collate.default_collate, _utils.collate.default_convert)
 
 
 def from_loader(loader: data.DataLoader) -> Any:
-    """The source for a DataLoader. Raises UserError where it asks for a fork that is not safe."""
-    context = loader.multiprocessing_context
-    if loader.num_workers and context is not None:
-        refuse_fork(context.get_start_method())
+    """Return the source for a DataLoader."""
     if isinstance(loader.dataset, data.IterableDataset) or loader.batch_sampler is None:
         return LoaderSequence(loader)
     return LoaderSource(loader)
 
 
 class Collated:
-    """A collate_fn of the user's: torch in, numpy out under names."""
+    """A collate_fn of the user's: torch in, numpy out."""
 
     def __init__(self, function: Callable):
         self.function = function
 
-    def __call__(self, items: list[Any]) -> dict[str, Any]:
-        return as_batch(to_numpy(self.function(items)))
+    def __call__(self, items: list[Any]) -> Any:
+        return to_numpy(self.function(items))
 
 
-class LoaderSource(TorchHooks, OrderedSource):
-    """A DataLoader over a map-style Dataset."""
+class _LoaderHooks(TorchHooks):
+    """What a DataLoader says about how it is read."""
 
     def __init__(self, loader: data.DataLoader):
         self.dataset = loader.dataset
         self.worker_init_fn = loader.worker_init_fn
         self.workers_wanted = loader.num_workers
+        context = loader.multiprocessing_context
+        self.start_method = context.get_start_method() if loader.num_workers and context is not None else None
         self.collate = None if loader.collate_fn in DEFAULTS else Collated(loader.collate_fn)
+
+
+class LoaderSource(_LoaderHooks, OrderedSource):
+    """A DataLoader over a map-style Dataset."""
+
+    def __init__(self, loader: data.DataLoader):
+        super().__init__(loader)
         self.plain = TorchSource(loader.dataset)
-        self.sampler, self.batch_size = _global_order(loader)
-        self.generator = loader.generator
-        self._states: list[torch.Tensor] = [] if self.generator is None else [self.generator.get_state()]
+        sampler, self.batch_size = _global_order(loader)
+        self.constant = _is_torchs(sampler)
+        self.replays = not self.constant or loader.generator is not None or _generator_of(sampler) is not None
+        self._order = SamplerOrder(loader, sampler)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"sampler": None, "generator": None, "_states": []}  # workers are told what to read
+        return self.__dict__ | {"_order": None}  # workers are told what to read
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -68,102 +75,120 @@ class LoaderSource(TorchHooks, OrderedSource):
     def set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch)
 
-    def epoch_batches(self, epoch: int, seed: int) -> list[list[int]]:
-        """The sampler's lists. Without a generator of the user's, its draws depend on (seed, epoch) alone; with one,
-        epochs follow each other as in torch, and those before a resumed one are drawn again (positions only)."""
-        if self.generator is None:
-            return self._draw(epoch, seed)
-        while len(self._states) <= epoch:
-            self._draw_with_generator(len(self._states) - 1, seed)
-            self._states.append(self.generator.get_state())
-        return self._draw_with_generator(epoch, seed)
+    def begin(self) -> "SamplerOrder":
+        return self._order.fresh()
 
-    def _draw_with_generator(self, epoch: int, seed: int) -> list[list[int]]:
-        self.generator.set_state(self._states[epoch])
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)  # torch draws its workers' seed first
-        return self._draw(epoch, seed)
 
-    def _draw(self, epoch: int, seed: int) -> list[list[int]]:
-        states = random_states(self)
-        before = [state.get() for state in states]
+class SamplerOrder:
+    """The order of a DataLoader's sampler, epoch by epoch, as torch draws it.
+
+    A sampler may keep generators, counters and pools of its own, so it is copied as a whole, before its first draw:
+    every pass begins from such a copy, and the user's own object stays as it was. The dataset is not copied.
+    """
+
+    def __init__(self, loader: data.DataLoader, sampler: Any):
+        self._dataset, self._workers = loader.dataset, loader.num_workers
+        self._persistent = loader.persistent_workers
+        self._parts = self._copied((sampler, loader.generator))
+
+    def _copied(self, parts: tuple[Any, Any]) -> tuple[Any, Any]:
+        kept = (self._dataset, *getattr(self._dataset, "__dict__", {}).values())
+        shared = {id(value): value for value in kept}  # deepcopy's memo: taken for copied already
         try:
-            for state in states:
-                state.seed(int(mix(seed, epoch)))
-            for part in (self.sampler, getattr(self.sampler, "sampler", None)):
-                set_epoch(part, epoch)
-            return [self._positions(batch) for batch in self.sampler]
-        finally:
-            for state, value in zip(states, before, strict=True):
-                state.set(value)
-
-    @staticmethod
-    def _positions(batch: Any) -> list[int]:
-        try:
-            return [int(index) for index in batch]
-        except (TypeError, ValueError):
+            return copy.deepcopy(parts, shared)
+        except (TypeError, ValueError, RuntimeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"the DataLoader's batch_sampler gives {str(batch)[:80]}, wanted a list of positions in the dataset"
+                f"the DataLoader's {type(parts[0]).__name__} cannot be copied ({type(error).__name__}: {error}), so a "
+                "run could not resume at its place; let it hold plain values, and make iterators in its __iter__"
             ) from None
 
+    def fresh(self) -> "SamplerOrder":
+        """Return the order from its beginning."""
+        other = copy.copy(self)
+        other._parts = self._copied(self._parts)
+        return other
 
-def _global_order(loader: data.DataLoader) -> tuple[Any, int]:
-    """The batches over all processes, and their largest size.
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Draw the next epoch, the `number`-th; whoever asks seeds torch's global generator.
+
+        Source: torch.utils.data.dataloader._BaseDataLoaderIter.
+        """
+        sampler, generator = self._parts
+        for part in (sampler, getattr(sampler, "sampler", None)):
+            set_epoch(part, number)
+        drawn = iter(sampler)
+        if not (self._persistent and number):  # persistent workers keep their iterator, and with it their seed
+            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
+            if self._workers:
+                drawn = iter(sampler)  # begins a second time
+        return drawn
+
+
+def _is_torchs(batches: Any) -> bool:
+    """Return whether an order is made by torch's own samplers, which keep nothing between epochs but a generator."""
+    kinds = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
+    return type(batches) is data.BatchSampler and type(batches.sampler) in (*kinds, data.DistributedSampler)
+
+
+def _generator_of(batches: data.BatchSampler) -> torch.Generator | None:
+    return getattr(batches.sampler, "generator", None)
+
+
+def _global_order(loader: data.DataLoader) -> tuple[Any, int | None]:
+    """The batches over all processes, and their size where it is fixed.
 
     A DistributedSampler gives each process its share; here every process knows the whole order and takes its rows of
     it: the same samples in every global batch, without the repeated ones that make its shares even.
     """
     batches, sampler = loader.batch_sampler, loader.sampler
-    if isinstance(sampler, data.DistributedSampler) and type(batches) is data.BatchSampler:
+    if type(batches) is not data.BatchSampler:
+        return batches, None
+    if isinstance(sampler, data.DistributedSampler):
         whole = data.DistributedSampler(
             sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
         )
         size = batches.batch_size * sampler.num_replicas
         return data.BatchSampler(whole, size, batches.drop_last), size
-    size = getattr(batches, "batch_size", None)
-    if isinstance(size, int):
-        return batches, size
-    first = list(batches)
-    if not first:
-        raise UserError("the DataLoader's batch_sampler gives no batch")
-    return batches, max(len(batch) for batch in first)
+    return batches, batches.batch_size
 
 
-class LoaderSequence(TorchHooks, SequentialSource):
+class LoaderSequence(_LoaderHooks, SequentialSource):
     """A DataLoader over an IterableDataset, or one whose items are batches already (batch_size=None)."""
 
     def __init__(self, loader: data.DataLoader):
-        self.dataset = loader.dataset
-        self.worker_init_fn = loader.worker_init_fn
-        self.workers, self.workers_wanted = max(1, loader.num_workers), loader.num_workers
+        super().__init__(loader)
+        self.workers = max(1, loader.num_workers)
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
-        self.collate = None if loader.collate_fn in DEFAULTS else Collated(loader.collate_fn)
-        self.sampler = None if isinstance(loader.dataset, data.IterableDataset) else loader.sampler
-        counted = hasattr(loader.dataset, "__len__")
-        self.steps = len(loader) if counted else None
-        self.size = len(loader.dataset) if counted and self.batch_size is not None else None
+        self.ready_made = self.batch_size is None
+        mapped = not isinstance(loader.dataset, data.IterableDataset)
+        self._fresh = SamplerOrder(loader, loader.sampler) if mapped else None
+        self._order, self._next = self._fresh and self._fresh.fresh(), 0
+        self._most = ENDLESS * (1 + len(loader.dataset)) if mapped else 0
+        self.steps = promised_length(loader)
+        self.size = None if self.ready_made else promised_length(loader.dataset)
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
         return self.steps
 
-    def batches(
-        self, epoch: int, worker: int, workers: int, batch_size: int, collate: Callable
-    ) -> Iterator[dict[str, Any]]:
+    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
         set_epoch(self.dataset, epoch)
-        if self.batch_size is None:
-            for item in self._items(epoch, worker, workers):
-                yield self.collate(item) if self.collate else as_batch(to_numpy(item))
+        if self.ready_made:
+            items = iter(self.dataset) if self._order is None else self._in_order(epoch, worker, workers, seeded)
+            yield from items if self.collate is not None else map(to_numpy, items)
             return
         items = iter(self.dataset)
         while chunk := list(itertools.islice(items, self.batch_size)):
             if len(chunk) == self.batch_size or not self.drop_last:
-                yield self.collate(chunk) if self.collate else collate([to_numpy(item) for item in chunk])
+                yield [to_numpy(item) for item in chunk] if self.collate is None else chunk
 
-    def _items(self, epoch: int, worker: int, workers: int) -> Iterator[Any]:
-        if self.sampler is None:
-            return iter(self.dataset)
-        set_epoch(self.sampler, epoch)
-        state = torch.get_rng_state()
-        torch.manual_seed(int(mix(epoch)) & 0x7FFFFFFF)  # every worker draws the same order and takes its share
-        order = list(self.sampler)
-        torch.set_rng_state(state)
+    def _in_order(self, epoch: int, worker: int, workers: int, seeded: Seeded) -> Iterator[Any]:
+        """Every worker draws the same order and takes its share; epochs before this one are drawn to get there."""
+        if epoch < self._next:
+            self._order, self._next = self._fresh.fresh(), 0
+        while self._next <= epoch:
+            with seeded(self._next):
+                order = list(itertools.islice(self._order.epoch(self._next), self._most))
+            if len(order) == self._most:
+                raise UserError("the DataLoader's sampler does not end; let it end after an epoch")
+            self._next += 1
         return (self.dataset[index] for index in order[worker::workers])

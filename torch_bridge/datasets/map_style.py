@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy, to_torch
+from torch_bridge.sources import ForeignSource
 
 
 class TorchRandom:

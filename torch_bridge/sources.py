@@ -1,0 +1,100 @@
+"""The interface between a dataset of another library and `jaxtrain.data`. Needs no torch.
+
+jaxtrain.data reads a source, seeds the random generators and collates; a source only knows its dataset.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+Seeded = Callable[[int], contextlib.AbstractContextManager]
+
+
+class RandomState(Protocol):
+    """A global random generator that datasets draw from."""
+
+    def get(self) -> Any: ...
+
+    def set(self, state: Any) -> None: ...
+
+    def seed(self, seed: int) -> None: ...
+
+    def same(self, first: Any, second: Any) -> bool: ...
+
+
+class ForeignSource:
+    """A map-style source that keeps the ways of another library; a base class.
+
+    workers_wanted: worker processes that it asks for, where data.num_workers does not. start_method: how it wants them
+    started, where it says so. collate: its own function of a list of items; None takes the task's.
+    """
+
+    workers_wanted: int = 0
+    start_method: str | None = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
+
+    def raw(self, index: int) -> Any:
+        """Return the sample at a position as the dataset gives it, tensors included."""
+        return self[index]
+
+    def random_states(self) -> list[RandomState]:
+        """List further global generators that its items may draw from."""
+        return []
+
+    def enter_worker(self, worker: int, workers: int, seed: int) -> None:
+        """Prepare a worker process; called once, before the first item."""
+
+    def enter_thread(self) -> None:
+        """Prepare the thread that reads ahead, where there are no worker processes."""
+
+    def reducers(self) -> dict[type, Callable]:
+        """Map types to functions that take their values apart for worker processes, as copyreg has them."""
+        return {}
+
+
+class SequentialSource(ForeignSource):
+    """Samples that come one after another and cannot be asked for by position; a base class.
+
+    workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
+    batch_size: where the source decides. ready_made: every chunk is a whole batch already.
+    """
+
+    workers: int = 1
+    size: int | None = None
+    batch_size: int | None = None
+    ready_made: bool = False
+
+    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
+        """Yield this worker's share of an epoch from its start: lists of up to `batch_size` items.
+
+        seeded: epoch -> a context in which every worker draws the same global random numbers.
+        """
+        raise TypeError(f"{type(self).__name__} must define chunks")
+
+    def steps_per_epoch(self, batch_size: int) -> int | None:
+        """Return the number of batches that the dataset promises, None if it does not say."""
+        return None if self.size is None else -(-self.size // batch_size)
+
+
+class OrderedSource(ForeignSource):
+    """A map-style source with an order of its own; a base class.
+
+    batch_size: the size of every batch but a shorter last one, None where it varies. constant: every epoch has as many
+    batches. replays: an epoch's order depends on the epochs before it, which are drawn again to find it.
+    """
+
+    batch_size: int | None = None
+    constant: bool = False
+    replays: bool = True
+
+    def begin(self) -> "BatchOrder":
+        """Return the order from its first epoch on, as if nothing had been drawn."""
+        raise TypeError(f"{type(self).__name__} must define begin")
+
+
+class BatchOrder(Protocol):
+    """The batches of one epoch after another."""
+
+    def epoch(self, number: int) -> Iterator[Sequence[int]]:
+        """Draw the positions of every batch of the next epoch, over all processes. number: which one it is."""
+        ...

@@ -40,7 +40,8 @@ def random_images(config: Any, samples: int) -> dict[str, np.ndarray]:
 def random_text(config: Any, samples: int) -> dict[str, np.ndarray]:
     shape = (samples, config.data.max_length)
     ids = np.random.default_rng(0).integers(5, 30_000, shape, np.int32)
-    return {"input_ids": ids, "attention_mask": np.ones(shape, np.int32), "labels": ids}
+    lengths = np.full(samples, config.data.max_length, np.int32)  # as the systems' own data tells them
+    return {"input_ids": ids, "attention_mask": np.ones(shape, np.int32), "labels": ids, "lengths": lengths}
 
 
 def random_sentences(config: Any, samples: int) -> dict[str, np.ndarray]:

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jax.nn import log_softmax
 
+from jaxtrain.nn.rows import pick
+
 
 def cross_entropy(logits, labels, valid):
     """Mean negative log-likelihood in nats over the valid rows, and their number.
@@ -11,7 +13,7 @@ def cross_entropy(logits, labels, valid):
     Source: torch.nn.functional.cross_entropy.
     """
     labels = jnp.where(valid, labels, 0)
-    picked = jnp.take_along_axis(log_softmax(logits.astype(jnp.float32)), labels[..., None], axis=-1)[..., 0]
+    picked = pick(log_softmax(logits.astype(jnp.float32)), labels)
     return weighted_mean(-picked, valid)
 
 

@@ -12,6 +12,7 @@ from jaxtrain.nn.dropout import Dropout, DropPath
 from jaxtrain.nn.linear import Embedding, Identity, Linear
 from jaxtrain.nn.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from jaxtrain.nn.remat import block
+from jaxtrain.nn.rows import pick, rows, tokens
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.layouts import Buffer, Carry
 
@@ -41,6 +42,9 @@ __all__ = [
     "avg_pool1d",
     "block",
     "gelu",
+    "pick",
     "rotary_table",
     "rotate",
+    "rows",
+    "tokens",
 ]

@@ -1,84 +1,38 @@
 """Scaled dot-product attention and torch's MultiheadAttention."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.nn import fused_attention, initializers
-from jaxtrain.nn.dropout import dropout
+from jaxtrain.nn.attention_formula import formula
 from jaxtrain.nn.linear import Linear, linear
+from jaxtrain.runtime import traced_hparams
 
 
-def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None, dropout_rate=0.0, rngs=None):
-    """softmax(q k^T scale + bias) v, heads apart, in float32 inside the softmax.
+def attention(
+    q, k, v, *, mask=None, bias=None, lengths=None, causal=False, window=None, scale=None, dropout_rate=0.0, rngs=None
+):
+    """Compute softmax(q k^T scale + bias) v, heads apart, in float32 inside the softmax.
 
     q: [batch or 1, query, head, width]; k, v: [batch or 1, key, kv_head, width], kv_head dividing head (query head i
     reads kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a
-    row that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. causal: the last query
-    sees the last key. Gives [batch, query, head, width]. On a GPU cuDNN's kernel does what it takes, without bias and
-    dropout (`fused_attention`); there a row that may attend to nothing gives 0.
+    row that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. lengths: int [batch],
+    only the first so many keys of a sample are visible; a sample of length 0 gives 0. causal: the last query sees the
+    last key. window: a query sees its own place and the window - 1 before it. Gives [batch, query, head, width]. On a
+    GPU a fused kernel does what it takes (`fused_attention`); there a row that may attend to nothing gives 0.
     Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
     """
-    batch, (_, queries, heads, width) = max(len(q), len(k)), q.shape
-    keys, kv_heads = k.shape[1], k.shape[2]
-    undropped = rngs is None or dropout_rate == 0.0
-    if bias is None and undropped and fused_attention.takes(q, k, v, mask, causal):
-        return fused_attention.fused(q, k, v, mask=mask, causal=causal, scale=scale)
-    if kv_heads != heads:
-        k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
-    q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
-    q, k, v = (jnp.broadcast_to(jnp.swapaxes(x, 1, 2), (batch, heads, x.shape[1], x.shape[3])) for x in (q, k, v))
-    scores = _scores(q, k).astype(jnp.promote_types(q.dtype, jnp.float32))
-    scores = scores * (width**-0.5 if scale is None else scale)
-    if bias is not None:
-        scores = scores + bias
-    if causal:
-        visible = jnp.arange(keys)[None, :] <= jnp.arange(queries)[:, None] + (keys - queries)
-        mask = visible if mask is None else mask & visible
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), dropout_rate, rngs)
-    return jnp.swapaxes(_weighted(weights, v), 1, 2)
-
-
-# The two products of attention, heads first. XLA's CPU backend is slow at a batched product whose left side is read
-# down its columns (up to six times), and that is how jax differentiates one of each; so the gradients are written here.
-
-
-@jax.custom_vjp
-def _scores(q, k):
-    """[batch, head, query, width], [batch, head, key, width] -> [batch, head, query, key]"""
-    return jnp.einsum("bhqd,bhkd->bhqk", q, k)
-
-
-def _scores_backward(kept, grad):
-    q, k = kept
-    columns = jax.lax.platform_dependent(q, cpu=_copied_columns, default=_columns)
-    return _weighted(grad, k), _columns(_weighted(columns, grad))
-
-
-@jax.custom_vjp
-def _weighted(weights, v):
-    """[batch, head, query, key], [batch, head, key, width] -> [batch, head, query, width]"""
-    return jnp.matmul(weights, v)
-
-
-def _weighted_backward(kept, grad):
-    weights, v = kept
-    return _scores(grad, v), _columns(_weighted(_columns(grad), weights))
-
-
-def _columns(x):
-    return jnp.swapaxes(x, -1, -2)
-
-
-def _copied_columns(x):
-    """XLA would take queries that all samples share as they are, and read them down their columns."""
-    return jax.lax.optimization_barrier(_columns(x))
-
-
-_scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
-_weighted.defvjp(lambda weights, v: (_weighted(weights, v), (weights, v)), _weighted_backward)
+    dropped = rngs is not None and dropout_rate != 0.0
+    visibility = {"mask": mask, "lengths": lengths, "causal": causal, "window": window}
+    if mask is not None and lengths is not None:
+        raise ValueError("attention: a mask or lengths, not both; put the lengths into the mask")
+    if bias is None and not dropped and fused_attention.takes(q, k, v, mask, causal, window):
+        return fused_attention.fused(q, k, v, **visibility, scale=scale)
+    if bias is None and dropped and fused_attention.takes_dropout(q, k, v, mask, causal, window):
+        kept = 1 - traced_hparams.current(dropout_rate)
+        return fused_attention.dropped(q, k, v, rngs(), kept, lengths=lengths, causal=causal, scale=scale)
+    fused_attention.chosen["formula"] += 1
+    return formula(q, k, v, **visibility, bias=bias, scale=scale, dropout_rate=dropout_rate, rngs=rngs)
 
 
 class MultiheadAttention(nnx.Module):
@@ -98,12 +52,14 @@ class MultiheadAttention(nnx.Module):
         self.dropout = dropout
 
     def __call__(
-        self, query, key=None, value=None, *, key_padding_mask=None, causal=False, mask=None, bias=None, rngs=None
-    ):
+        self, query, key=None, value=None, *, key_padding_mask=None, lengths=None, causal=False, mask=None, bias=None,
+        rngs=None,
+    ):  # fmt: skip
         """query: [batch or 1, query, width]; key, value: [batch, key, width]; value is `key`, and both are `query`, if
         left out. A query of batch 1 is asked of every key's batch.
-        key_padding_mask: bool [batch, key], True = ignore that key. mask: bool, broadcastable to
-        [batch, head, query, key], True = may attend. bias: added to the scores, same shape."""
+        key_padding_mask: bool [batch, key], True = ignore that key. lengths: int [batch], in its place where those are
+        a sample's last ones. mask: bool, broadcastable to [batch, head, query, key], True = may attend. bias: added to
+        the scores, same shape."""
         in_weight, in_bias = self.in_proj_weight[...], self.in_proj_bias[...]
         if key is None:
             q, k, v = jnp.split(linear(query, in_weight, in_bias), 3, axis=-1)
@@ -118,7 +74,8 @@ class MultiheadAttention(nnx.Module):
             visible = ~key_padding_mask[:, None, None, :]
             mask = visible if mask is None else mask & visible
         q, k, v = (x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v))
-        y = attention(q, k, v, mask=mask, bias=bias, causal=causal, dropout_rate=self.dropout, rngs=rngs)
+        options = {"mask": mask, "bias": bias, "lengths": lengths, "causal": causal}
+        y = attention(q, k, v, **options, dropout_rate=self.dropout, rngs=rngs)
         return self.out_proj(y.reshape(*y.shape[:-2], -1))
 
 

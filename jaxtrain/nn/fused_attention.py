@@ -1,69 +1,188 @@
-"""cuDNN's attention for half precision on a GPU: the scores never reach memory, so long sequences cost time alone.
+"""A GPU's attention for half precision: the scores never reach memory, so long sequences cost time alone.
 
-Under `deterministic: true` XLA takes its deterministic backward pass (openxla/xla#14125).
+cuDNN's kernel does what is not dropped out; under `deterministic: true` XLA takes its deterministic backward pass
+(openxla/xla#14125). `dropped_attention` does what is. Each is tried beside the plain formula once in a process.
 """
 
+import collections
+import contextlib
+import contextvars
 import functools
 import logging
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn import cudnn, dropped_attention
+from jaxtrain.nn.attention_formula import formula
+from jaxtrain.runtime.spread import over_devices
+
 log = logging.getLogger(__name__)
 LEAST_TOKENS = 64  # with fewer, the scores are no larger than what they are made of
+WIDEST = {8: 128, 9: 256}  # head, by major compute capability
+_planned: contextvars.ContextVar[tuple[int, int] | None] = contextvars.ContextVar("planned", default=None)
 
 
-def takes(q, k, v, mask=None, causal=False) -> bool:
-    """Return True if `fused` supports [batch, token, head, width] in half precision, width a multiple of 8 up to 128, a
-    mask or bias [batch or 1, head or 1, query or 1, key or 1] only over even numbers of tokens, causal only with as
-    many queries as keys."""
+# How many attentions were traced as what: "cuDNN", "Triton, with dropout" or "formula".
+chosen: collections.Counter[str] = collections.Counter()
+
+
+@contextlib.contextmanager
+def planned_for(capability: tuple[int, int]) -> Iterator[None]:
+    """Trace programs, inside, for such a GPU, which is elsewhere: its kernels are taken for granted."""
+    token = _planned.set(capability)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
+def takes(q, k, v, mask=None, causal=False, window=None) -> bool:
+    """Tell whether `fused` can do it here: [batch, token, head, width] in half precision, heads a multiple of k's and
+    v's, widths in steps of 8, a mask or bias [batch or 1, head or 1, query or 1, key or 1], causal only with as many
+    queries as keys, a window only where causal."""
     queries, keys = q.shape[1], k.shape[1]
     return (
         q.ndim == 4
         and q.dtype == k.dtype == v.dtype
         and q.dtype in (jnp.bfloat16, jnp.float16)
         and len(q) == len(k) == len(v)
+        and q.shape[2] % k.shape[2] == 0
         and q.shape[-1] == v.shape[-1]
         and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= 128
         and min(queries, keys) >= LEAST_TOKENS
         and (queries == keys or not causal)
-        and (mask is None or (mask.ndim == 4 and queries % 2 == keys % 2 == 0))
+        and (causal or window is None)
+        and (mask is None or mask.ndim == 4)
         and is_available()
+        and q.shape[-1] <= WIDEST.get(_capability()[0], 128)
     )
 
 
-def fused(q, k, v, *, mask=None, bias=None, causal=False, scale=None):
-    """softmax(q k^T scale + bias) v of what `takes` accepts, with a mask or a bias. A row that may attend to nothing
-    (a bias of -inf throughout, or as far as it may look) gives 0. Source: jax.nn.dot_product_attention."""
+def takes_dropout(q, k, v, mask=None, causal=False, window=None) -> bool:
+    """Tell whether `dropped` can do it here: what `takes` says, without mask and window."""
+    plain = mask is None and window is None
+    return plain and takes(q, k, v, None, causal) and dropped_attention.takes(q) and _drops()
+
+
+def dropped(q, k, v, key, kept, *, lengths=None, causal=False, scale=None):
+    """Run `dropped_attention.attention`."""
+    chosen["Triton, with dropout"] += 1
+    return dropped_attention.attention(q, k, v, key, kept, lengths=lengths, causal=causal, scale=scale)
+
+
+def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=None, scale=None):
+    """Compute softmax(q k^T scale + bias) v of what `takes` accepts, with a mask or a bias, or int [batch] lengths: how
+    many keys of each sample are visible. window: see `jaxtrain.nn.attention`. A row that may attend to nothing (a bias
+    of -inf throughout, or as far as it may look) gives 0. Source: jax.nn.dot_product_attention."""
+    chosen["cuDNN"] += 1
     given = mask if bias is None else bias
     if given is None:
-        return _kernel(q, k, v, scale=scale, is_causal=causal)
-    given = jnp.broadcast_to(given, (*given.shape[:2], q.shape[1], k.shape[1]))
+        return _kernel(q, k, v, lengths=lengths, causal=causal, window=window, scale=scale)
+    queries, keys = q.shape[1], k.shape[1]
+    given = jnp.broadcast_to(given, (*given.shape[:2], queries, keys))
+    least = jnp.finfo(q.dtype).min / 2
     if bias is None:
-        y, seen = _kernel(q, k, v, mask=given, scale=scale, is_causal=causal), given
+        finite, seen = jnp.where(given, 0, least).astype(q.dtype), given
     else:
-        finite = jnp.maximum(given.astype(q.dtype), jnp.finfo(q.dtype).min / 2)
-        y, seen = _kernel(q, k, v, bias=finite, scale=scale, is_causal=causal), given > -jnp.inf
+        finite, seen = jnp.maximum(given.astype(q.dtype), least), given > -jnp.inf
+    odd = (queries % 2, keys % 2)  # which the kernel refuses under a bias
+    if any(odd):
+        hidden = ((0, 0), (0, 0), (0, odd[0]), (0, odd[1]))
+        finite = jnp.pad(finite, hidden, constant_values=least)
+        q = jnp.pad(q, ((0, 0), (0, odd[0]), (0, 0), (0, 0)))
+        k, v = (jnp.pad(x, ((0, 0), (0, odd[1]), (0, 0), (0, 0))) for x in (k, v))
+    y = _kernel(q, k, v, bias=finite, causal=causal, window=window, scale=scale)[:, :queries]
     seen = seen & jnp.tril(jnp.ones(seen.shape[-2:], bool)) if causal else seen
     return jnp.where(jnp.swapaxes(seen.any(-1), 1, 2)[..., None], y, 0)
 
 
-_kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scale=None):
+    """On every device its samples and heads. A sample of length 0 gives 0."""
+    heads = ("batch", None, "heads", None)
+    given = [(bias, ("batch", "heads", None, None)), (lengths, ("batch",))]
+    more = [x for x, _ in given if x is not None]
+
+    def run(q, k, v, *more):
+        more = iter(more)
+        bias_, lengths_ = (next(more) if x is not None else None for x, _ in given)
+        some = None if lengths_ is None else jnp.maximum(lengths_.astype(jnp.int32), 1)
+        y = cudnn.attention(q, k, v, bias=bias_, lengths=some, causal=causal, window=window or 0, scale=scale)
+        return y if lengths_ is None else jnp.where((lengths_ > 0)[:, None, None, None], y, 0)
+
+    kinds = [heads] * 3 + [names for x, names in given if x is not None]
+    return over_devices(run, (q, k, v, *more), kinds, heads)
+
+
+def is_available() -> bool:
+    """Tell whether the GPU that programs are compiled for runs the kernel."""
+    return _planned.get() is not None or _runs_here()
+
+
+def _capability() -> tuple[int, int]:
+    if _planned.get() is not None:
+        return _planned.get()
+    major, _, minor = jax.devices()[0].compute_capability.partition(".")
+    return int(major), int(minor)
+
+
+def _drops() -> bool:
+    return _planned.get() is not None or _drops_here()
 
 
 @functools.cache
-def is_available() -> bool:
-    """Return True if this process's device runs the kernel, tried once: forward, backward, with a mask."""
+def _runs_here() -> bool:
+    """Forward and backward, odd lengths, grouped heads, under lengths, a mask and a diagonal."""
+    return _tried("cuDNN's kernel", fused, _TRIALS)
+
+
+@functools.cache
+def _drops_here() -> bool:
+    rngs = lambda: jax.random.key(7)
+    of_formula = {"dropout_rate": 0.25, "rngs": rngs}
+    kernel = lambda q, k, v, dropout_rate, rngs, **given: dropped(q, k, v, rngs(), 1 - dropout_rate, **given)
+    cases = [(tokens, given | of_formula) for tokens, given in _TRIALS if "mask" not in given]
+    return _tried("the kernel with dropout", kernel, cases)
+
+
+TRIAL_TOLERANCE = 2e-2  # of bfloat16 results against float32 ones, relative to their norm
+_TRIALS = ((65, {}), (65, {"causal": True}), (64, {"lengths": [64, 40]}), (65, {"mask": [65, 40]}))
+
+
+def _tried(name: str, kernel, cases) -> bool:
+    """Whether a small trial on this process's device gives the formula's results and gradients."""
     if jax.default_backend() != "gpu":
         return False
-    x, mask = jnp.zeros((1, 64, 1, 64), jnp.bfloat16), jnp.ones((1, 1, 64, 64), bool)
+    before = chosen.copy()
     try:
         with jax.ensure_compile_time_eval():
-            trial = jax.grad(lambda x: fused(x, x, x, mask=mask).astype(jnp.float32).sum())
-            jax.block_until_ready(jax.jit(trial)(x))
+            worst = max(difference(kernel, *case) for case in cases)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        log.info("attention runs as plain XLA: cuDNN's kernel is not available here (%s)", error)
+        log.info("attention runs as plain XLA: %s is not available here (%s)", name, error)
         return False
-    log.info("attention runs as cuDNN's fused kernel where it is half precision, without dropout")
+    finally:
+        chosen.clear()
+        chosen.update(before)
+    if not worst < TRIAL_TOLERANCE:
+        log.warning("attention runs as plain XLA: %s is off by %.1e in a trial", name, worst)
+        return False
     return True
+
+
+def difference(kernel, tokens: int, given: dict) -> float:
+    """Measure how far a kernel's results and gradients in bfloat16 are from the formula's in float32, at most."""
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, tokens, heads, 64)) for i, heads in enumerate((4, 2, 2)))
+    options = {name: jnp.asarray(x) if name == "lengths" else x for name, x in given.items()}
+    if "mask" in options:
+        options["mask"] = (jnp.arange(tokens) < jnp.asarray(options["mask"])[:, None])[:, None, None]
+
+    def run(attend, *arrays):
+        value, pull = jax.vjp(lambda q, k, v: attend(q, k, v, **options), *arrays)
+        return [value, *pull(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))]
+
+    wanted = jax.jit(functools.partial(run, formula))(q, k, v)
+    got = jax.jit(functools.partial(run, kernel))(*(x.astype(jnp.bfloat16) for x in (q, k, v)))
+    size = jnp.linalg.norm
+    pairs = zip(got, wanted, strict=True)
+    return max(float(size((x.astype(jnp.float32) - y).ravel()) / size(y.ravel())) for x, y in pairs)

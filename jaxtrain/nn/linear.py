@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.nn import initializers
+from jaxtrain.nn.rows import rows
 
 
 class Identity(nnx.Module):
@@ -55,7 +56,7 @@ class Embedding(nnx.Module):
 
 def embed(ids, weight, padding_idx: int | None = None):
     """ids: int [...]; weight: [rows, width]. Gives [..., width]; the row `padding_idx` receives no gradient."""
-    rows = jnp.take(weight, ids, axis=0)
+    found = rows(weight, ids)
     if padding_idx is None:
-        return rows
-    return jnp.where((ids == padding_idx)[..., None], jax.lax.stop_gradient(rows), rows)
+        return found
+    return jnp.where((ids == padding_idx)[..., None], jax.lax.stop_gradient(found), found)

@@ -224,7 +224,7 @@ class VisionTransformer(nnx.Module):
         if mask is not None:
             x = x * (1 - mask.astype(x.dtype))[..., None]
         if keep is not None:
-            x = jnp.take_along_axis(x, keep[..., None], axis=1)
+            x = nn.tokens(x, keep)
         first = (self.cls_token[...] + self.pos_embed[...][:, :1]).astype(x.dtype)
         x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, x.shape[-1])), x], axis=1)
         return x, self._rotation(grid, keep)

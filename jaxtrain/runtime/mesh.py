@@ -1,5 +1,6 @@
 """One mesh, and where every array of a run lives on it."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.spread import spread
 
 BATCH_AXES = ("replica", "fsdp")  # a batch is split over both; parameters over fsdp (and tensor) only
 
@@ -36,6 +38,10 @@ class Layout:
     @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
+
+    def spread(self) -> contextlib.AbstractContextManager:
+        """Tell layers that are written per device, inside, where a batch is cut. Traced."""
+        return spread(None if self.per_device or self.mesh.size == 1 else self.mesh, BATCH_AXES, ("tensor",))
 
     def batch(self, leading: int = 0) -> NamedSharding:
         """Rows over the batch axes; `leading` axes (steps per call, accumulation) before them stay whole."""

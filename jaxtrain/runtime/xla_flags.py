@@ -1,16 +1,22 @@
-"""XLA options that let a GPU compute while it communicates: the one place that sets them. XLA_FLAGS wins."""
+"""XLA's options for programs that run on GPUs: the one place that sets them. XLA_FLAGS wins."""
 
 import os
 from collections.abc import Mapping
 
-OPTIONS = {
+OVERLAP = {  # let a GPU compute while it communicates
     "xla_gpu_enable_latency_hiding_scheduler": True,  # start collectives early, wait for them late
     "xla_gpu_enable_pipelined_all_gather": True,  # a loop over blocks gathers the next block's weights ahead (fsdp)
     "xla_gpu_enable_pipelined_reduce_scatter": True,  # and sends its gradients while the one before computes
 }
+DETERMINISTIC = {
+    "xla_gpu_deterministic_ops": True,
+    # Without measuring, which determinism switches off, a product may be given a slow tile; cuBLAS picks by itself.
+    "xla_gpu_enable_triton_gemm": False,
+}
 
 
-def options(devices: int, environ: Mapping[str, str] = os.environ) -> dict[str, bool]:
-    """Compiler options of a program on so many GPUs; none for one, and none that XLA_FLAGS sets itself."""
+def options(devices: int, deterministic: bool, environ: Mapping[str, str] = os.environ) -> dict[str, bool]:
+    """Choose the compiler options of a program on so many GPUs; none that XLA_FLAGS sets itself."""
     flags = environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in OPTIONS.items() if name not in flags} if devices > 1 else {}
+    wanted = (DETERMINISTIC if deterministic else {}) | (OVERLAP if devices > 1 else {})
+    return {name: value for name, value in wanted.items() if name not in flags}

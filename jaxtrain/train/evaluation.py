@@ -9,17 +9,22 @@ import numpy as np
 
 from jaxtrain.data.loader import gather
 from jaxtrain.runtime import traced_hparams
+from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.state import Arrays, ModelDef
 
 
-def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Precision) -> Callable:
+def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Callable:
     """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums."""
 
     def eval_step(
         params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
     ) -> Statistics:
+        with layout.spread():
+            return evaluated(params, frozen, buffers, batch, columns, numbers)
+
+    def evaluated(params, frozen, buffers, batch, columns, numbers) -> Statistics:
         settings = traced_hparams.put(config, numbers)
         model = model_def.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
         batch = gather(batch, columns)

@@ -176,8 +176,7 @@ class Program:
         devices = self.layout.mesh.devices
         if devices.flat[0].platform != "gpu":
             return jax.jit(function, **options)
-        deterministic = {"xla_gpu_deterministic_ops": True} if self.config.deterministic else {}
-        wanted = deterministic | xla_flags.options(devices.size)
+        wanted = xla_flags.options(devices.size, self.config.deterministic)
         return jax.jit(function, compiler_options=wanted or None, **options)
 
     def work(self) -> StepCost:
@@ -261,7 +260,7 @@ class Program:
 
     def evaluation_step(self) -> Callable:
         """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled."""
-        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision)
+        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision, self.layout)
 
         def first_micro(params, frozen, buffers, batch, columns, numbers):
             return step(params, frozen, buffers, jax.tree.map(lambda leaf: leaf[0], batch), columns, numbers)

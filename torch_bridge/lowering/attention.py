@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.nn import fused_attention
+from jaxtrain.nn.dropout import dropout
 from torch_bridge.lowering.dtypes import match_products
 from torch_bridge.lowering.table import lowering
 
@@ -17,14 +18,18 @@ def scaled_dot_product_attention(
     Source: torch.nn.functional.scaled_dot_product_attention."""
     q, k, v = match_products(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if enable_gqa and k.shape[-3] != q.shape[-3]:
-        k, v = (jnp.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
-    if q.ndim == 4 and not dropout_p:
+    if q.ndim == 4:
         tokens_first = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
-        if fused_attention.takes(*tokens_first, attn_mask, is_causal):
+        if not dropout_p and fused_attention.takes(*tokens_first, attn_mask, is_causal):
             kind = "mask" if attn_mask is not None and attn_mask.dtype == jnp.bool_ else "bias"
             y = fused_attention.fused(*tokens_first, **{kind: attn_mask}, causal=is_causal, scale=scale)
             return jnp.swapaxes(y, 1, 2)
+        if dropout_p and fused_attention.takes_dropout(*tokens_first, attn_mask, is_causal):
+            y = fused_attention.dropped(*tokens_first, call.key(), 1 - dropout_p, causal=is_causal, scale=scale)
+            return jnp.swapaxes(y, 1, 2)
+        fused_attention.chosen["formula"] += 1
+    if enable_gqa and k.shape[-3] != q.shape[-3]:
+        k, v = (jnp.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
     scores = jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=jnp.float32) * scale
     visible = jnp.tri(q.shape[-2], k.shape[-2], dtype=bool) if is_causal else None
     if attn_mask is not None and attn_mask.dtype == jnp.bool_:
@@ -35,8 +40,7 @@ def scaled_dot_product_attention(
         scores = jnp.where(visible, scores, -jnp.inf)
     weights = _softmax(scores, masked=attn_mask is not None)
     if dropout_p:
-        keep = jax.random.bernoulli(call.key(), 1 - dropout_p, weights.shape)
-        weights = jnp.where(keep, weights / (1 - dropout_p), 0)
+        weights = dropout(weights, dropout_p, call.key)
     return jnp.einsum("...qk,...kd->...qd", weights.astype(v.dtype), v)
 
 

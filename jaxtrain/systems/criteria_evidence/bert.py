@@ -1,12 +1,12 @@
 """BERT, RoBERTa and XLM-R: absolute positions, masked keys, a pooled first token."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.remat import block
+from jaxtrain.nn.rows import permuted
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
     Encoding,
@@ -56,13 +56,9 @@ class SelfAttention(nnx.Module):
         self.value = nn.Linear(width, width, rngs=rngs)
         self.heads = config.num_attention_heads
 
-    def __call__(self, x, visible, rates: Rates, rngs=None):
+    def __call__(self, x, lengths, rates: Rates, rngs=None):
         q, k, v = (split_heads(project(x, rngs=rngs), self.heads) for project in (self.query, self.key, self.value))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
-        weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
-        weights = jnp.where(visible, weights, 0)  # a text without any visible token gets 0, as from torch's sdpa
-        weights = dropout(weights.astype(v.dtype), rates.attention, rngs)
-        y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        y = nn.attention(q, k, v, lengths=lengths, dropout_rate=rates.attention, rngs=rngs)
         return y.reshape(*y.shape[:-2], -1)
 
 
@@ -71,8 +67,8 @@ class Attention(nnx.Module):
         self.self = SelfAttention(config, rngs=rngs)
         self.output = Residual(config.hidden_size, config, rngs=rngs)
 
-    def __call__(self, x, visible, rates: Rates, rngs=None):
-        return self.output(self.self(x, visible, rates, rngs), x, rates, rngs)
+    def __call__(self, x, lengths, rates: Rates, rngs=None):
+        return self.output(self.self(x, lengths, rates, rngs), x, rates, rngs)
 
 
 class Layers(nnx.Module):
@@ -80,9 +76,9 @@ class Layers(nnx.Module):
         layers = [Layer(Attention(config, rngs=rngs), config, rngs=rngs) for _ in range(config.num_hidden_layers)]
         self.layer = nnx.List(layers)
 
-    def __call__(self, x, visible, rates: Rates, rngs=None):
+    def __call__(self, x, lengths, rates: Rates, rngs=None):
         for layer in self.layer:
-            x = block(layer, x, visible, rates=rates, rngs=rngs)
+            x = block(layer, x, lengths, rates=rates, rngs=rngs)
         return x
 
 
@@ -107,7 +103,22 @@ class BertEncoder(nnx.Module):
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None) -> Encoding:
         rates = self.rates
-        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden = self.embeddings(input_ids, token_type_ids, rates, rngs)
-        hidden = self.encoder(hidden, (mask != 0)[:, None, None, :], rates, rngs)
+        if attention_mask is None:
+            hidden = self.encoder(hidden, None, rates, rngs)
+        else:
+            # No token's place matters to the layers, so the visible ones go first: their number says what a mask would.
+            mask = attention_mask != 0
+            order, back = visible_first(mask)
+            hidden = self.encoder(permuted(hidden, order, back), mask.sum(1, dtype=jnp.int32), rates, rngs)
+            hidden = permuted(hidden, back, order)
         return Encoding(hidden, self.pooler(hidden))
+
+
+def visible_first(mask):
+    """bool [batch, token] -> int [batch, token] twice: the tokens in order, visible ones first, and the way back."""
+    hidden_from = mask.sum(1, keepdims=True)
+    back = jnp.where(mask, jnp.cumsum(mask, axis=1) - 1, hidden_from + jnp.cumsum(~mask, axis=1) - 1)
+    places = jnp.broadcast_to(jnp.arange(mask.shape[1]), mask.shape)
+    order = jnp.zeros_like(back).at[jnp.arange(len(mask))[:, None], back].set(places, unique_indices=True)
+    return order, back

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.remat import block
+from jaxtrain.nn.rows import columns
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.transformer_parts import (
     Encoding,
@@ -84,12 +85,12 @@ class DisentangledAttention(nnx.Module):
                 project = self.pos_key_proj or self.key_proj
                 keys = split_heads(project(relative, rngs=rngs), heads)
                 near = jnp.einsum("bqhd,rhd->bhqr", q, keys).astype(jnp.float32)
-                scores = scores + jnp.take_along_axis(near, rows[None, None], axis=-1)
+                scores = scores + columns(near, rows)
             if "p2c" in kinds:
                 project = self.pos_query_proj or self.query_proj
                 queries = split_heads(project(relative, rngs=rngs), heads)
                 near = jnp.einsum("bkhd,rhd->bhkr", k, queries).astype(jnp.float32)
-                scores = scores + jnp.take_along_axis(near, rows.T[None, None], axis=-1).swapaxes(-1, -2)
+                scores = scores + columns(near, rows.T).swapaxes(-1, -2)
         scores = jnp.where(visible, scores / scale, jnp.finfo(jnp.float32).min)
         weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rates.attention, rngs)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)

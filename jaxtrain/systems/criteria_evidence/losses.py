@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxtrain import nn
 from jaxtrain.task import Loss
 
 
@@ -17,7 +18,7 @@ def row_cross_entropy(logits, labels, smoothing: float = 0.0, gamma: float = 0.0
         logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     labels = jnp.clip(labels, 0, logits.shape[-1] - 1)
-    picked = jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
+    picked = nn.pick(log_p, labels)
     loss = -picked
     if smoothing:
         counted = jnp.ones(log_p.shape, bool) if visible is None else visible

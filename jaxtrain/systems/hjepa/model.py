@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtrain.errors import UserError
 from jaxtrain.nn import Activation, Dropout, DropPath, LayerNorm, Linear, MultiheadAttention, Sequential, gelu
 from jaxtrain.nn.initializers import normal
+from jaxtrain.nn.rows import rows
 from jaxtrain.nn.vit import INIT_STD, Encoder, call_block, reset_linear_and_norm, vit_size
 from jaxtrain.systems.hjepa.pyramid import FeaturePyramid, Projection, keep_of
 from jaxtrain.systems.hjepa.tokens import Masked, gather, pool, pooled_validity
@@ -41,10 +42,9 @@ class PredictorBlock(nnx.Module):
         self.mlp = mlp(width, int(width * mlp_ratio), dropout, rngs)
         self.drop_path = DropPath(drop_path)
 
-    def __call__(self, x, visible=None, rngs=None):
-        """visible: bool [batch, token], the tokens that may be attended to; None: all."""
-        ignored = None if visible is None else ~visible
-        x = x + self.drop_path(self.attn(self.norm1(x), key_padding_mask=ignored, rngs=rngs), rngs)
+    def __call__(self, x, lengths=None, rngs=None):
+        """lengths: int [batch], only the first so many tokens may be attended to; None: all."""
+        x = x + self.drop_path(self.attn(self.norm1(x), lengths=lengths, rngs=rngs), rngs)
         return x + self.drop_path(self.mlp(self.norm2(x), rngs=rngs), rngs)
 
 
@@ -79,18 +79,18 @@ class Predictor(nnx.Module):
 
     def __call__(self, context, indices, positions=None, present=None, rngs=None):
         """indices: int [batch, masked], patches to predict. positions: [1 or batch, patch, width].
-        present: bool [batch, masked]; a token that is not present is hidden from all others."""
+        present: bool [batch or none, masked], the leading ones; others are hidden from all tokens."""
         token = self.mask_token[...]
         if positions is None:
             tokens = jnp.broadcast_to(token + self.pos_embed_predictor[...], (*indices.shape, token.shape[-1]))
         else:
-            tokens = token + jnp.take(positions[0], indices, axis=0)
+            tokens = token + rows(positions[0], indices)
         x = jnp.concatenate([context, tokens.astype(context.dtype)], axis=1)
-        visible = None
+        lengths = None
         if present is not None:
-            visible = jnp.concatenate([jnp.ones(context.shape[:2], bool), present], axis=1)
+            lengths = jnp.broadcast_to(context.shape[1] + present.sum(-1, dtype=jnp.int32), len(x))
         for block in self.blocks:
-            x = call_block(block, x, visible, rngs, self.checkpointing)
+            x = call_block(block, x, lengths, rngs, self.checkpointing)
         return self.head(self.norm(x[:, context.shape[1] :]))
 
 

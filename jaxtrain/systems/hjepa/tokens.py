@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from jaxtrain import nn
 from jaxtrain.nn import avg_pool1d
 
 
@@ -57,7 +58,7 @@ def padded_to_largest(mask, length: int, valid=None) -> Masked:
 
 def gather(tokens, indices):
     """tokens [batch, patch, width] at indices [batch, masked]."""
-    return jnp.take_along_axis(tokens, indices[..., None], axis=1)
+    return nn.tokens(tokens, indices)
 
 
 def pool(x, level: int):

@@ -77,11 +77,12 @@ class MemoryAdapter(nnx.Module):
         cache: Cache | None = None,
         prefill: bool = False,
         strategy: str | None = None,
+        lengths=None,
         rngs=None,
     ) -> Output:
         """As `MemoryTransformer.__call__`."""
         mask = None if attention_mask is None else attention_mask.astype(bool)
-        view = View(mask, position_ids, segment_ids, cache, *input_ids.shape)
+        view = View(mask, position_ids, segment_ids, cache, *input_ids.shape, lengths=lengths)
         strategy = strategy or routing_strategy(self.memory, rngs)
         hidden = self.base_model.model.embed_tokens(input_ids)
         routing: dict[int, Routing] = {}

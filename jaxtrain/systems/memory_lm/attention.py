@@ -28,16 +28,6 @@ def rotary_angles(positions, inv_freq):
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def masked_attention(q, k, v, mask, dropout_rate=0.0, rngs=None, guard=True, scale=None):
-    """`jaxtrain.nn.attention` where a query that may see nothing gives 0 instead of NaN (guard=False: NaN, as torch's
-    softmax over an empty row gives)."""
-    if mask is None or not guard:
-        return nn.attention(q, k, v, mask=mask, dropout_rate=dropout_rate, rngs=rngs, scale=scale)
-    some = mask.any(-1, keepdims=True)  # [batch, 1, query, 1]
-    y = nn.attention(q, k, v, mask=mask | ~some, dropout_rate=dropout_rate, rngs=rngs, scale=scale)
-    return jnp.where(some.swapaxes(1, 2), y, 0)
-
-
 class SelfAttention(nnx.Module):
     """Causal attention; every projection without bias."""
 
@@ -60,7 +50,7 @@ class SelfAttention(nnx.Module):
             cos, sin = self.rotary.table(view.positions)
             q, k = nn.rotate(q, cos, sin), nn.rotate(k, cos, sin)
         k, v = view.extend(layer, k, v)
-        y = masked_attention(q, k, v, view.mask, self.dropout, rngs, view.guard)
+        y = view.attend(q, k, v, self.dropout, rngs)
         return self.o_proj(y.reshape(*x.shape[:2], -1))
 
 
@@ -191,7 +181,7 @@ class MemoryCrossAttention(nnx.Module):
         grouped = q.reshape(*q.shape[:2], k.shape[-2], -1, self.head)
 
         def read(carry, q, k, v, index, weight, key):
-            keys, values = (jnp.take(each, index, axis=0) for each in (k, v))  # [batch, time, token, kv, head width]
+            keys, values = (nn.rows(each, index) for each in (k, v))  # [batch, time, token, kv, head width]
             scores = jnp.einsum("btngd,btknd->btngk", q, keys).astype(jnp.float32) * self.head**-0.5
 
             def mix(p):

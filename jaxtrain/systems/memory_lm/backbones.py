@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.nn import initializers
-from jaxtrain.systems.memory_lm.attention import masked_attention, rotary_angles
+from jaxtrain.systems.memory_lm.attention import rotary_angles
 from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig
 
 
@@ -35,7 +35,7 @@ class Attention(nnx.Module):
         scale = self.config.attention_scale
         q, k = nn.rotate(q, cos * scale, sin * scale), nn.rotate(k, cos * scale, sin * scale)
         k, v = view.extend(layer, k, v)
-        y = masked_attention(q, k, v, view.mask if self.window is None else view.mask & view.near(self.window))
+        y = view.attend(q, k, v, window=self.window)
         return self.o_proj(y.reshape(*x.shape[:2], -1), rngs)
 
 

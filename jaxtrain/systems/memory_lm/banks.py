@@ -4,7 +4,6 @@ A bank holds `latents` [token, rank or width], which chapters select rows of, an
 the vectors that attention reads. Source: the state_dict keys and initialisation of docs/memory_lm.md.
 """
 
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
@@ -96,7 +95,7 @@ class ChapteredMemoryBank(nnx.Module):
 
     def select(self, indices):
         """Memory of the chapters `indices` [..., k]: [..., k, token, width]."""
-        return self.base_bank.expand(jnp.take(self.chapters(), indices, axis=0))
+        return self.base_bank.expand(nn.rows(self.chapters(), indices))
 
 
 def make_bank(memory, width: int, rngs: nnx.Rngs) -> nnx.Module:

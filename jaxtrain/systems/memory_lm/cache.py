@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtrain import nn
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,19 @@ def empty_routing(memory, layers: list[int], batch: int, width: int, dtype) -> d
 class View:
     """One call's tokens: positions, mask, and the cache they are appended to. Lives for one trace."""
 
-    def __init__(self, token_mask, positions, segments, cache: Cache | None, batch: int, time: int, guard: bool = True):
+    def __init__(
+        self, token_mask, positions, segments, cache: Cache | None, batch: int, time: int, guard: bool = True,
+        lengths=None,
+    ):  # fmt: skip
         """token_mask: bool [batch, time] or None. positions: int [batch, time] or None. segments: int [batch, time] or
-        None, attention stays within equal numbers. guard: see `masked_attention`."""
+        None, attention stays within equal numbers. guard: see `attend`. lengths: int [batch], where token_mask is
+        known to show the first tokens of each row and hide the others."""
         self.cache = cache
         self.time = time
         self.guard = guard
+        plain = cache is None and segments is None
+        self.diagonal = plain and (token_mask is None or (lengths is not None and guard))
+        self.lengths = None if token_mask is None else lengths
         self.token_mask = token_mask
         start = 0 if cache is None else cache.length
         self.positions = (start + jnp.arange(time))[None] if positions is None else positions
@@ -72,6 +81,19 @@ class View:
         self.keys = {} if cache is None else dict(enumerate(cache.keys))
         self.values = {} if cache is None else dict(enumerate(cache.values))
         self.routing = {} if cache is None else dict(cache.routing)
+
+    def attend(self, q, k, v, dropout_rate=0.0, rngs=None, window: int | None = None):
+        """`jaxtrain.nn.attention` of this call's queries; a query that may see nothing gives 0 instead of NaN
+        (guard=False: NaN, as torch's softmax over an empty row gives). window: keys so many tokens back."""
+        dropped = {"dropout_rate": dropout_rate, "rngs": rngs}
+        if self.diagonal:
+            return nn.attention(q, k, v, causal=True, lengths=self.lengths, window=window, **dropped)
+        mask = self.mask if window is None else self.mask & self.near(window)
+        if not self.guard:
+            return nn.attention(q, k, v, mask=mask, **dropped)
+        some = mask.any(-1, keepdims=True)  # [batch, 1, query, 1]
+        y = nn.attention(q, k, v, mask=mask | ~some, **dropped)
+        return jnp.where(some.swapaxes(1, 2), y, 0)
 
     def near(self, window: int):
         """bool [1, 1, time, key]: keys less than `window` tokens before each query."""

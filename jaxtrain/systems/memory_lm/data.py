@@ -40,7 +40,17 @@ def build_data(config, split: str) -> ArraySource | None:
     columns = cached_rows(data, config.compat, tokenizer, name, samples)
     if not len(columns["input_ids"]):
         raise UserError(f"data.dataset_name: {data.dataset_name}, split {name}, holds no text to learn from")
-    return ArraySource(columns, batched=True)
+    return ArraySource(with_lengths(columns), batched=True)
+
+
+def with_lengths(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns, and `lengths` int32 [row] where every row is padded at its end: attention needs no mask then."""
+    mask = columns.get("attention_mask")
+    if mask is None:
+        return dict(columns)
+    lengths = (mask != 0).sum(1).astype(np.int32)
+    at_end = (mask != 0) == (np.arange(mask.shape[1]) < lengths[:, None])
+    return {**columns, "lengths": lengths} if at_end.all() else dict(columns)
 
 
 def held_out(data):

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxtrain import nn
 from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
 from jaxtrain.nn.linear import linear
@@ -36,7 +37,7 @@ def token_losses(hidden, weight, labels, chunk_tokens: int = 0):
 
 def _nll(hidden, weight, labels):
     logits = linear(hidden, weight).astype(jnp.float32)
-    picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    picked = nn.pick(logits, labels)
     return jnp.where(labels == IGNORE, 0.0, jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
@@ -129,6 +130,7 @@ def run_model(model, batch, rngs=None):
         token_mask(batch),
         position_ids=batch.get("position_ids"),
         segment_ids=batch.get("segment_ids"),
+        lengths=batch.get("lengths"),
         rngs=rngs,
     )
 

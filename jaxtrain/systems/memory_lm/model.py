@@ -88,12 +88,14 @@ class MemoryTransformer(nnx.Module):
         cache: Cache | None = None,
         prefill: bool = False,
         strategy: str | None = None,
+        lengths=None,
         rngs=None,
     ) -> Output:
         """input_ids: int [batch, time]. attention_mask: [batch, time], 0 marks padding. position_ids: as input_ids,
         0, 1, ... if left out (from the cache's length on). segment_ids: int [batch, time], attention stays within equal
         ones. cache: what earlier calls left; prefill: this is the first call with it. strategy: overrides the routing
-        strategy. rngs=None means evaluation.
+        strategy. lengths: int [batch], the sums of an attention_mask that hides only the last tokens of each row.
+        rngs=None means evaluation.
         """
         view = View(
             None if attention_mask is None else attention_mask.astype(bool),
@@ -102,6 +104,7 @@ class MemoryTransformer(nnx.Module):
             cache,
             *input_ids.shape,
             self.guard,
+            lengths,
         )
         strategy = strategy or routing_strategy(self.memory, rngs)
         routing: dict[int, Routing] = {}

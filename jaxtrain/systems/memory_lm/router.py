@@ -100,11 +100,10 @@ def _shares(ones, window: int, starts, ends):
 
 def _window_sums(values, first, last):
     """Sums of values [batch, time, ...] over first..last, both inclusive: int [batch, time], [time] or one number."""
-    wide = (1,) * (values.ndim - 2)
     total = jnp.pad(jnp.cumsum(values, axis=1), ((0, 0), (1, 0), *((0, 0),) * (values.ndim - 2)))
-    at = lambda places: jnp.take_along_axis(
-        total, jnp.broadcast_to(places, values.shape[:2]).reshape(*values.shape[:2], *wide), axis=1
-    )
+    flat = total.reshape(*total.shape[:2], -1)
+    shape = values.shape
+    at = lambda places: nn.tokens(flat, jnp.broadcast_to(places, shape[:2])).reshape(shape)
     return at(last + 1) - at(first)
 
 
@@ -121,12 +120,8 @@ def prefix_mean(hidden, mask=None, total=None, count=None, starts=None):
         sums, counts = sums + total[:, None], counts + count[:, None]
     last = (sums[:, -1], counts[:, -1])
     if starts is not None:
-        before = lambda values: jnp.take_along_axis(
-            jnp.pad(values, ((0, 0), (1, 0), *((0, 0),) * (values.ndim - 2))),
-            starts.reshape(*starts.shape, *(1,) * (values.ndim - 2)),
-            axis=1,
-        )
-        sums, counts = sums - before(sums), counts - before(counts)
+        before = lambda values: nn.tokens(jnp.pad(values, ((0, 0), (1, 0), (0, 0))), starts)
+        sums, counts = sums - before(sums), counts - before(counts[..., None])[..., 0]
     return (sums / jnp.maximum(counts, 1.0)[..., None]).astype(hidden.dtype), *last
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.rows import pick
 from jaxtrain.systems.set_completion.model import SetCompletionModel
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder
 
@@ -79,8 +80,8 @@ def reconstruction_impact(logits, reconstructed, first_targets, valid):
     label = jnp.maximum(first_targets, 0)[:, None]
     top, top_reconstructed = logits.argmax(1), reconstructed.argmax(1)
     labelled = {
-        "original_ce_loss": -jnp.take_along_axis(log_p, label, 1)[:, 0],
-        "reconstructed_ce_loss": -jnp.take_along_axis(log_q, label, 1)[:, 0],
+        "original_ce_loss": -pick(log_p, label[:, 0]),
+        "reconstructed_ce_loss": -pick(log_q, label[:, 0]),
         "original_top1_accuracy": top == label[:, 0],
         "reconstructed_top1_accuracy": top_reconstructed == label[:, 0],
         "top1_prediction_match_rate": top == top_reconstructed,

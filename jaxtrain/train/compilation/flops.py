@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,17 @@ class StepCost:
 
 
 def count(jaxpr: core.Jaxpr) -> float:
-    """Operations (a multiply and an add are two) of one call, over all devices; element-wise work is left out.
+    """Operations (a multiply and an add are two) of one call, over all devices; element-wise work is left out, and so
+    is what no result depends on, which XLA leaves out too.
 
-    A loop counts its length (a `while` once), a branch its dearest arm.
+    A loop counts its length (a `while` once), a branch its dearest arm, a choice by platform its cheapest: what a kind
+    of device needs beyond that is no work of the model.
     """
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(live)
+
+
+def _count(jaxpr: core.Jaxpr) -> float:
     return float(sum(_equation(equation) for equation in jaxpr.eqns))
 
 
@@ -56,9 +64,14 @@ def _equation(equation: Any) -> float:
     if name.startswith("dot_product_attention"):  # cuDNN's kernel, [batch, token, head, width]: two products, or four
         query, key = (variable.aval.shape for variable in equation.invars[:2])
         return (8.0 if "bwd" in name else 4.0) * math.prod(query) * key[1]
-    inner = [count(jaxpr) for jaxpr in _jaxprs(params)]
+    if name == "ffi_call" and "fmha" in params["target_name"]:  # cuDNN's too, as jaxtrain.nn.cudnn calls it
+        query, key = (variable.aval.shape for variable in equation.invars[:2])
+        return (8.0 if params["target_name"].endswith("Backward") else 4.0) * math.prod(query) * key[1]
+    if name == "pallas_call" and params.get("cost_estimate") is not None:
+        return float(params["cost_estimate"].flops)
+    inner = [_count(jaxpr) for jaxpr in _jaxprs(params)]
     if name == "cond":
-        return max(inner, default=0.0)
+        return min(inner) if params.get("branches_platforms") else max(inner, default=0.0)
     if name == "shard_map":
         return sum(inner) * params["mesh"].size
     return sum(inner) * (params["length"] if name == "scan" else 1)

@@ -79,7 +79,8 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
         model = model_def.merge(layout.gather(pieces), {}, buffers)
-        with rematerialise(config.train.remat, pieces, layout.gather if layout.gathers else None) as scope:
+        gather_again = layout.gather if layout.gathers else None
+        with layout.spread(), rematerialise(config.train.remat, pieces, gather_again) as scope:
             value, weight, parts = task.loss(model, batch, settings, Rngs(rng))
         if scope.policy != "none" and not scope.blocks:
             raise UserError(

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from jaxtrain import nn
-from jaxtrain.nn import fused_attention
+from jaxtrain.nn import dropped_attention, fused_attention
+from jaxtrain.nn.attention_formula import formula
 
 BATCH, TOKENS, HEADS, WIDTH = 2, 64, 4, 16
+LENGTHS = jnp.asarray([TOKENS, TOKENS - 20])
 
 
 @pytest.fixture
@@ -17,13 +19,15 @@ def calls(monkeypatch):
     """How often the kernel was called."""
     made = []
 
-    def kernel(*arguments, **options):
-        made.append(options)
-        return jax.nn.dot_product_attention(*arguments, **options, implementation="xla")
+    def kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scale=None):
+        made.append(lengths)
+        near = None if window is None else (window - 1, 0)
+        options = {"is_causal": causal, "key_value_seq_lengths": lengths, "local_window_size": near, "scale": scale}
+        return jax.nn.dot_product_attention(q, k, v, bias, **options, implementation="xla")
 
-    monkeypatch.setattr(fused_attention, "is_available", lambda: True)
     monkeypatch.setattr(fused_attention, "_kernel", kernel)
-    return made
+    with fused_attention.planned_for((9, 0)):
+        yield made
 
 
 def inputs(keys=TOKENS, queries=None, kv_heads=HEADS, width=WIDTH, dtype=jnp.bfloat16):
@@ -39,12 +43,25 @@ def padding():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"mask": padding()}, {"mask": padding(), "causal": True}, {"scale": 0.3}, {"kv_heads": 2}],
+    [
+        {},
+        {"causal": True},
+        {"mask": padding()},
+        {"mask": padding(), "causal": True},
+        {"scale": 0.3},
+        {"kv_heads": 2},
+        {"lengths": LENGTHS},
+        {"lengths": LENGTHS, "causal": True},
+        {"causal": True, "window": 9},
+        {"keys": 65},
+        {"keys": 65, "mask": np.ones((1, 1, 65, 65), bool)},
+        {"width": 136},
+    ],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_the_kernels_attention_and_gradients_are_the_formulas_in_bf16(calls, options):
     options = dict(options)
-    q, k, v = inputs(kv_heads=options.pop("kv_heads", HEADS))
+    q, k, v = inputs(**{name: options.pop(name) for name in ("kv_heads", "keys", "width") if name in options})
 
     def run(*arrays):
         return jnp.sum(jnp.square(nn.attention(*arrays, **options).astype(jnp.float32)))
@@ -80,12 +97,11 @@ def test_a_query_before_the_first_token_of_a_left_padded_text_gives_zero(calls):
         ({"dtype": jnp.float32}, {}),
         ({"keys": 32}, {}),
         ({"width": 12}, {}),
-        ({"keys": 65}, {"mask": np.ones((1, 1, 65, 65), bool)}),
         ({"queries": 128}, {"causal": True}),
         ({}, {"bias": np.zeros((1, HEADS, TOKENS, TOKENS))}),
-        ({}, {"dropout_rate": 0.1}),
+        ({}, {"dropout_rate": 0.1, "mask": padding()}),
     ],
-    ids=["float32", "few_tokens", "width_12", "odd_under_a_mask", "other_lengths_causal", "bias", "dropout"],
+    ids=["float32", "few_tokens", "width_12", "other_lengths_causal", "bias", "dropout_under_a_mask"],
 )
 def test_what_the_kernel_does_not_do_is_left_to_the_formula(calls, arrays, options):
     nn.attention(*inputs(**arrays), **options, rngs=nn.Rngs(jax.random.key(0)))
@@ -94,3 +110,37 @@ def test_what_the_kernel_does_not_do_is_left_to_the_formula(calls, arrays, optio
 
 def test_without_a_gpu_there_is_no_kernel():
     assert fused_attention.is_available() is False
+
+
+def test_heads_wider_than_128_need_a_hopper():
+    q, k, v = inputs(width=136)
+    with fused_attention.planned_for((8, 0)):
+        assert not fused_attention.takes(q, k, v)
+    with fused_attention.planned_for((9, 0)):
+        assert fused_attention.takes(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options"),
+    [(64, {}), (70, {"causal": True}), (70, {"lengths": jnp.asarray([70, 0])})],
+    ids=["plain", "odd_causal", "lengths"],
+)
+def test_the_kernel_with_dropout_drops_what_the_formula_drops(tokens, options):
+    """Results and gradients, in float32: a single weight dropped elsewhere would show."""
+    q, k, v = inputs(tokens, kv_heads=2, dtype=jnp.float32)
+    key, rate = jax.random.key(5), 0.3
+    grad = jnp.cos(jnp.arange(q.size, dtype=jnp.float32)).reshape(q.shape)
+
+    def kernel(q, k, v):
+        return dropped_attention.attention(q, k, v, key, 1 - rate, **options, interpret=True)
+
+    def plain(q, k, v):
+        return formula(q, k, v, **options, dropout_rate=rate, rngs=lambda: key)
+
+    for ours, theirs in zip(*(_results(each, grad, q, k, v) for each in (kernel, plain)), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def _results(attend, grad, *arrays):
+    value, pull = jax.vjp(jax.jit(attend), *arrays)
+    return value, *pull(grad)

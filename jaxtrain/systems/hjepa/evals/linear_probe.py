@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxtrain.nn import Activation, Linear, Sequential
 from jaxtrain.nn.initializers import normal
+from jaxtrain.nn.rows import pick
 from jaxtrain.systems.hjepa.regularizers import normalize
 
 
@@ -111,7 +112,7 @@ class LinearProbe(nnx.Module):
 
 def cross_entropy(logits, labels):
     """Mean over rows, in nats."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(labels)[:, None], axis=1).mean()
+    return -pick(jax.nn.log_softmax(logits), jnp.asarray(labels)).mean()
 
 
 def _rate(lr: float, epoch: int, epochs: int, kind: str) -> float:

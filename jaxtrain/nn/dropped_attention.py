@@ -1,0 +1,242 @@
+"""Attention under dropout as three Triton kernels, so that neither scores nor masks reach a GPU's memory.
+
+The mask is `jaxtrain.nn.dropout`'s, made in the kernel from key and place: what the formula drops, this drops, on any
+number of devices and after a resume. (cuDNN's own dropout counts the calls of a process, and starts anew after one.)
+Source: Dao 2023 (FlashAttention-2).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from jaxtrain.nn.dropout import of_columns, of_rows, threshold, words
+from jaxtrain.runtime.spread import over_devices
+
+LOG2_E = 1.4426950408889634  # exponentials are powers of two, which a GPU has an instruction for
+LEAST = -1e30  # a score that nothing may look at: finite, so that a row of them has no NaN
+BLOCK = 64  # queries and keys of one step of the backward kernels, and keys of the forward one
+WIDTHS = (16, 32, 64, 128)
+
+
+class Sizes(NamedTuple):
+    """What the kernels are compiled for. queries, heads: of the whole array, before padding and cutting."""
+
+    scale: float
+    causal: bool
+    queries: int
+    heads: int
+    interpret: bool
+
+
+def takes(q) -> bool:
+    """Tell whether the kernels have a tile of that width."""
+    return q.shape[-1] in WIDTHS
+
+
+def attention(q, k, v, key, kept, *, lengths=None, causal=False, scale=None, interpret=False):
+    """Compute dropout(softmax(q k^T scale)) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; key:
+    random key; kept: share of the weights that stay; lengths: int [batch], visible keys, 0 gives 0. interpret: run the
+    kernels as plain JAX, on any device."""
+    batch, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    if kv_heads != heads:
+        k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
+    sizes = Sizes(width**-0.5 if scale is None else scale, causal, queries, heads, interpret)
+    seed = jnp.stack([*words(key), threshold(kept), jnp.uint32(0)])  # Triton's blocks have a power of two elements
+    share = jnp.asarray(kept, jnp.float32).reshape(1)
+    lengths = jnp.full(batch, keys, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
+    q, k, v = (jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK), (0, 0), (0, 0))) for x in (q, k, v))
+    numbers = (jnp.arange(batch, dtype=jnp.uint32), jnp.arange(heads, dtype=jnp.uint32), lengths)
+    whole, tokens = (None,), ("batch", None, "heads", None)
+    kinds = (tokens, tokens, tokens, whole, whole, ("batch",), ("heads",), ("batch",))
+    run = functools.partial(_attend, sizes)
+    return over_devices(run, (q, k, v, seed, share, *numbers), kinds, tokens)[:, :queries]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(sizes, q, k, v, seed, share, samples, heads, lengths):
+    return _run_forward(sizes, q, k, v, seed, share, samples, heads, lengths)[0]
+
+
+def _forward(sizes, q, k, v, *numbers):
+    y, log_sums = _run_forward(sizes, q, k, v, *numbers)
+    return y, (q, k, v, numbers, y, log_sums)
+
+
+def _backward(sizes, residuals, grad):
+    q, k, v, numbers, y, log_sums = residuals
+    inner = jnp.sum(grad.astype(jnp.float32) * y.astype(jnp.float32), axis=-1).swapaxes(1, 2)  # [batch, head, query]
+    operands = (*numbers, q, k, v, grad.astype(q.dtype), log_sums, inner)
+    batch, queries, heads, width = q.shape
+    keys = k.shape[1]
+    row, one, all_q, all_k = _specs(BLOCK, queries, keys, width)
+    per_query = pl.BlockSpec((None, None, BLOCK), lambda i, j, h: (j, h, i))
+    all_queries = pl.BlockSpec((None, None, queries), lambda i, j, h: (j, h, 0))
+    call = functools.partial(
+        pl.pallas_call,
+        compiler_params=_params(width),
+        cost_estimate=_cost(q, k),
+        interpret=sizes.interpret,
+        name="dropped_attention_backward",
+    )
+    of_q = call(
+        functools.partial(_query_gradient, sizes),
+        grid=(queries // BLOCK, batch, heads),
+        in_specs=[*one, row, all_k, all_k, row, per_query, per_query],
+        out_specs=row,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+    )(*operands)
+    of_k, of_v = call(
+        functools.partial(_key_gradients, sizes),
+        grid=(keys // BLOCK, batch, heads),
+        in_specs=[*one, all_q, row, row, all_q, all_queries, all_queries],
+        out_specs=[row, row],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
+    )(*operands)
+    return of_q, of_k, of_v, *(None for _ in numbers)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _run_forward(sizes, q, k, v, *numbers):
+    batch, queries, heads, width = q.shape
+    block = 2 * BLOCK if queries % (2 * BLOCK) == 0 else BLOCK
+    row, one, _, all_k = _specs(block, queries, k.shape[1], width)
+    return pl.pallas_call(
+        functools.partial(_outputs, sizes),
+        grid=(queries // block, batch, heads),
+        in_specs=[*one, row, all_k, all_k],
+        out_specs=[row, pl.BlockSpec((None, None, block), lambda i, j, h: (j, h, i))],
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32),
+        ],
+        compiler_params=_params(width),
+        cost_estimate=_cost(q, k),
+        interpret=sizes.interpret,
+        name="dropped_attention_forward",
+    )(*numbers, q, k, v)
+
+
+def _specs(block: int, queries: int, keys: int, width: int):
+    """Blocks of one program (block, sample, head): its tokens; seed, share, sample, head, length; all queries; all
+    keys."""
+    row = pl.BlockSpec((None, block, None, width), lambda i, j, h: (j, i, h, 0))
+    whole = lambda size: pl.BlockSpec((None, size, None, width), lambda i, j, h: (j, 0, h, 0))
+    of_sample, of_head = pl.BlockSpec((1,), lambda i, j, h: (j,)), pl.BlockSpec((1,), lambda i, j, h: (h,))
+    seed = pl.BlockSpec((4,), lambda i, j, h: (0,)), pl.BlockSpec((1,), lambda i, j, h: (0,))
+    return row, (*seed, of_sample, of_head, of_sample), whole(queries), whole(keys)
+
+
+def _params(width: int):
+    return triton.CompilerParams(num_warps=4 if width <= 64 else 8, num_stages=2)
+
+
+def _cost(q, k) -> pl.CostEstimate:
+    """Of each kernel what the model asks of it: two products. Scores that are made again are not counted."""
+    scores = q.size // q.shape[-1] * k.shape[1]
+    return pl.CostEstimate(flops=4 * scores * q.shape[-1], transcendentals=scores, bytes_accessed=8 * q.size)
+
+
+def _outputs(sizes, seed, share, sample, head, length, q_ref, k_ref, v_ref, y_ref, log_sums_ref):
+    block, (keys, width) = q_ref.shape[0], k_ref.shape
+    start = pl.program_id(0) * block
+    q, seen = q_ref[...], length[0]
+
+    def step(turn, carry):
+        y, largest, total = carry
+        cut = pl.dslice(turn * BLOCK, BLOCK)
+        scores = _scores(sizes, q, k_ref[cut, :], start, turn * BLOCK, seen)
+        grown = jnp.maximum(largest, scores.max(axis=1))
+        p, decay = jnp.exp2(scores - grown[:, None]), jnp.exp2(largest - grown)
+        keep = _kept(sizes, seed, sample, head, start, turn * BLOCK, scores.shape)
+        v = v_ref[cut, :]
+        y = y * decay[:, None] + triton.dot(jnp.where(keep, p, 0.0).astype(v.dtype), v)
+        return y, grown, total * decay + p.sum(axis=1)
+
+    begin = (
+        jnp.zeros((block, width), jnp.float32),
+        jnp.full(block, LEAST, jnp.float32),
+        jnp.zeros(block, jnp.float32),
+    )
+    y, largest, total = lax.fori_loop(0, _end(sizes, start + block, seen, keys), step, begin)
+    total = jnp.where(seen > 0, total, 1.0)
+    y_ref[...] = (y / (total * share[0])[:, None]).astype(y_ref.dtype)
+    log_sums_ref[...] = largest + jnp.log2(total)
+
+
+def _query_gradient(sizes, seed, share, sample, head, length, q_ref, k_ref, v_ref, grad_ref, sums_ref, inner_ref, out):
+    start = pl.program_id(0) * BLOCK
+    q, grad, log_sums, inner, seen = q_ref[...], grad_ref[...], sums_ref[...], inner_ref[...], length[0]
+
+    def step(turn, total):
+        cut = pl.dslice(turn * BLOCK, BLOCK)
+        k, v = k_ref[cut, :], v_ref[cut, :]
+        scores = _scores(sizes, q, k, start, turn * BLOCK, seen)
+        p = jnp.exp2(scores - log_sums[:, None])
+        keep = _kept(sizes, seed, sample, head, start, turn * BLOCK, scores.shape)
+        upstream = jnp.where(keep, triton.dot(grad, v.T) / share[0], 0.0) - inner[:, None]
+        return total + triton.dot((p * upstream * sizes.scale).astype(k.dtype), k)
+
+    end = _end(sizes, start + BLOCK, seen, k_ref.shape[0])
+    total = lax.fori_loop(0, end, step, jnp.zeros(q.shape, jnp.float32))
+    out[...] = total.astype(out.dtype)
+
+
+def _key_gradients(
+    sizes, seed, share, sample, head, length, q_ref, k_ref, v_ref, grad_ref, sums_ref, inner_ref, of_k, of_v
+):
+    start = pl.program_id(0) * BLOCK
+    k, v, seen, queries = k_ref[...], v_ref[...], length[0], q_ref.shape[0]
+
+    def step(turn, carry):
+        total_k, total_v = carry
+        cut = pl.dslice(turn * BLOCK, BLOCK)
+        q, grad, log_sums, inner = q_ref[cut, :], grad_ref[cut, :], sums_ref[cut], inner_ref[cut]
+        scores = _scores(sizes, q, k, turn * BLOCK, start, seen)
+        p = jnp.exp2(scores - log_sums[:, None])
+        keep = _kept(sizes, seed, sample, head, turn * BLOCK, start, scores.shape)
+        total_v += triton.dot(jnp.where(keep, p / share[0], 0.0).astype(grad.dtype).T, grad)
+        upstream = jnp.where(keep, triton.dot(grad, v.T) / share[0], 0.0) - inner[:, None]
+        total_k += triton.dot((p * upstream * sizes.scale).astype(q.dtype).T, q)
+        return total_k, total_v
+
+    first = lax.div(start, BLOCK) if sizes.causal else jnp.int32(0)
+    seen_at_all = (start < seen).astype(jnp.int32)
+    last = first + seen_at_all * (queries // BLOCK - first)  # keys that nothing sees have no gradient
+    zeros = jnp.zeros(k.shape, jnp.float32)
+    total_k, total_v = lax.fori_loop(first, last, step, (zeros, zeros))
+    of_k[...], of_v[...] = total_k.astype(of_k.dtype), total_v.astype(of_v.dtype)
+
+
+def _scores(sizes, q, k, first_query, first_key, seen):
+    """float32 [query, key] of one pair of blocks, as powers of two, LEAST where the key is hidden from the query."""
+    scores = triton.dot(q, k.T) * np.float32(sizes.scale * LOG2_E)
+    shape = scores.shape
+    columns = first_key + lax.broadcasted_iota(jnp.int32, shape, 1)
+    visible = columns < seen
+    if sizes.causal:
+        visible &= columns <= first_query + lax.broadcasted_iota(jnp.int32, shape, 0)
+    return jnp.where(visible, scores, np.float32(LEAST))
+
+
+def _kept(sizes, seed, sample, head, first_query, first_key, shape):
+    """bool [query, key]: what `jaxtrain.nn.dropout` keeps of [batch, head, query, key] there."""
+    outer = (sample[0] * np.uint32(sizes.heads) + head[0]) * np.uint32(sizes.queries)
+    rows = outer + jnp.uint32(first_query) + jnp.arange(shape[0], dtype=jnp.uint32)
+    columns = jnp.uint32(first_key) + lax.broadcasted_iota(jnp.uint32, shape, 1)
+    start, stride = of_rows(rows, seed[0], seed[1])
+    return of_columns(columns, start[:, None], stride[:, None]) < seed[2]
+
+
+def _end(sizes, last_query, seen, keys: int):
+    """After which block of keys nothing is visible."""
+    end = lax.div(seen + (BLOCK - 1), BLOCK)
+    return jnp.minimum(end, lax.div(last_query + (BLOCK - 1), BLOCK)) if sizes.causal else end

@@ -1,0 +1,160 @@
+"""Looking up rows of a table, tokens of a sample and one value of each row, with gradients a GPU adds up in order.
+
+The gradient of a look-up adds rows that share an index. XLA's scatter adds them in whatever order its threads come;
+where operations must be deterministic it sorts every element of the gradient, not its rows. Written here for a GPU:
+few rows by a product with zeros and ones, many by sorting the indices, adding runs of equal ones, and writing each sum
+once. On a CPU, whose scatter is one loop in order, it stays jax's.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.runtime import spread
+
+PRODUCT_LIMIT = 4e10  # multiply-adds of a product with zeros and ones, times 2: 0.05 ms on an H200
+
+
+def rows(table, indices):
+    """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0) gives them."""
+    return _rows(table, indices, table.shape, jnp.dtype(table.dtype).name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _rows(table, indices, shape, dtype):
+    return jnp.take(table, indices, axis=0)
+
+
+def _rows_backward(shape, dtype, indices, grad):
+    like = jax.ShapeDtypeStruct(shape, dtype)
+
+    def scattered(indices, grad):
+        return jax.linear_transpose(lambda table: jnp.take(table, indices, axis=0), like)(grad)[0]
+
+    def in_order(indices, grad):
+        return row_sums(indices, grad, like)
+
+    if not jnp.issubdtype(like.dtype, jnp.floating):
+        return scattered(indices, grad), None
+    return jax.lax.platform_dependent(indices, grad, cpu=scattered, default=in_order), None
+
+
+_rows.defvjp(lambda table, indices, shape, dtype: (_rows(table, indices, shape, dtype), indices), _rows_backward)
+
+
+def row_sums(indices, values, like):
+    """Add values [..., ...] by indices int [...] into an array like `like` [row, ...], in float32 and in a fixed order.
+    Indices outside the table add nothing."""
+    count, (outer, *inner) = indices.size, like.shape
+    pieces = spread.parts() if indices.ndim and len(indices) % spread.parts() == 0 else 1
+    indices = indices.reshape(pieces, count // pieces)
+    indices = jnp.where(indices < 0, indices + outer, indices)  # as jnp.take counts
+    values = values.reshape(*indices.shape, -1)
+    if 2.0 * outer * count / pieces * values.shape[-1] <= PRODUCT_LIMIT:
+        hot = (indices[..., None] == jnp.arange(outer)).astype(values.dtype)
+        sums = _product("pnr,pnd->rd", hot, values, like.dtype)
+    else:
+        indices, values = spread.in_parts(indices), spread.in_parts(values)
+        sums = jax.vmap(functools.partial(_sorted_sums, rows=outer, dtype=like.dtype))(indices, values)
+        sums = sums[0] if pieces == 1 else sums.sum(0)
+    return sums.reshape(outer, *inner).astype(like.dtype)
+
+
+def _sorted_sums(indices, values, rows: int, dtype):
+    """[n] and [n, width] -> [rows, width]: a segmented scan over the sorted rows, then its last row of each run."""
+    order = jnp.argsort(indices)
+    indices, values = indices[order], values[order].astype(jnp.promote_types(values.dtype, jnp.float32))
+    edge = indices[1:] != indices[:-1]
+    one = jnp.ones(1, bool)
+
+    def join(left, right):
+        (begun, total), (begins, value) = left, right
+        return begun | begins, jnp.where(begins[:, None], value, total + value)
+
+    _, sums = jax.lax.associative_scan(join, (jnp.concatenate([one, edge]), values))
+    elsewhere = rows + jnp.arange(len(indices), dtype=indices.dtype)  # all different, and outside: dropped
+    place = jnp.where(jnp.concatenate([edge, one]) & (indices >= 0) & (indices < rows), indices, elsewhere)
+    empty = jnp.zeros((rows, values.shape[1]), dtype)
+    return empty.at[place].set(sums.astype(dtype), mode="drop", unique_indices=True)
+
+
+def tokens(x, indices):
+    """Look up tokens of x [batch, token, width] at int [batch, n]: [batch, n, width]."""
+    return _tokens(x, indices, x.shape[1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _tokens(x, indices, count):
+    return jnp.take_along_axis(x, indices[..., None], axis=1)
+
+
+def _tokens_backward(count, indices, grad):
+    like = jax.ShapeDtypeStruct((grad.shape[0], count, grad.shape[2]), grad.dtype)
+
+    def scattered(indices, grad):
+        look_up = lambda x: jnp.take_along_axis(x, indices[..., None], axis=1)
+        return jax.linear_transpose(look_up, like)(grad)[0]
+
+    def product(indices, grad):
+        hot = (indices[..., None] == jnp.arange(count)).astype(grad.dtype)
+        return _product("bnt,bnd->btd", hot, grad, grad.dtype)
+
+    return jax.lax.platform_dependent(indices, grad, cpu=scattered, default=product), None
+
+
+_tokens.defvjp(lambda x, indices, count: (_tokens(x, indices, count), indices), _tokens_backward)
+
+
+def columns(x, indices):
+    """Look up x [batch, head, row, n] at int [row, k], the same for all samples and heads: [batch, head, row, k]."""
+    return _columns(x, indices, x.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _columns(x, indices, count):
+    return jnp.take_along_axis(x, indices[None, None], axis=-1)
+
+
+def _columns_backward(count, indices, grad):
+    like = jax.ShapeDtypeStruct((*grad.shape[:-1], count), grad.dtype)
+
+    def scattered(indices, grad):
+        look_up = lambda x: jnp.take_along_axis(x, indices[None, None], axis=-1)
+        return jax.linear_transpose(look_up, like)(grad)[0]
+
+    def product(indices, grad):
+        hot = (indices[..., None] == jnp.arange(count)).astype(grad.dtype)
+        return _product("rkn,bhrk->bhrn", hot, grad, grad.dtype)
+
+    return jax.lax.platform_dependent(indices, grad, cpu=scattered, default=product), None
+
+
+_columns.defvjp(lambda x, indices, count: (_columns(x, indices, count), indices), _columns_backward)
+
+
+@jax.custom_vjp
+def permuted(x, order, back):
+    """Put each sample's tokens of x [batch, token, width] in `order` int [batch, token]; back: the order that undoes
+    it, which the gradient takes."""
+    return jnp.take_along_axis(x, order[..., None], axis=1)
+
+
+permuted.defvjp(
+    lambda x, order, back: (permuted(x, order, back), (order, back)),
+    lambda kept, grad: (permuted(grad, kept[1], kept[0]), None, None),
+)
+
+
+def _product(equation: str, hot, values, dtype):
+    """A product with zeros and ones, exact but for the order of its sums: values of float32 are not cut to TF32."""
+    wide = jnp.promote_types(values.dtype, jnp.float32)
+    exact = jax.lax.Precision.HIGHEST if values.dtype == wide else None
+    total = jnp.einsum(equation, hot, values, precision=exact, preferred_element_type=wide)
+    return total.astype(dtype)
+
+
+def pick(values, index):
+    """Pick one value of each row: [..., n] at int [...] -> [...]. By comparison, which fuses with what makes the
+    values, and so does its gradient. An index outside picks 0."""
+    return jnp.where(jnp.arange(values.shape[-1]) == index[..., None], values, 0).sum(-1)

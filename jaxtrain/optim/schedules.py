@@ -2,7 +2,7 @@
 
 They are evaluated on the host in float64 and handed to the compiled step as a table, so that they equal torch's to the
 last bit of float32 and a change of learning rate compiles nothing anew. The variants of the torch originals, their
-off-by-ones included, are in `original_schedules.py`.
+off-by-ones included, are in `systems/*/original/schedules.py`.
 """
 
 import math

@@ -9,19 +9,11 @@ from flax import nnx
 
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.optim import original_schedules
-from jaxtrain.systems.criteria_evidence import (
-    architecture_models,
-    csv_files,
-    examples,
-    families,
-    losses,
-    scores,
-    tokenization,
-)
+from jaxtrain.systems.criteria_evidence import architecture_models, csv_files, examples, losses, metrics, tokenization
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora, is_adapter
-from jaxtrain.systems.criteria_evidence.pooling import SequencePooler
+from jaxtrain.systems.criteria_evidence.original import schedules
+from jaxtrain.systems.criteria_evidence.transformer_parts import SequencePooler
 from jaxtrain.train.state import ModelDef
 from torch_bridge.layouts import Carry
 from torch_bridge.state_dict import load_state_dict
@@ -98,11 +90,11 @@ def options_of(case: dict) -> dict:
 def build(case: dict, tensors: dict[str, np.ndarray]) -> tuple[nnx.Module, tuple[str, ...]]:
     """The case's model with its weights, and the prefixes of parameters without gradient."""
     family, encoders, options = FAMILIES[case["family"]], encoders_of(case), options_of(case)
-    model = abstract(lambda: families.build(family, case["architecture"], encoders, rngs=nnx.Rngs(0), **options))
+    model = abstract(lambda: model.build(family, case["architecture"], encoders, rngs=nnx.Rngs(0), **options))
     weights = {key.removeprefix("param/"): value for key, value in tensors.items() if key.startswith("param/")}
     load_state_dict(model, weights, strict=True)
     pooling = model.pooler.pooling if hasattr(model, "pooler") else "cls"
-    return model, families.unread(family, case["architecture"], encoders, pooling)
+    return model, model.unread(family, case["architecture"], encoders, pooling)
 
 
 def abstract(make) -> nnx.Module:
@@ -182,7 +174,7 @@ def replay_model(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
 def encodings(model: nnx.Module, inputs: dict) -> dict[str, jax.Array]:
     """What the encoders give on the way, under the names that goldens use."""
     found = {}
-    if isinstance(model, families.base_models.Classifier):
+    if isinstance(model, model.base_models.Classifier):
         found["encoding"] = model.encoder(**inputs)
     for name in ("encoder", "criteria_encoder", "evidence_encoder"):
         encoder = getattr(model, name, None)
@@ -192,7 +184,7 @@ def encodings(model: nnx.Module, inputs: dict) -> dict[str, jax.Array]:
             for key in ("input_ids", "attention_mask", "token_type_ids")
             if f"{prefix}{key}" in inputs
         }
-        if encoder is None or "input_ids" not in own or isinstance(model, families.base_models.Classifier):
+        if encoder is None or "input_ids" not in own or isinstance(model, model.base_models.Classifier):
             continue
         encoding = encoder(**own)
         found[f"{name}_last_hidden_state"] = encoding.hidden
@@ -222,7 +214,7 @@ def optimizer_of(optim: dict, params: dict, clip: float | None):
         clip_norm=clip,
     )
     optimizer = optimizers.build(config, params, lambda key: "default")
-    schedule = original_schedules.transformers(
+    schedule = schedules.transformers(
         optim.get("scheduler") or "none",
         optim.get("total_steps", 0),
         optim.get("warmup_steps", 0),
@@ -347,14 +339,14 @@ def span_evaluations(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, di
     """{the original's function: its metrics}."""
     given = {key.removeprefix("in/"): value for key, value in tensors.items()}
     ends = [given[f"{name}_logits"].argmax(-1) for name in ("start", "end")]
-    spans = scores.span_scores(*ends, given["start_positions"], given["end_positions"])
-    rows = [scores.cross_entropy_rows(given[f"{n}_logits"], given[f"{n}_positions"]) for n in ("start", "end")]
+    spans = metrics.span_scores(*ends, given["start_positions"], given["end_positions"])
+    rows = [metrics.cross_entropy_rows(given[f"{n}_logits"], given[f"{n}_positions"]) for n in ("start", "end")]
     size, weights = case["batch_size"], case["loss_weights"]
-    span_loss = scores.mean_of_batch_means((rows[0] + rows[1]) / 2, size)
-    classes = scores.engine_scores(given["labels"], given["cls_logits"].argmax(-1))
-    class_loss = scores.mean_of_batch_means(scores.cross_entropy_rows(given["cls_logits"], given["labels"]), size)
+    span_loss = metrics.mean_of_batch_means((rows[0] + rows[1]) / 2, size)
+    classes = metrics.engine_scores(given["labels"], given["cls_logits"].argmax(-1))
+    class_loss = metrics.mean_of_batch_means(metrics.cross_entropy_rows(given["cls_logits"], given["labels"]), size)
     total = weights["criteria"] * class_loss + weights["evidence"] * span_loss
-    both = {**scores.combined_scores(classes, spans), "loss": total}
+    both = {**metrics.combined_scores(classes, spans), "loss": total}
     evidence = {**spans, "loss": span_loss}
     return {"_span_metrics": spans, "evidence._evaluate": evidence, "share._evaluate": both, "joint._evaluate": both}
 
@@ -422,13 +414,13 @@ def run_trainer(case: dict, tensors: dict[str, np.ndarray]) -> tuple[list[dict],
                 total, calls = None, calls + scheduled
         logits = np.concatenate([forward(params, batch) for batch in held_out])
         labels = np.concatenate([batch["labels"] for batch in held_out])
-        metrics = scores.validation_scores(logits, labels, len(held_out[0]["labels"]))
+        scored = metrics.validation_scores(logits, labels, len(held_out[0]["labels"]))
         calls += scheduled
-        metrics |= {"train_loss": float(np.mean(means)), "train_accuracy": float(np.mean(right)), "epoch": epoch + 1}
-        metrics["lr"] = case["optim"]["lr"] * schedule(calls)
-        history.append(metrics)
-        value = metrics[settings["early_stopping_metric"]]
-        if scores.improved(value, best, settings["early_stopping_mode"], settings["min_delta"]):
+        scored |= {"train_loss": float(np.mean(means)), "train_accuracy": float(np.mean(right)), "epoch": epoch + 1}
+        scored["lr"] = case["optim"]["lr"] * schedule(calls)
+        history.append(scored)
+        value = scored[settings["early_stopping_metric"]]
+        if metrics.improved(value, best, settings["early_stopping_mode"], settings["min_delta"]):
             best, bad, best_params = value, 0, {**frozen, **params}
         else:
             bad += 1

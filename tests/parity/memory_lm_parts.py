@@ -1,6 +1,8 @@
 """Golden cases of parts: router, LoRA, quantisation, schedules, early stopping, rows of text."""
 
+import dataclasses
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,9 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
-from jaxtrain.optim import original_schedules
-from jaxtrain.systems.memory_lm.early_stopping import EarlyStopping
 from jaxtrain.systems.memory_lm.lora import LoRALinear
 from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
+from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.quantization import dequantize, quantize
 from jaxtrain.systems.memory_lm.router import (
     ChapterRouter,
@@ -127,13 +128,32 @@ def replay_quantization(case: dict, tensors: dict) -> dict:
 def replay_schedules(case: dict, tensors: dict) -> dict:
     out = {}
     for name, one in case["cases"].items():
-        factor = original_schedules.memory_lm(
+        factor = original_schedule(
             one["scheduler"], one["total_steps"], **{key: one[key] for key in SCHEDULE_KEYS if key in one}
         )
         rows = case["expects"][f"out/{name}"] if isinstance(case["expects"], dict) else None
         count = rows[0] if rows else one["total_steps"] + 6
         out[f"out/{name}"] = np.array([[factor(step), 0.25 * factor(step)] for step in range(count)])
     return out
+
+
+@dataclasses.dataclass
+class EarlyStopping:
+    """The original's rule: `best` moves on any decrease, also below the threshold, so that many small gains in a row
+    stop a run although their sum exceeds it. NaN is no improvement."""
+
+    patience: int = 5
+    threshold: float = 0.0
+    best: float = math.inf
+    bad: int = 0
+
+    def update(self, loss: float) -> tuple[bool, bool]:
+        """Take in one evaluation: whether it is the best so far, and whether to stop."""
+        is_best = loss < self.best
+        self.bad = 0 if self.best - loss > self.threshold else self.bad + 1
+        if is_best:
+            self.best = loss
+        return is_best, self.bad >= self.patience
 
 
 def replay_early_stopping(case: dict, tensors: dict) -> dict:

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtrain import nn
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.optim import original_schedules
 from jaxtrain.systems.memory_lm import losses
+from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.param_groups import param_group
 from jaxtrain.systems.memory_lm.router import router_losses
 from tests.parity.memory_lm_models import (
@@ -98,7 +98,7 @@ def _steps_wanted(case: dict) -> int:
 def factor_of(settings: Settings, total: int | None = None):
     training = settings.training
     total = training["max_steps"] if total is None else total
-    return original_schedules.memory_lm(training["scheduler"], total, **{key: training[key] for key in SCHEDULE_KEYS})
+    return original_schedule(training["scheduler"], total, **{key: training[key] for key in SCHEDULE_KEYS})
 
 
 def make_optimizer(settings: Settings, params: dict, clip: bool = True):

@@ -10,12 +10,11 @@ from flax import nnx
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim.plateau import Plateau
-from jaxtrain.systems.set_completion import blocks, resampling, sae_schedules, steering
-from jaxtrain.systems.set_completion.activation_buffer import RingBuffer
+from jaxtrain.systems.set_completion import model, steering
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import SetCompletionModel, masked_mean
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from jaxtrain.systems.set_completion.sae import SparseAutoencoder, sae_loss, token_influence
+from jaxtrain.systems.set_completion.sae import RingBuffer, SparseAutoencoder, sae_loss, token_influence
 from jaxtrain.train.state import ModelDef
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -134,7 +133,7 @@ class Training:
 
 
 def replay_block(case, tensors):
-    block = getattr(blocks, case["class"])(**case["config"], rngs=nnx.Rngs(0))
+    block = getattr(model, case["class"])(**case["config"], rngs=nnx.Rngs(0))
     load_state_dict(block, group(tensors, "param/"))
     given = group(tensors, "in/")
     cotangent, mask = given.pop("cotangent"), given.pop("key_padding_mask", None)
@@ -330,7 +329,7 @@ def replay_sae_loop(case, tensors):
     sae = build_sae(config, group(tensors, "param/sae."), case["primary_config"]["hidden_dim"])
     rate = {"lr": loop["lr"], "weight_decay": loop.get("weight_decay", 0.01), "clip_norm": loop["gradient_clip_val"]}
     training = sae_training(sae, **rate)
-    total_steps = sae_schedules.original_total_steps(
+    total_steps = sae.original_total_steps(
         loop["epochs"],
         loop["n_train_batches"],
         loop["primary_batch"],
@@ -345,11 +344,11 @@ def replay_sae_loop(case, tensors):
     rows = np.split(tensors["in/sae_batches_concat"], ends[:-1])
     resampled = 0
     for step, x in enumerate(rows):
-        usage = sae_schedules.usage_coefficient(
+        usage = sae.usage_coefficient(
             step, config["usage_coeff"], loop["kl_warmup_steps"], loop["kl_period_steps"], loop["kl_floor"]
         )
-        l1 = sae_schedules.l1_coefficient(step, config["l1_coefficient"], loop["l1_warmup_steps"], loop["l1_start"])
-        training.lr = sae_schedules.cosine_rate(step, loop["lr"], total_steps)
+        l1 = sae.l1_coefficient(step, config["l1_coefficient"], loop["l1_warmup_steps"], loop["l1_start"])
+        training.lr = sae.cosine_rate(step, loop["lr"], total_steps)
         training.step(loss_fn, x, l1, usage, after=SparseAutoencoder.normalize_decoder)
         if step + 1 in loop["resample_steps"]:
             outputs |= resample_with_recorded_rows(case, tensors, training, resampled)
@@ -366,11 +365,11 @@ def resample_with_recorded_rows(case, tensors, training: Training, number: int) 
     outputs = {}
     if dead.any():
         sample, drawn = tensors[f"in/{prefix}.sample"], tensors[f"in/{prefix}.idx"]
-        errors = resampling.row_errors(sae, jnp.asarray(sample))
-        outputs[f"out/{prefix}.probs"] = resampling.row_probabilities(errors, jnp.ones(len(sample), bool))
+        errors = sae.row_errors(sae, jnp.asarray(sample))
+        outputs[f"out/{prefix}.probs"] = sae.row_probabilities(errors, jnp.ones(len(sample), bool))
         rows = np.zeros((sae.hidden_dim, sample.shape[1]), np.float32)
         rows[np.flatnonzero(dead)] = sample[drawn]
-        resampling.replace(
+        sae.replace(
             sae,
             jnp.asarray(dead),
             jnp.asarray(rows),

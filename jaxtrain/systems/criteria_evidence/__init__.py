@@ -6,10 +6,11 @@ from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
 from jaxtrain.systems.criteria_evidence.data import build_data
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
+from jaxtrain.systems.criteria_evidence.losses import loss, outputs
 from jaxtrain.systems.criteria_evidence.metrics import compute, eval_statistics
 from jaxtrain.systems.criteria_evidence.model import build_model, param_group, trainable
 from jaxtrain.systems.criteria_evidence.original.legacy_config import ORIGINAL
-from jaxtrain.systems.criteria_evidence.procedure import loss, outputs, schedule
+from jaxtrain.systems.criteria_evidence.original.schedules import schedule
 from jaxtrain.task import Task, TorchTwin
 
 NUMBERS = (

@@ -6,7 +6,7 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
-from jaxtrain.systems.criteria_evidence.pooling import SequencePooler
+from jaxtrain.systems.criteria_evidence.transformer_parts import SequencePooler
 
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu", "geglu": "gelu"}  # geglu is the original's name for gelu
 

@@ -7,7 +7,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 from jaxtrain.systems.criteria_evidence.lora import add_lora
-from jaxtrain.systems.criteria_evidence.pooling import masked_mean
+from jaxtrain.systems.criteria_evidence.transformer_parts import masked_mean
 
 
 class TransformerEncoder(nnx.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.systems.criteria_evidence.examples import padded
-from jaxtrain.systems.criteria_evidence.scores import softmax
+from jaxtrain.systems.criteria_evidence.metrics import softmax
 from jaxtrain.systems.criteria_evidence.tokenization import Tokenizer
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]  # padded tensors -> logits, start_logits, end_logits

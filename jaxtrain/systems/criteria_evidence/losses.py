@@ -1,5 +1,7 @@
 """Losses of the four tasks. All in nats, in float32, means over the valid rows."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -72,3 +74,30 @@ def combined(outputs, batch, weights, visible=None, smoothing: float = 0.0, gamm
         return Loss(next(iter(parts.values())), count)
     value = weights.criteria * parts["criteria_loss"] + weights.evidence * parts["evidence_loss"]
     return Loss(value, count, parts)
+
+
+def text_tokens(batch) -> Any:
+    """bool [batch, token]: where a span may lie, the tokens that the attention mask shows."""
+    name = "evidence_attention_mask" if "evidence_attention_mask" in batch else "attention_mask"
+    return batch[name] != 0
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def forward(model, batch, rngs) -> dict[str, Any]:
+    """The model on the texts of a batch; family base and the originals' trainer take them by the same names."""
+    names = [f"{side}{name}" for side in ("", "criteria_", "evidence_") for name in INPUTS]
+    return model(**{name: batch[name] for name in names if name in batch}, rngs=rngs)
+
+
+def loss(model, batch, config, rngs) -> Loss:
+    settings = config.loss
+    given = forward(model, batch, rngs)
+    visible = text_tokens(batch) if settings.mask_padding and "start_logits" in given else None
+    return combined(given, batch, settings.weights, visible, settings.label_smoothing, settings.focal_gamma)
+
+
+def outputs(model, batch) -> dict[str, Any]:
+    """logits [batch, class], start_logits and end_logits [batch, token], whichever the model has."""
+    return forward(model, batch, None)

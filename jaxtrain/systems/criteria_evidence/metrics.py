@@ -1,19 +1,18 @@
 """Metrics of the four tasks from the models' outputs."""
 
-from collections.abc import Mapping
+import math
+import re
+import string
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.systems.criteria_evidence import losses, scores
+from jaxtrain.systems.criteria_evidence import losses
 from jaxtrain.task import Statistics
-
-
-def text_tokens(batch) -> Any:
-    """bool [batch, token]: where a span may lie, the tokens that the attention mask shows."""
-    name = "evidence_attention_mask" if "evidence_attention_mask" in batch else "attention_mask"
-    return batch[name] != 0
 
 
 def decode(start_logits, end_logits, decode, visible):
@@ -42,7 +41,7 @@ def eval_statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config
         shifted = jnp.exp(shifted - shifted.max(axis=-1, keepdims=True))
         rows = {"probabilities": shifted / shifted.sum(axis=-1, keepdims=True), "labels": batch["labels"]}
     if "start_logits" in outputs:
-        visible = text_tokens(batch)
+        visible = losses.text_tokens(batch)
         logits = (jnp.asarray(outputs["start_logits"]), jnp.asarray(outputs["end_logits"]))
         rows["starts"], rows["ends"] = decode(*logits, config.decode, jnp.asarray(visible))
         rows["true_starts"], rows["true_ends"] = batch["start_positions"], batch["end_positions"]
@@ -60,14 +59,235 @@ def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any
     classes, spans = {}, {}
     if "labels" in rows:
         probabilities = rows["probabilities"]
-        found = scores.classification_scores(rows["labels"], probabilities.argmax(axis=-1), probabilities)
+        found = classification_scores(rows["labels"], probabilities.argmax(axis=-1), probabilities)
         classes = {key: float("nan") if value is None else value for key, value in found.items()}
     if "starts" in rows:
         known = rows["true_starts"] >= 0  # rows kept for their label alone have no span
         positions = [rows[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
-        spans = scores.span_scores(*positions) | {"span_f1": scores.span_f1(*positions)}
+        spans = span_scores(*positions) | {"span_f1": span_f1(*positions)}
     own = {"loss": float(sums["batch_loss"] / sums["batches"])} if float(sums.get("batches", 0)) else {}
     if not (classes and spans):
         return own | classes | spans
     classes["f1"] = classes.pop("f1_binary")
-    return own | scores.combined_scores(classes, spans)
+    return own | combined_scores(classes, spans)
+
+
+def softmax(logits) -> np.ndarray:
+    """float64 [row, class]."""
+    shifted = np.asarray(logits, np.float64)
+    shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def cross_entropy_rows(logits, labels) -> np.ndarray:
+    """Negative log-likelihood of every row, in nats."""
+    logits = np.asarray(logits, np.float64)
+    top = logits.max(axis=-1, keepdims=True)
+    log_sum = np.log(np.exp(logits - top).sum(axis=-1)) + top[..., 0]
+    return log_sum - np.take_along_axis(logits, np.asarray(labels)[..., None], axis=-1)[..., 0]
+
+
+def mean_of_batch_means(rows: np.ndarray, batch_size: int) -> float:
+    """The originals' epoch loss: every batch counts alike, however short the last one is."""
+    means = [rows[i : i + batch_size].mean() for i in range(0, len(rows), batch_size)]
+    return float(np.mean(means)) if means else 0.0
+
+
+def macro(labels, predictions, average: str) -> tuple[float, float, float]:
+    """Precision, recall, F1 averaged over labels ("macro", "micro", "weighted"), or of label 1 ("binary")."""
+    from sklearn.metrics import precision_recall_fscore_support as scores
+
+    precision, recall, f1, _ = scores(labels, predictions, average=average, zero_division=0)
+    return float(precision), float(recall), float(f1)
+
+
+def auroc(labels, probabilities) -> float | None:
+    """Area under the ROC curve; one-vs-rest macro for more than two classes.
+
+    NaN where only one class occurs among two, None where a class of several never occurs.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    labels, probabilities = np.asarray(labels), np.asarray(probabilities)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if probabilities.shape[1] == 2:
+                return float(roc_auc_score(labels, probabilities[:, 1]))
+            return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))
+        except ValueError:  # scikit-learn's way to say that the area is not defined here
+            return None
+
+
+def validation_scores(logits, labels, batch_size: int) -> dict[str, float | None]:
+    """What the original's Trainer.validate reports, by its keys."""
+    labels = np.asarray(labels)
+    predictions = np.argmax(logits, axis=-1)
+    precision, recall, f1 = macro(labels, predictions, "macro")
+    return {
+        "val_loss": mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size),
+        "val_accuracy": float((predictions == labels).mean()),
+        "val_f1_macro": f1,
+        "val_f1_micro": macro(labels, predictions, "micro")[2],
+        "val_precision_macro": precision,
+        "val_recall_macro": recall,
+        "val_auroc_macro": auroc(labels, softmax(logits)),
+    }
+
+
+def classification_scores(labels, predictions, probabilities) -> dict[str, Any]:
+    """accuracy, F1 macro, micro, weighted and binary, precision, recall, AUROC."""
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    precision, recall, f1 = macro(labels, predictions, "macro")
+    ones = engine_scores(labels, predictions)
+    return {
+        "accuracy": float((predictions == labels).mean()),
+        "f1_macro": f1,
+        "f1_micro": macro(labels, predictions, "micro")[2],
+        "f1_weighted": macro(labels, predictions, "weighted")[2],
+        "f1_binary": ones["f1"],
+        "precision_macro": precision,
+        "recall_macro": recall,
+        "auroc": auroc(labels, probabilities),
+    }
+
+
+def engine_scores(labels, predictions) -> dict[str, float]:
+    """accuracy, and precision, recall, F1 of class 1 alone."""
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    hit = float(((labels == 1) & (predictions == 1)).sum())
+    said, true = float((predictions == 1).sum()), float((labels == 1).sum())
+    precision, recall = (hit / said if said else 0.0), (hit / true if true else 0.0)
+    both = precision + recall
+    return {
+        "accuracy": float((labels == predictions).mean()) if len(labels) else 0.0,
+        "precision": precision,
+        "recall": recall,
+        "f1": 2 * precision * recall / both if both else 0.0,
+    }
+
+
+def per_criterion_f1(labels, predictions, criteria: Sequence[str]) -> dict[str, float]:
+    """Macro F1 within each criterion; nothing where a row has no criterion."""
+    if len(criteria) != len(labels):
+        return {}
+    labels, predictions, criteria = np.asarray(labels), np.asarray(predictions), np.asarray(criteria)
+    return {
+        str(name): macro(labels[criteria == name], predictions[criteria == name], "macro")[2]
+        for name in dict.fromkeys(criteria.tolist())
+    }
+
+
+def evaluator_scores(
+    task_type: str,
+    logits,
+    labels,
+    batch_size: int,
+    criteria: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """What the original's Evaluator reports. task_type: criteria or evidence; any other raises TypeError, as there.
+
+    Raises ValueError where a class occurs neither in truth nor in prediction, as scikit-learn's report by names does.
+    """
+    if task_type not in ("criteria", "evidence"):
+        raise TypeError(f"task_type {task_type!r} is unknown, wanted criteria or evidence")
+    from sklearn.metrics import classification_report, confusion_matrix
+
+    labels = np.asarray(labels)
+    predictions = np.argmax(logits, axis=-1)
+    precision, recall, f1 = macro(labels, predictions, "macro")
+    found: dict[str, Any] = {"accuracy": float((predictions == labels).mean()), "precision_macro": precision}
+    micro = macro(labels, predictions, "micro")
+    if task_type == "evidence":
+        found["precision_micro"], found["recall_micro"] = micro[0], micro[1]
+    found |= {"recall_macro": recall, "f1_macro": f1, "f1_micro": micro[2]}
+    found["f1_weighted"] = macro(labels, predictions, "weighted")[2]
+    if task_type == "criteria":
+        found["auroc_macro"] = auroc(labels, softmax(logits))
+    found["per_criterion_f1"] = per_criterion_f1(labels, predictions, criteria)
+    if task_type == "evidence" and len(np.unique(labels)) == 2:
+        found["exact_match"] = found["accuracy"]
+        swapped = ((labels == 0) & (predictions == 1)) | ((labels == 1) & (predictions == 0))
+        found["partial_match"] = 1.0 - float(swapped.mean())
+    found["confusion_matrix"] = confusion_matrix(labels, predictions).tolist()
+    names = list(class_names or map(str, range(np.asarray(logits).shape[1])))
+    found["classification_report"] = classification_report(
+        labels, predictions, output_dict=True, zero_division=0, target_names=names
+    )
+    found["loss"] = mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size)
+    return found
+
+
+CLASS_NAMES = ("Negative", "Positive")
+
+
+def evaluation_scores(labels, predictions, probabilities, names: Sequence[str] = CLASS_NAMES) -> dict[str, Any]:
+    """The fields of the original's evaluation_results.json.
+
+    Unlike there, a split in which only one class occurs is reported too: every class in `names` has its row.
+    """
+    from sklearn.metrics import classification_report, confusion_matrix
+
+    found = classification_scores(labels, predictions, probabilities)
+    del found["f1_weighted"]
+    classes = range(max(len(names), np.asarray(probabilities).shape[1]))
+    names = [names[i] if i < len(names) else f"class {i}" for i in classes]
+    report = classification_report(labels, predictions, labels=list(classes), target_names=names, zero_division=0)
+    return found | {
+        "confusion_matrix": confusion_matrix(labels, predictions, labels=list(classes)).tolist(),
+        "classification_report": report,
+        "total_samples": len(labels),
+    }
+
+
+# --- spans ---------------------------------------------------------------------------------------------------------
+
+
+def span_scores(starts, ends, true_starts, true_ends) -> dict[str, float]:
+    """start_accuracy, end_accuracy, and span_em: both right."""
+    right_start = np.asarray(starts) == np.asarray(true_starts)
+    right_end = np.asarray(ends) == np.asarray(true_ends)
+    means = [float(x.mean()) if len(x) else 0.0 for x in (right_start, right_end, right_start & right_end)]
+    return dict(zip(("start_accuracy", "end_accuracy", "span_em"), means, strict=True))
+
+
+def span_f1(starts, ends, true_starts, true_ends) -> float:
+    """Mean F1 of predicted and true token positions [start, end]; a span that ends before its start is empty."""
+    starts, ends, true_starts, true_ends = (np.asarray(x, np.int64) for x in (starts, ends, true_starts, true_ends))
+    shared = np.maximum(0, np.minimum(ends, true_ends) - np.maximum(starts, true_starts) + 1)
+    total = np.maximum(0, ends - starts + 1) + np.maximum(0, true_ends - true_starts + 1)
+    return float((2 * shared / np.maximum(total, 1)).mean()) if len(starts) else 0.0
+
+
+def normalise_answer(text: str) -> list[str]:
+    """Lower case, no punctuation, no articles, single blanks; as words. Source: Rajpurkar et al. 2016 (SQuAD)."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def answer_f1(prediction: str, answer: str) -> float:
+    """Word overlap F1 of two texts, SQuAD's rule: two empty texts agree, one empty text never does."""
+    said, true = normalise_answer(prediction), normalise_answer(answer)
+    shared = sum((Counter(said) & Counter(true)).values())
+    if not said or not true:
+        return float(said == true)
+    return 2 * shared / (len(said) + len(true))
+
+
+def answer_em(prediction: str, answer: str) -> float:
+    return float(normalise_answer(prediction) == normalise_answer(answer))
+
+
+def combined_scores(classification: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
+    """criteria_* and evidence_* fields and joint_score, the mean of the criteria's F1 and the spans' exact match."""
+    found = {f"criteria_{key}": value for key, value in classification.items()}
+    found |= {f"evidence_{key}": value for key, value in spans.items()}
+    return found | {"joint_score": (classification["f1"] + spans["span_em"]) / 2}
+
+
+def improved(value: float, best: float, mode: str, min_delta: float) -> bool:
+    """Strictly better than the best by more than min_delta; NaN never is."""
+    if math.isnan(value):
+        return False
+    return value > best + min_delta if mode == "max" else value < best - min_delta

@@ -18,7 +18,7 @@ def _task(model: str, **more) -> Task:
         histograms=lazy("jaxtrain.systems.memory_lm.losses:histograms"),
         trainable=lazy("jaxtrain.systems.memory_lm.param_groups:trainable"),
         param_group=lazy("jaxtrain.systems.memory_lm.param_groups:param_group"),
-        schedule=lazy("jaxtrain.systems.memory_lm.param_groups:schedule"),
+        schedule=lazy("jaxtrain.systems.memory_lm.original.schedules:schedule"),
         report=lazy("jaxtrain.systems.memory_lm.evals.report:report"),
         describe=lazy("jaxtrain.systems.memory_lm.flops:describe"),
         twin=TorchTwin(

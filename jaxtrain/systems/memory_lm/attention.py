@@ -72,14 +72,6 @@ class MLP(nnx.Module):
         return dropout(self.down_proj(y), self.dropout, rngs)
 
 
-class LowRankLinear(nnx.Module):
-    """The two factors of one projection; the caller registers them under torch's names."""
-
-    def __init__(self, inner: int, rank: int, outer: int, *, rngs: nnx.Rngs):
-        self.down = nn.Linear(inner, rank, bias=False, rngs=rngs)
-        self.up = nn.Linear(rank, outer, bias=False, rngs=rngs)
-
-
 class MemoryCrossAttention(nnx.Module):
     """Queries from the stream, keys and values from memory tokens; no positions, no mask.
 

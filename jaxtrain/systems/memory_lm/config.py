@@ -159,7 +159,7 @@ class Memory(Section):
 
 
 class OriginalSchedule(Section):
-    """The original's schedule with its edges (jaxtrain.optim.original_schedules.memory_lm)."""
+    """The original's schedule with its edges (original/schedules.py)."""
 
     scheduler: str = "cosine"  # cosine | linear | constant (no warm-up) | wsd
     warmup_steps: int = Field(100, ge=0)

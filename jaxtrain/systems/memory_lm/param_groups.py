@@ -1,7 +1,5 @@
 """Which parameters are trained, and under which learning rate."""
 
-from jaxtrain.optim import original_schedules
-
 MEMORY_PARTS = ("routers.", ".memory_attn.", ".memory_layernorm.", ".post_memory_layernorm.", ".post_memory_mlp.")
 
 
@@ -34,12 +32,3 @@ def has_lora(key: str, config) -> bool:
     name = key.removeprefix("base_model.").rsplit(".", 1)[0]
     linear = not name.endswith(("norm", "embed_tokens"))
     return config.memory.lora and linear and any(target in name for target in config.memory.lora_targets)
-
-
-def schedule(config, schedule, steps_per_epoch: int):
-    """`optim.schedule`, or the original's where `optim.original_schedule` is given."""
-    given = config.optim.original_schedule
-    if given is None:
-        return schedule
-    options = given.model_dump(exclude={"scheduler", "warmup_steps"})
-    return original_schedules.memory_lm(given.scheduler, config.train.steps, given.warmup_steps, **options)

@@ -14,7 +14,6 @@ from jaxtrain.systems.set_completion import synthetic
 from jaxtrain.systems.set_completion.losses import null_id
 from jaxtrain.systems.set_completion.masking import PADDING, hide
 from jaxtrain.systems.set_completion.readers import Corpus, read_corpus
-from jaxtrain.systems.set_completion.splits import split_rows
 from jaxtrain.systems.set_completion.vocabulary import NULL, PAD, default_vocabulary, read_vocabulary
 
 WIDTH = 32  # ragged sets of a user's own Dataset are padded to a multiple of it; a legal build has fewer tokens
@@ -122,3 +121,18 @@ def _pad(rows: Sequence) -> np.ndarray:
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return padded
+
+
+def split_rows(
+    rows: int, fraction: float = 1.0, seed: int | None = None, validation_size: float = 0.1, test_size: float = 0.2
+) -> dict[str, np.ndarray]:
+    """Row positions by split: a shuffled `fraction` of the rows, cut into contiguous pieces.
+
+    Equals pandas' DataFrame.sample(frac, random_state=seed) followed by the original's slices; the test split takes
+    what rounding leaves.
+    """
+    count = round(fraction * rows)
+    order = np.random.RandomState(seed).choice(rows, size=count, replace=False)
+    train, validation = int(count * (1 - validation_size - test_size)), int(count * validation_size)
+    pieces = np.split(order, [train, train + validation])
+    return dict(zip(("train", "validation", "test"), pieces, strict=True))

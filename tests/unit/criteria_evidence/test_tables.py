@@ -5,8 +5,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence import csv_files, decoding, scores, splits, tokenization
-from jaxtrain.systems.criteria_evidence.alignment import find_answer_span, token_span_from_char
+from jaxtrain.systems.criteria_evidence import csv_files, decoding, metrics, splits, tokenization
+from jaxtrain.systems.criteria_evidence.examples import find_answer_span, token_span_from_char
 from jaxtrain.systems.criteria_evidence.original import groundtruth
 from jaxtrain.train.loop.early_stop import EarlyStopping
 from tests.parity.criteria_evidence import span_evaluations
@@ -91,7 +91,7 @@ def test_criterion_texts_are_the_originals():
 
 @pytest.mark.parametrize("case", CLASSIFICATION, ids=lambda case: case["name"])
 def test_validation_scores_are_the_originals(case):
-    assert_near(scores.validation_scores(case["logits"], case["labels"], case["batch_size"]), case["Trainer.validate"])
+    assert_near(metrics.validation_scores(case["logits"], case["labels"], case["batch_size"]), case["Trainer.validate"])
 
 
 @pytest.mark.parametrize("kind", ["criteria", "evidence"])
@@ -100,27 +100,27 @@ def test_evaluator_scores_are_the_originals(case, kind):
     arguments = (kind, case["logits"], case["labels"], case["batch_size"], case.get("criterion_ids", ()))
     if isinstance(case[f"Evaluator.{kind}"], str):
         with pytest.raises(ValueError, match="Number of classes"):
-            scores.evaluator_scores(*arguments)
+            metrics.evaluator_scores(*arguments)
     else:
-        assert_near(scores.evaluator_scores(*arguments), case[f"Evaluator.{kind}"])
+        assert_near(metrics.evaluator_scores(*arguments), case[f"Evaluator.{kind}"])
 
 
 @pytest.mark.parametrize("case", [c for c in CLASSIFICATION if len(c["logits"][0]) == 2], ids=lambda case: case["name"])
 def test_evaluation_report_is_the_originals_where_it_gives_one(case):
     predictions = np.argmax(case["logits"], axis=-1)
-    found = scores.evaluation_scores(case["labels"], predictions, scores.softmax(case["logits"]))
+    found = metrics.evaluation_scores(case["labels"], predictions, metrics.softmax(case["logits"]))
     assert found["total_samples"] == len(case["labels"])  # also where the original raises
     if not isinstance(case["eval_criteria.evaluate_model"], str):
         assert set(found) == set(case["eval_criteria.evaluate_model"])
         both_classes = len({*case["labels"], *predictions.tolist()}) == 2
         if both_classes:
             assert_near(found, case["eval_criteria.evaluate_model"])
-    assert_near(scores.engine_scores(case["labels"], predictions), case["engine._classification_metrics"])
+    assert_near(metrics.engine_scores(case["labels"], predictions), case["engine._classification_metrics"])
 
 
 def test_an_unknown_evaluator_task_raises_typeerror_as_the_original():
     with pytest.raises(TypeError):
-        scores.evaluator_scores("other", [[0.0, 1.0]], [1], 1)
+        metrics.evaluator_scores("other", [[0.0, 1.0]], [1], 1)
 
 
 def test_span_and_joint_scores_are_the_originals():
@@ -166,12 +166,12 @@ def test_predictions_are_the_originals(architecture):
 
 
 def test_squad_scores_ignore_case_punctuation_and_articles():
-    assert scores.answer_em("The sad man.", "sad man") == 1.0
-    assert scores.answer_f1("very sad man", "a sad man today") == pytest.approx(2 * 2 / (3 + 3))
-    assert scores.answer_f1("", "sad") == 0.0
-    assert scores.answer_f1("the", "") == 1.0
+    assert metrics.answer_em("The sad man.", "sad man") == 1.0
+    assert metrics.answer_f1("very sad man", "a sad man today") == pytest.approx(2 * 2 / (3 + 3))
+    assert metrics.answer_f1("", "sad") == 0.0
+    assert metrics.answer_f1("the", "") == 1.0
 
 
 def test_span_f1_is_the_share_of_common_tokens():
-    assert scores.span_f1([2], [5], [4], [7]) == pytest.approx(2 * 2 / 8)
-    assert scores.span_f1([5], [3], [4], [7]) == 0.0
+    assert metrics.span_f1([2], [5], [4], [7]) == pytest.approx(2 * 2 / 8)
+    assert metrics.span_f1([5], [3], [4], [7]) == 0.0

@@ -12,7 +12,7 @@ from jaxtrain.systems.criteria_evidence import splits as posts
 from jaxtrain.systems.digits.data import split_indices
 from jaxtrain.systems.hjepa.masks import BlockSampler
 from jaxtrain.systems.memory_lm.packing import IGNORE, pack
-from jaxtrain.systems.set_completion import splits as builds
+from jaxtrain.systems.set_completion import data as builds
 from jaxtrain.systems.set_completion.masking import PADDING, hide
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)

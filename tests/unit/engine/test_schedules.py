@@ -1,4 +1,4 @@
-"""Every schedule table of the torch originals, and torch's own schedulers, at every step to 1e-6 relative."""
+"""The plateau's traces and torch's own schedulers, at every step to 1e-6 relative."""
 
 import json
 import math
@@ -6,11 +6,9 @@ import pathlib
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from jaxtrain.config import ScheduleConfig
 from jaxtrain.errors import UserError
-from jaxtrain.optim import original_schedules as original
 from jaxtrain.optim import schedules
 from jaxtrain.optim.plateau import Plateau
 
@@ -25,9 +23,6 @@ def assert_close(got, want):
     np.testing.assert_allclose(np.asarray(got, float), np.asarray(want, float), rtol=1e-6, atol=1e-15)
 
 
-# --- tables of the originals --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", golden("set_completion_schedules.json")["plateau"], ids=lambda c: c["seq"])
 def test_plateau_traces(case):
     plateau = Plateau(case["lr0"], case["factor"], case["patience"])
@@ -35,96 +30,6 @@ def test_plateau_traces(case):
         assert plateau.update(float(loss)) == pytest.approx(want["lr"], rel=1e-6)
         assert plateau.bad == want["bad"]
         assert plateau.best == pytest.approx(want["best"])
-
-
-@pytest.mark.parametrize("case", golden("set_completion_schedules.json")["cosine"], ids=lambda c: str(c["T_max"]))
-def test_torch_cosine_annealing_past_its_end(case):
-    schedule = original.cosine_annealing(case["T_max"], case["eta_min"] / case["lr"])
-    assert_close([case["lr"] * schedule(k) for k in range(len(case["lr_at_step_0..n"]))], case["lr_at_step_0..n"])
-
-
-def hjepa_schedule(kind, base_value, final_value, epochs, steps_per_epoch, warmup_epochs=0, start_warmup_value=0.0):
-    total, warmup = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
-    if kind == "ema":
-        return schedules.momentum(base_value, final_value, total, warmup)
-    make = {"cosine": original.warmup_cosine, "linear": original.warmup_linear}[kind]
-    factor = make(total, warmup, final_value / base_value, start_warmup_value / base_value)
-    return lambda step: base_value * factor(step)
-
-
-@pytest.mark.parametrize(("name", "table"), golden("hjepa_schedules.json")["tables"].items())
-def test_hjepa_tables(name, table):
-    schedule = hjepa_schedule(table["kind"], **table["kwargs"])
-    assert_close([schedule(k) for k in range(len(table["values"]))], table["values"])
-
-
-def test_hjepa_levels():
-    table = golden("hjepa_schedules.json")["hierarchical"]
-    kinds = {"CosineScheduler": "cosine", "LinearScheduler": "linear", "EMAScheduler": "ema"}
-    every = schedules.levels([hjepa_schedule(kinds[row["class"]], **row["kwargs"]) for row in table["levels"]])
-    assert_close([every(k) for k in range(len(table["values"]))], table["values"])
-
-
-@pytest.mark.parametrize(("name", "trace"), golden("hjepa_schedules.json")["trainer_traces"].items())
-def test_hjepa_rates_as_its_trainer_applies_them(name, trace):
-    settings, per_epoch = trace["training_config"], trace["steps_per_epoch"]
-    make = {"cosine": original.warmup_cosine, "linear": original.warmup_linear}[settings["lr_schedule"]]
-    floor = 1e-6 / settings["lr"]  # the original ignores training.min_lr
-    late = original.one_step_late(make(settings["epochs"] * per_epoch, settings["warmup_epochs"] * per_epoch, floor))
-    got = [settings["lr"] * late(k) for k in range(trace["optimizer_steps"])]
-    assert_close(got, trace["lr_applied_by_optimizer_step"])
-
-
-@pytest.mark.parametrize("case", golden("criteria_lr_tables.json")["cases"], ids=lambda c: f"{c['api']}-{c['name']}")
-def test_transformers_tables(case):
-    total = case["total_steps"]
-    warmup = case.get("warmup_steps", int(total * case.get("warmup_ratio", 0)))
-    name = "none" if case["scheduler_is_none"] else case["name"]
-    schedule = original.transformers(name, total, warmup, lr=case["lr"], cycles=case.get("num_cycles"))
-    assert_close([case["lr"] * schedule(k) for k in range(len(case["lr_at_step"]))], case["lr_at_step"])
-
-
-@pytest.mark.parametrize(("name", "case"), golden("memory_lr_schedules.json")["cases"].items())
-def test_memory_lm_tables(name, case):
-    case = dict(case)
-    schedule = original.memory_lm(case.pop("scheduler"), **case)
-    want = load_file(GOLDEN / "memory_lr_schedules.safetensors")[f"out/{name}"]
-    assert_close([[base * schedule(k) for base in (1.0, 0.25)] for k in range(len(want))], want)
-
-
-FMRI = golden("fmri_lr_schedule.json")
-
-
-@pytest.mark.parametrize("name", FMRI["cases"])
-def test_fmri_first_generation_tables(name):
-    case = FMRI["cases"][name]
-    args = (case["learning_rate"], case["steps"], case["num_epochs"], case.get("warmup_epochs", 5))
-    schedule = original.fmri_per_epoch(case.get("scheduler_type", "cosine"), *args, case.get("min_lr", 1e-6))
-    want = load_file(GOLDEN / "fmri_lr_schedule.safetensors")[f"gen1/{name}/lr"]
-    assert_close([case["learning_rate"] * schedule(k) for k in range(len(want))], want)
-
-
-@pytest.mark.parametrize("name", [n for n in FMRI["cases"] if f"head/{n}" not in FMRI["errors"] and n != "none"])
-def test_fmri_second_generation_tables(name):
-    case = FMRI["cases"][name]
-    args = (case["learning_rate"], case["steps"], case["num_epochs"], case["warmup_epochs"], case.get("min_lr", 1e-6))
-    want = load_file(GOLDEN / "fmri_lr_schedule.safetensors")[f"head/{name}/lr"]
-    assert_close([args[0] * original.fmri_per_step(*args)(k) for k in range(len(want))], want)
-
-
-def test_fmri_second_generation_refuses_a_rate_below_its_start():
-    with pytest.raises(ValueError, match="at least 1e-5"):
-        original.fmri_per_step(5e-6, 4, 2, 1)
-
-
-def test_the_criteria_trainers_extra_step_skips_one_value_per_epoch():
-    late = original.with_extra_step_per_epoch(lambda step: float(step), updates_per_epoch=4)
-    assert [late(k) for k in range(9)] == [0, 1, 2, 3, 5, 6, 7, 8, 10]
-
-
-def test_memory_lm_refuses_ratios_outside_0_to_1():
-    with pytest.raises(ValueError, match="warmup_ratio=1.5"):
-        original.memory_lm("cosine", 10, warmup_ratio=1.5)
 
 
 # --- torch ----------------------------------------------------------------------------------------------------------

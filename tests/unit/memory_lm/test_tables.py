@@ -10,7 +10,6 @@ from jaxtrain import config_io, run
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import flops, param_groups
 from jaxtrain.systems.memory_lm.config import Memory, Model
-from jaxtrain.systems.memory_lm.early_stopping import EarlyStopping
 from jaxtrain.systems.memory_lm.model import build_model
 from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
@@ -59,20 +58,6 @@ def test_parameters_equal_the_published_count(name):
 def test_operations_equal_the_published_figure(name):
     model, memory, _, published = MODELS[name]
     assert round(flops.training_flops(settings(model, memory), 1024) / 1e12, 3) == published
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_early_stopping_follows_the_recorded_trace(number):
-    case = json.loads((GOLDEN / "early_stopping.json").read_text())["cases"][number]
-    rule = EarlyStopping(case["patience"], case["threshold"])
-    for point in case["trace"]:
-        is_best, stop = rule.update(float(point["eval_loss"]))
-        assert (is_best, rule.bad, rule.best, stop) == (
-            point["is_best"],
-            point["patience"],
-            float(point["best_loss"]),
-            point["stop"],
-        )
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import pytest
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion import synthetic
-from jaxtrain.systems.set_completion.data import build_data, collate_sets
+from jaxtrain.systems.set_completion.data import build_data, collate_sets, split_rows
 from jaxtrain.systems.set_completion.losses import multi_hot
 from jaxtrain.systems.set_completion.masking import PADDING, SetDataset, hide, removal_probabilities
 from jaxtrain.systems.set_completion.preprocess import process_abilities
 from jaxtrain.systems.set_completion.readers import read_corpus, write_corpus
-from jaxtrain.systems.set_completion.splits import split_rows
 from jaxtrain.systems.set_completion.vocabulary import default_vocabulary, tokenize, tokenize_build
 from tests.unit.set_completion.golden import config, table
 

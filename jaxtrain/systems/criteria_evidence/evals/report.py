@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence import data, metrics, scores
+from jaxtrain.systems.criteria_evidence import data, metrics
 from jaxtrain.systems.criteria_evidence.decoding import span_text
-from jaxtrain.systems.criteria_evidence.procedure import outputs
+from jaxtrain.systems.criteria_evidence.losses import outputs
 
 
 def write(architecture: str, model, source, config, folder) -> list[pathlib.Path]:
@@ -76,8 +76,8 @@ def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.C
     if "labels" in found:
         predictions = found["probabilities"].argmax(axis=-1)
         criteria = [corpus.examples.criteria[row] for row in rows]
-        part = scores.evaluation_scores(found["labels"], predictions, found["probabilities"])
-        part["per_criterion_f1"] = scores.per_criterion_f1(found["labels"], predictions, criteria)
+        part = metrics.evaluation_scores(found["labels"], predictions, found["probabilities"])
+        part["per_criterion_f1"] = metrics.per_criterion_f1(found["labels"], predictions, criteria)
         report["criteria"] = part
     if "starts" in found:
         report["evidence"] = span_report(found, corpus, rows)
@@ -90,15 +90,15 @@ def span_report(found: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> d
     """Scores of token positions, and SQuAD's of the texts behind them."""
     known = np.flatnonzero(found["true_starts"] >= 0)
     positions = [found[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
-    part: dict[str, Any] = {**scores.span_scores(*positions), "span_f1": scores.span_f1(*positions)}
+    part: dict[str, Any] = {**metrics.span_scores(*positions), "span_f1": metrics.span_f1(*positions)}
     encoded = corpus.examples.texts.get("evidence_", corpus.examples.texts.get(""))
     exact, overlap = [], []
     for place, start, end in zip(known, *positions[:2], strict=True):
         row = rows[place]
         said = span_text(corpus.examples.contexts[row], encoded.row(row)["offsets"], int(start), int(end))[2]
         answer = corpus.examples.answers[row]
-        exact.append(scores.answer_em(said, answer))
-        overlap.append(scores.answer_f1(said, answer))
+        exact.append(metrics.answer_em(said, answer))
+        overlap.append(metrics.answer_f1(said, answer))
     part |= {"squad_em": float(np.mean(exact)), "squad_f1": float(np.mean(overlap))} if exact else {}
     return part | {"total_samples": len(known)}
 
@@ -119,7 +119,7 @@ def pictures(labels: np.ndarray, probabilities: np.ndarray, folder: pathlib.Path
     from matplotlib.figure import Figure
     from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay
 
-    names = scores.CLASS_NAMES if probabilities.shape[1] == 2 else [str(i) for i in range(probabilities.shape[1])]
+    names = metrics.CLASS_NAMES if probabilities.shape[1] == 2 else [str(i) for i in range(probabilities.shape[1])]
     figure = Figure(figsize=(4, 4), layout="constrained")
     predictions = probabilities.argmax(axis=-1)
     ConfusionMatrixDisplay.from_predictions(

@@ -146,27 +146,6 @@ def validate_strict_separation(criteria: Sequence[Mapping], evidence: Sequence[M
         raise UserError(f"the criteria table has evidence columns ({', '.join(sorted(leaked))})")
 
 
-def evidence_presence(
-    criteria: Sequence[Mapping], evidence: Sequence[Mapping], post_texts: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Family `base`'s binary evidence rows: text and label per pair of the criteria table.
-
-    text: the pair's passages, joined, or the post where there is none. So positives read their evidence and negatives
-    a post: the label leaks, as in the original.
-    """
-    passages: dict[tuple, list[str]] = {}
-    for row in evidence:
-        passages.setdefault((row["post_id"], row["criterion_id"]), []).append(str(row["evidence_text"] or ""))
-    rows = []
-    for row in criteria:
-        found = passages.get((row["post_id"], row["criterion_id"]))
-        text = " ".join(found or []).strip() or post_texts.get(row["post_id"], "")
-        rows.append(
-            {"post_id": row["post_id"], "criterion_id": row["criterion_id"], "text": text, "label": int(bool(found))}
-        )
-    return rows
-
-
 def _columns(annotations: Sequence[Mapping], names: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
     columns = {name: names.get(name, name) for name in wanted}
     known = {key for row in annotations for key in row}

@@ -1,7 +1,6 @@
 """The original's configs (sections model, memory, training) -> this project's settings."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -191,13 +190,6 @@ def groups_present(model: Mapping[str, Any], memory: Mapping[str, Any], adapter:
     if not adapter or not model.get("freeze_base_model", True):
         present.append("base_model")
     return present
-
-
-def steps_of(training: Mapping[str, Any], micro_batches: int) -> int:
-    """Optimizer steps of the original: max_steps, or num_epochs x ceil(micro-batches / accumulation)."""
-    if training["num_epochs"] is None:
-        return training["max_steps"]
-    return training["num_epochs"] * math.ceil(micro_batches / training["gradient_accumulation_steps"])
 
 
 ORIGINAL = LegacyConfig(

@@ -14,7 +14,19 @@ from jaxtrain.systems.set_completion import model, steering
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import SetCompletionModel, masked_mean
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from jaxtrain.systems.set_completion.sae import RingBuffer, SparseAutoencoder, sae_loss, token_influence
+from jaxtrain.systems.set_completion.sae import (
+    RingBuffer,
+    SparseAutoencoder,
+    cosine_rate,
+    l1_coefficient,
+    original_total_steps,
+    replace,
+    row_errors,
+    row_probabilities,
+    sae_loss,
+    token_influence,
+    usage_coefficient,
+)
 from jaxtrain.train.state import ModelDef
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -329,7 +341,7 @@ def replay_sae_loop(case, tensors):
     sae = build_sae(config, group(tensors, "param/sae."), case["primary_config"]["hidden_dim"])
     rate = {"lr": loop["lr"], "weight_decay": loop.get("weight_decay", 0.01), "clip_norm": loop["gradient_clip_val"]}
     training = sae_training(sae, **rate)
-    total_steps = sae.original_total_steps(
+    total_steps = original_total_steps(
         loop["epochs"],
         loop["n_train_batches"],
         loop["primary_batch"],
@@ -344,11 +356,11 @@ def replay_sae_loop(case, tensors):
     rows = np.split(tensors["in/sae_batches_concat"], ends[:-1])
     resampled = 0
     for step, x in enumerate(rows):
-        usage = sae.usage_coefficient(
+        usage = usage_coefficient(
             step, config["usage_coeff"], loop["kl_warmup_steps"], loop["kl_period_steps"], loop["kl_floor"]
         )
-        l1 = sae.l1_coefficient(step, config["l1_coefficient"], loop["l1_warmup_steps"], loop["l1_start"])
-        training.lr = sae.cosine_rate(step, loop["lr"], total_steps)
+        l1 = l1_coefficient(step, config["l1_coefficient"], loop["l1_warmup_steps"], loop["l1_start"])
+        training.lr = cosine_rate(step, loop["lr"], total_steps)
         training.step(loss_fn, x, l1, usage, after=SparseAutoencoder.normalize_decoder)
         if step + 1 in loop["resample_steps"]:
             outputs |= resample_with_recorded_rows(case, tensors, training, resampled)
@@ -365,11 +377,11 @@ def resample_with_recorded_rows(case, tensors, training: Training, number: int) 
     outputs = {}
     if dead.any():
         sample, drawn = tensors[f"in/{prefix}.sample"], tensors[f"in/{prefix}.idx"]
-        errors = sae.row_errors(sae, jnp.asarray(sample))
-        outputs[f"out/{prefix}.probs"] = sae.row_probabilities(errors, jnp.ones(len(sample), bool))
+        errors = row_errors(sae, jnp.asarray(sample))
+        outputs[f"out/{prefix}.probs"] = row_probabilities(errors, jnp.ones(len(sample), bool))
         rows = np.zeros((sae.hidden_dim, sample.shape[1]), np.float32)
         rows[np.flatnonzero(dead)] = sample[drawn]
-        sae.replace(
+        replace(
             sae,
             jnp.asarray(dead),
             jnp.asarray(rows),

@@ -15,10 +15,20 @@ from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
 from jaxtrain.metrics import ratio
 from jaxtrain.runtime.prng import initial_rngs
-from jaxtrain.systems.set_completion import sae
 from jaxtrain.systems.set_completion.losses import run_model, shown, visible_ids
 from jaxtrain.systems.set_completion.model import SetCompletionModel
-from jaxtrain.systems.set_completion.sae import RingBuffer, SparseAutoencoder, resample, sae_loss, usage_divergence
+from jaxtrain.systems.set_completion.sae import (
+    RingBuffer,
+    SparseAutoencoder,
+    cosine_rate,
+    l1_coefficient,
+    miracle_distance,
+    original_total_steps,
+    resample,
+    sae_loss,
+    usage_coefficient,
+    usage_divergence,
+)
 from jaxtrain.systems.set_completion.steering import reconstruction_impact
 from jaxtrain.task import Loss, Statistics
 from torch_bridge import files
@@ -70,8 +80,8 @@ def loss(model: FeatureModel, batch, config, rngs) -> Loss:
     ready = model.buffer.count() >= settings.steps_before_train
     rows = model.buffer.sample(rngs(), settings.batch_size)
     usage_before, step = model.sae.usage_ema[...], model.updates[...]
-    l1 = sae.l1_coefficient(step, settings.l1_coefficient, settings.l1_warmup_steps, settings.l1_start)
-    usage = sae.usage_coefficient(
+    l1 = l1_coefficient(step, settings.l1_coefficient, settings.l1_warmup_steps, settings.l1_start)
+    usage = usage_coefficient(
         step,
         settings.usage_coefficient,
         settings.usage_warmup_steps,
@@ -101,8 +111,8 @@ def schedule(config, given, steps_per_epoch: int):
     if config.compat != "original":
         return given
     epochs = max(1, round(config.train.steps / steps_per_epoch))
-    total = sae.original_total_steps(epochs, steps_per_epoch, config.data.batch_size, config.sae.steps_before_train, 1)
-    return lambda step: float(sae.cosine_rate(step, 1.0, total))
+    total = original_total_steps(epochs, steps_per_epoch, config.data.batch_size, config.sae.steps_before_train, 1)
+    return lambda step: float(cosine_rate(step, 1.0, total))
 
 
 def after_update(model: FeatureModel, step, config):
@@ -191,9 +201,7 @@ def compute(sums, rows, config) -> dict[str, float]:
         "explained_variance": 1 - float(sums["error"].sum()) / variance if variance else 0.0,
         "dead_ratio": dead_ratio,
         "feature_magnitude": ratio(sums["magnitude"].sum(), count * features),
-        "miracle_distance": sae.miracle_distance(
-            mse, l0_sparsity, 100 * ((1 - l0_sparsity) if original else dead_ratio)
-        ),
+        "miracle_distance": miracle_distance(mse, l0_sparsity, 100 * ((1 - l0_sparsity) if original else dead_ratio)),
     }
     metrics |= {name: ratio(sums[name], count) for name in sums if name.startswith("logit_")}
     if not original:

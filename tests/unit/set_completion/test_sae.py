@@ -5,8 +5,18 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxtrain.systems.set_completion import sae
-from jaxtrain.systems.set_completion.sae import RingBuffer, SparseAutoencoder, normalize_columns, relu6, sae_loss
+from jaxtrain.systems.set_completion.sae import (
+    RingBuffer,
+    SparseAutoencoder,
+    cosine_rate,
+    l1_coefficient,
+    miracle_distance,
+    normalize_columns,
+    relu6,
+    resample,
+    sae_loss,
+    usage_coefficient,
+)
 from jaxtrain.train.state import ModelDef
 from tests.unit.set_completion.golden import table
 
@@ -16,23 +26,23 @@ SCHEDULES = table("schedules")
 def test_usage_and_l1_coefficients_equal_the_originals():
     for case in SCHEDULES["usage_coeff_schedule"]:
         arguments = (case["base"], case["warmup"], case["period"], case["floor"])
-        got = [sae.usage_coefficient(step, *arguments) for step in case["steps"]]
+        got = [usage_coefficient(step, *arguments) for step in case["steps"]]
         np.testing.assert_allclose(got, case["values"], rtol=1e-5, atol=1e-7)
     for case in SCHEDULES["l1_coeff_schedule"]:
-        got = [sae.l1_coefficient(step, case["base"], case["warmup"], case["start"]) for step in case["steps"]]
+        got = [l1_coefficient(step, case["base"], case["warmup"], case["start"]) for step in case["steps"]]
         np.testing.assert_allclose(got, case["values"], rtol=1e-5, atol=1e-12)
 
 
 def test_the_cosine_rises_again_as_the_originals():
     for case in SCHEDULES["cosine"]:
         steps = range(len(case["lr_at_step_0..n"]))
-        got = [sae.cosine_rate(step, case["lr"], case["T_max"]) for step in steps]
+        got = [cosine_rate(step, case["lr"], case["T_max"]) for step in steps]
         np.testing.assert_allclose(got, case["lr_at_step_0..n"], rtol=1e-5)
 
 
 def test_miracle_distance_equals_the_original():
     for case in SCHEDULES["miracle_distance(default SAEConfig targets)"]:
-        got = sae.miracle_distance(case["mse"], case["l0"], case["dead_percent"])
+        got = miracle_distance(case["mse"], case["l0"], case["dead_percent"])
         assert got == pytest.approx(case["distance"], abs=1e-9)
 
 
@@ -112,7 +122,7 @@ def test_resampled_features_point_at_badly_reconstructed_rows():
     sae.usage_ema[...] = jnp.array([0.0, 0.5, 0.5, 0.0, 0.5, 0.5, 0.5, 0.5])
     rows = jnp.zeros((16, 4)).at[3].set(jnp.array([0.0, 30.0, 0.0, 0.0]))
     options = {"threshold": 1e-6, "weight": 0.2, "bias": -1.0, "target_usage": 0.05}
-    dead = sae.resample(sae, rows, 16, jax.random.key(0), **options)
+    dead = resample(sae, rows, 16, jax.random.key(0), **options)
     assert np.flatnonzero(dead).tolist() == [0, 3]
     np.testing.assert_allclose(sae.encoder.weight[...][0], [0, 0.2, 0, 0], atol=1e-6)
     assert sae.encoder.bias[...][3] == -1.0
@@ -124,7 +134,7 @@ def test_no_row_beyond_ten_per_dead_feature_is_looked_at():
     sae.usage_ema[...] = jnp.full(8, 0.5).at[2].set(0.0)
     rows = jnp.zeros((40, 4)).at[5, 0].set(1.0).at[10:, 1].set(100.0)
     options = {"threshold": 1e-6, "weight": 1.0, "bias": 0.0, "target_usage": 0.05}
-    sae.resample(sae, rows, 40, jax.random.key(0), **options)
+    resample(sae, rows, 40, jax.random.key(0), **options)
     np.testing.assert_allclose(sae.encoder.weight[...][2], [1, 0, 0, 0], atol=1e-6)
 
 

@@ -6,6 +6,8 @@ keys it always has
 
     valid   bool [batch]    False marks padding of an uneven batch: it must not touch loss, metrics or statistics
     index   int32 [batch]   the sample's position in the dataset: seed per-sample randomness with it
+
+A dataset may have entries of these names itself; `jaxtrain.data.row_keys` finds the loader's then.
 """
 
 import dataclasses

@@ -60,10 +60,10 @@ def optimised(monkeypatch):
     """Steps are compiled as a run's are: the test says that two programs compute the same bits."""
     import jax
 
-    from jaxtrain.train.trainer import Trainer
+    from jaxtrain.train.program import Program
 
     jit = lambda _, function, **options: jax.jit(function, compiler_options=compiling.OPTIMISED, **options)
-    monkeypatch.setattr(Trainer, "jit", jit)
+    monkeypatch.setattr(Program, "jit", jit)
 
 
 def pytest_addoption(parser):

@@ -19,6 +19,7 @@ import torch
 from flax import nnx
 
 from jaxtrain import commands
+from jaxtrain.data import row_keys
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
@@ -132,7 +133,7 @@ def compare(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, ba
         with recording_torch(twin) as theirs, torch.no_grad():
             outputs = task.twin.call(twin, jax.tree.map(to_torch, batch))
         theirs.append(("the outputs", _arrays(to_numpy(outputs))))
-        for name, size in _distances(ours, theirs, np.asarray(batch["valid"]), unmatched):
+        for name, size in _distances(ours, theirs, np.asarray(row_keys.valid(batch)), unmatched):
             worst = max(size, found[name].size if name in found else 0.0)
             found[name] = Difference("output", name, worst if size == size else size, OUTPUTS)
     differences = list(found.values())
@@ -286,14 +287,14 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
         ours = jax.device_get(outputs(model, batch))
         with torch.no_grad():
             theirs = to_numpy(task.twin.call(twin, jax.tree.map(to_torch, batch)))
-        valid = batch["valid"]
+        valid = row_keys.valid(batch)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             largest = max(largest, float(np.abs(a[valid] - b[valid]).max()))
         for side, value in (("jax", ours), ("torch", theirs)):
             if task.eval_statistics is not None:
                 given = task.eval_statistics(value, batch, config)
                 sums = {f"sum/{key}": value for key, value in given.sums.items()}
-                rows = {**given.rows, "valid": valid} if given.rows else {}
+                rows = {**given.rows, evaluation.VALID: valid} if given.rows else {}
                 sides[side].append(evaluation.Statistics(sums, rows))
     loader.close()
     words = []

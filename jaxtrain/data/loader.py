@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.data import random_state, workers
+from jaxtrain.data import random_state, row_keys, workers
 from jaxtrain.data.collate import Named, Texts, split_texts
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStream
@@ -79,7 +79,7 @@ class Loader:
             pool = workers.InlinePool(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
             return self._without_texts(step, next(self._sequence(pool, step, rows)))
         batch, request = self._request(step, rows, together)
-        return batch if request is None else batch | self._without_texts(step, self.reader(request))
+        return batch if request is None else row_keys.join(batch, self._without_texts(step, self.reader(request)))
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
         arrays, texts = split_texts(batch)
@@ -196,7 +196,7 @@ class Loader:
                 yield request
 
         for answer in workers.round_robin(self.pool, requests()):
-            yield known.popleft() | answer
+            yield row_keys.join(known.popleft(), answer)
 
     @property
     def _columnar(self) -> bool:
@@ -210,7 +210,8 @@ class Loader:
         together = indices if together is None else together
         rows = self.rows if rows is None else rows
         indices, valid = indices[rows], valid[rows]
-        batch = {"index": indices.astype(np.int32), "valid": valid}
+        columns = self.source.columns if isinstance(self.source, ArraySource) else {}
+        batch = row_keys.rows(indices.astype(np.int32), valid, columns)
         if self.on_device:
             return batch, None
         if self._columnar:
@@ -252,7 +253,7 @@ class Loader:
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
         take = np.where(rows < count, rows, 0)
-        own = {"index": (first + rows).astype(np.int32), "valid": rows < count}
+        own = row_keys.rows((first + rows).astype(np.int32), rows < count, batch)
         picked = lambda leaf: Texts(leaf[i] for i in take) if isinstance(leaf, Texts) else leaf[take]
         return own | jax.tree.map(picked, batch, is_leaf=lambda leaf: isinstance(leaf, Texts))
 
@@ -303,5 +304,5 @@ def make_stream(
 
 
 def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """The rows `batch["index"]` of every column, beside what the batch already holds. Traced."""
-    return {name: column[batch["index"]] for name, column in columns.items()} | batch
+    """Return the rows of a batch of every column, beside what the batch already holds. Traced."""
+    return {name: column[row_keys.index(batch)] for name, column in columns.items()} | batch

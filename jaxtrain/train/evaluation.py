@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.state import Arrays, ModelDef
+
+VALID = row_keys.PREFIX + row_keys.VALID  # apart from the names of a task's own rows
 
 
 def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Callable:
@@ -37,7 +40,7 @@ def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Prec
             outputs = task.outputs(model, batch) if task.outputs is not None else None
             given = task.eval_statistics(outputs, batch, settings)
             sums |= {f"sum/{key}": value for key, value in given.sums.items()}
-            rows = {**given.rows, "valid": batch["valid"]} if given.rows else {}
+            rows = {**given.rows, VALID: row_keys.valid(batch)} if given.rows else {}
         return Statistics(sums, rows)
 
     return eval_step
@@ -52,7 +55,7 @@ def collect(eval_statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray
         for key, value in given_sums.items():
             sums[key] = sums.get(key, 0) + np.asarray(value, np.float64)
         if given_rows:
-            valid = np.asarray(given_rows.pop("valid"))
+            valid = np.asarray(given_rows.pop(VALID))
             for key, value in given_rows.items():
                 rows.setdefault(key, []).append(np.asarray(value)[valid])
     return sums, {key: np.concatenate(values) for key, values in rows.items()}

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
+from jaxtrain.data import row_keys
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
@@ -29,7 +30,8 @@ def resolve_task(task: Task | str | None, loss: Callable | None, config: Trainin
             value = loss(model, batch, rngs)
             if isinstance(value, Loss):
                 return value
-            return Loss(*weighted_mean(value, batch["valid"])) if value.ndim else Loss(value, batch["valid"].sum())
+            valid = row_keys.valid(batch)
+            return Loss(*weighted_mean(value, valid)) if value.ndim else Loss(value, valid.sum())
 
         return Task(build_model=lambda config, rngs: None, loss=call)
     if name is None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
@@ -174,8 +175,8 @@ def count_tokens(batch: Batch) -> jax.Array:
     mask = batch.get("attention_mask")
     if mask is None:
         return jnp.float32(0)
-    valid = batch["valid"].reshape(batch["valid"].shape + (1,) * (mask.ndim - batch["valid"].ndim))
-    return jnp.sum((mask > 0) & valid).astype(jnp.float32)
+    valid = row_keys.valid(batch)
+    return jnp.sum((mask > 0) & valid.reshape(valid.shape + (1,) * (mask.ndim - valid.ndim))).astype(jnp.float32)
 
 
 def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import host_memory
+from jaxtrain.runtime import host_memory, rendezvous
 from jaxtrain.runtime.gpus import has_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
@@ -74,10 +74,14 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     if launch.processes == 1 or jax.distributed.is_initialized():
         return launch
     host_memory.one_arena()  # before the connection's threads have heaps of their own
+    bind = None
     if launch.process == 0:
-        _check_port(launch.coordinator)
+        listener = rendezvous.open_port(launch.coordinator, launch.locals == launch.processes)
+        address, port = listener.getsockname()[:2]
+        bind = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        rendezvous.gather(listener, launch.coordinator, launch.processes, timeout_s)
     else:
-        _await_coordinator(launch, timeout_s)
+        rendezvous.report(launch.coordinator, launch.process, timeout_s)
     os.environ.setdefault("XLA_FLAGS", "")
     if "nccl_termination_timeout" not in os.environ["XLA_FLAGS"] and os.environ.get("JAX_PLATFORMS") == "cuda":
         os.environ["XLA_FLAGS"] += " --xla_gpu_nccl_termination_timeout_seconds=600"
@@ -89,6 +93,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
             launch.process,
             local_device_ids=[launch.local] if launch.locals > 1 and has_gpus() else None,
             cluster_detection_method="deactivate",
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", bind),
             initialization_timeout=int(timeout_s),
             heartbeat_timeout_seconds=50,
             shutdown_timeout_seconds=60,
@@ -330,36 +335,6 @@ def first_host(nodelist: str) -> str:
     """`node[003-005,7],other` -> `node003`: the first host of a Slurm node list."""
     match = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodelist)
     return match.group(1) + (match.group(2) or "") if match else nodelist
-
-
-def _check_port(coordinator: str) -> None:
-    port = int(coordinator.rsplit(":", 1)[1])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            raise UserError(
-                f"launch: port {port} for the coordinator is taken on this machine; set JAXTRAIN_PORT to a free "
-                "one, the same for all processes"
-            ) from None
-
-
-def _await_coordinator(launch: Launch, timeout_s: float) -> None:
-    host, port = launch.coordinator.rsplit(":", 1)
-    deadline = time.monotonic() + timeout_s
-    reason = ""
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            return
-        except OSError as error:
-            reason = error.strerror or str(error)
-            time.sleep(0.5)
-    raise UserError(
-        f"launch: process {launch.process} cannot reach the coordinator {launch.coordinator} after {timeout_s:.0f} s "
-        f"({reason}). Did process 0 start, and is MASTER_ADDR its host?"
-    )
 
 
 def _list(numbers: list[int]) -> str:

@@ -1,0 +1,79 @@
+"""Processes meet before JAX connects them: who is missing is named, strangers are sent away."""
+
+import concurrent.futures
+import socket
+import time
+
+import pytest
+
+from jaxtrain.errors import UserError
+from jaxtrain.runtime import rendezvous
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def meet(port: int, others: list[int], processes: int, timeout_s: float) -> list[BaseException | None]:
+    """What process 0 and each of the others end with."""
+    coordinator = f"127.0.0.1:{port}"
+    listener = rendezvous.open_port(coordinator, one_machine=True)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(rendezvous.gather, listener, coordinator, processes, timeout_s)
+        rest = [pool.submit(rendezvous.report, coordinator, process, timeout_s) for process in others]
+        return [future.exception() for future in (first, *rest)]
+
+
+def test_all_processes_go_on_once_the_last_has_come_and_the_port_is_free_again(port):
+    assert meet(port, [1, 2, 3], 4, 30) == [None] * 4
+    rendezvous.open_port(f"127.0.0.1:{port}", one_machine=True).close()
+
+
+def test_every_process_is_told_who_is_missing(port):
+    found = meet(port, [1, 3], 5, 1.0)
+    assert [type(error) for error in found] == [UserError] * 3
+    assert all("not all 5 processes reached" in str(e) and "no word from process 2, 4" in str(e) for e in found)
+
+
+def test_two_processes_of_one_number_are_refused(port):
+    assert all("two processes call themselves number 1" in str(error) for error in meet(port, [1, 1], 3, 30))
+
+
+def test_a_stranger_on_the_port_changes_nothing(port):
+    coordinator = f"127.0.0.1:{port}"
+    listener = rendezvous.open_port(coordinator, one_machine=True)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(rendezvous.gather, listener, coordinator, 2, 30)
+        for words in (b"GET / HTTP/1.1\n", b"\x00" * 5000, b"jaxtrain 7 me\n", b"", b"jaxtrain 1"):
+            stranger = socket.create_connection(("127.0.0.1", port))
+            stranger.sendall(words)
+            stranger.close()
+        time.sleep(0.5)
+        pool.submit(rendezvous.report, coordinator, 1, 30).result()
+        assert first.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("host", "one_machine", "bound"),
+    [("127.0.0.1", False, {"127.0.0.1"}), ("localhost", False, {"127.0.0.1", "::1"}), ("me", False, {"::", "0.0.0.0"}),
+     ("me", True, {"127.0.1.1"}), ("service", True, {"::", "0.0.0.0"})],
+)  # fmt: skip
+def test_the_port_is_open_at_the_coordinators_address_alone_where_it_has_one(
+    host, one_machine, bound, port, monkeypatch
+):
+    known = {"me": "127.0.1.1", "service": "192.0.2.1"}  # as Debian's /etc/hosts has it; another machine's address
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, *a, **k: real(known.get(name, name), *a, **k))
+    with rendezvous.open_port(f"{host}:{port}", one_machine) as listener:
+        assert listener.getsockname()[0] in bound
+
+
+def test_a_port_that_is_taken_is_named(port):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(UserError, match=f"port {port} for the coordinator is taken"):
+            rendezvous.open_port(f"127.0.0.1:{port}", one_machine=True)

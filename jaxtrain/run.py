@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib.util
-import os
 import pathlib
 import sys
 import traceback
@@ -54,10 +53,10 @@ def together(command):
 
 def leave(code: int):
     """End this process now: JAX would wait at exit for a lost one. Process 0, whose end ends the others, goes last."""
-    from jaxtrain.runtime import launch
+    from jaxtrain.runtime import launch, leaving
 
     launch.say_goodbye()
-    os._exit(code)
+    leaving.leave(code)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from jaxtrain.runtime.leaving import leave
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 EXIT_CODE = 75  # sysexits' EX_TEMPFAIL: start me again
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it: whoever pressed Ctrl-C does not want it started again
@@ -264,7 +266,7 @@ class Preemption:
             print(message, file=sys.stderr, flush=True)
         if _processes() > 1 and _process() == 0:
             time.sleep(0.5)  # the others hear the last answers of the store that lives in this process
-        os._exit(code)
+        leave(code)
 
 
 def _processes() -> int:

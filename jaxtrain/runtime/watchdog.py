@@ -13,6 +13,7 @@ import time
 import jax
 
 from jaxtrain.runtime.launch import coordination
+from jaxtrain.runtime.leaving import leave
 
 HEARTBEAT_S = 2.0
 LOST_S = 20.0  # a process without a heartbeat for so long is taken for dead or stopped
@@ -118,4 +119,4 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(1)
+        leave(1)

@@ -126,9 +126,10 @@ def _hear(key: selectors.SelectorKey, selector: selectors.BaseSelector, come: di
         _say(guest, f"no launch: {processes} processes are expected, and this one calls itself number {process}\n")
         return ""
     if process in come and not _hung_up(come[process][0]):
-        return (
-            f"launch: two processes call themselves number {process}, on {come[process][1]} and on {host}; check RANK"
-        )
+        hosts = f"{come[process][1]} and on {host}"
+        reason = f"launch: two processes call themselves number {process}, on {hosts}; check RANK"
+        _say(guest, f"no {reason}\n")
+        return reason
     come[process] = guest, host
     return ""
 

@@ -16,7 +16,9 @@ import dataclasses
 import errno
 import itertools
 import logging
+import os
 import pathlib
+import re
 import shutil
 import threading
 import time
@@ -87,9 +89,15 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Committed checkpoints, oldest first."""
-        if not self.folder.is_dir():
+        try:
+            names = [entry.name for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
             return []
-        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit() and p.is_dir())
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be read: {error.strerror}; wanted the folder that holds the run's checkpoints"
+            ) from None
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
 
     def latest(self) -> int | None:
         return max(self.steps(), default=None)
@@ -104,8 +112,11 @@ class Checkpoints:
         return history_file.read(folder, manifest.read(folder))
 
     def problems(self, step: int) -> list[str]:
-        """What is not as it was written, file by file; empty where the checkpoint is whole."""
-        return manifest.problems(self.folder / str(step))
+        """What is not as it was written, file by file; empty where the checkpoint is whole, and of this step and run.
+
+        Raises UserError where it cannot be read.
+        """
+        return manifest.problems(self.folder / str(step), step, manifest.run_of(self.folder.parent))
 
     def newest_good(self, set_aside: bool = True) -> int | None:
         """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and

@@ -1,9 +1,11 @@
 """The seal of a checkpoint folder: `meta.json` with size and SHA-256 of every other file, and the hash of all that."""
 
 import concurrent.futures
+import errno
 import hashlib
 import json
 import pathlib
+import stat
 from typing import Any
 
 from jaxtrain.errors import UserError
@@ -41,26 +43,64 @@ def _put(folder: pathlib.Path, content: dict[str, Any]) -> None:
         aside.write_text(json.dumps({**content, "seal": _hash_of(content)}))
 
 
+class Unreadable(UserError):
+    """The system does not let this user, or this machine, read a file; whether it is whole cannot be said."""
+
+
 def read(folder: pathlib.Path) -> dict[str, Any]:
-    """The meta.json of a folder. Raises UserError where it is missing or not as it was written."""
+    """The meta.json of a folder. Raises UserError where it is missing or not as it was written, and Unreadable."""
     path = folder / NAME
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
         told = content.pop("seal")
         if told != _hash_of(content):
             raise ValueError("its content does not match its hash")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path}: damaged: {why}") from None
+    except OSError as error:
+        _refuse_unreadable(path, error)
+        raise UserError(f"{path}: damaged: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: damaged: {error}") from None
     return content
 
 
-def problems(folder: pathlib.Path) -> list[str]:
-    """What is not as it was written; empty where the folder is whole."""
+def run_of(folder: pathlib.Path) -> str | None:
+    """The run that a run folder is of (its fingerprint's identity); None where that is not written down."""
     try:
-        files = read(folder)["files"]
+        found = json.loads((folder / "fingerprint.json").read_bytes())["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # of an older version; what is wrong with the file, whoever goes on in the folder says
+    return found if isinstance(found, str) else None
+
+
+def _refuse_unreadable(path: pathlib.Path, error: OSError) -> None:
+    """Raises Unreadable for all but a file that is missing, or of another kind."""
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        raise Unreadable(
+            f"{path}: cannot be read: {error.strerror or error}. It is left as it is; give this user its permissions "
+            "back, or wait for its disk, and start the same command again"
+        ) from None
+
+
+def problems(folder: pathlib.Path, step: int | None = None, run: str | None = None) -> list[str]:
+    """What is not as it was written; empty where the folder is whole. step, run: what its name and place say it is of.
+
+    Raises Unreadable.
+    """
+    try:
+        content = read(folder)
+        files = content["files"]
+        if not isinstance(files, dict) or not all(isinstance(wanted, dict) for wanted in files.values()):
+            raise UserError(f"{folder / NAME}: damaged: it lists no files")
+    except Unreadable:
+        raise
+    except KeyError as error:
+        return [f"{folder / NAME}: damaged: no {error}"]
     except UserError as error:
         return [str(error)]
+    if step is not None and content.get("step", step) != step:
+        return [f"it holds step {content.get('step')}: another checkpoint's folder, copied or renamed"]
+    if run is not None and content.get("run", run) != run:
+        return ["it is another run's checkpoint"]
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         found = pool.map(lambda item: _problem(folder, *item), files.items())
     return [problem for problem in found if problem]
@@ -71,11 +111,14 @@ def _problem(folder: pathlib.Path, name: str, wanted: dict[str, Any]) -> str:
     if not path.resolve().is_relative_to(folder.resolve()):
         return f"{name}: lies outside the checkpoint"
     try:
-        size = path.stat().st_size
-        if size != wanted["bytes"]:
-            return f"{name}: {size:,} bytes, wanted {wanted['bytes']:,}"
-        return "" if _digest(path) == wanted["sha256"] else f"{name}: its content has changed"
+        told = path.stat()
+        if not stat.S_ISREG(told.st_mode):
+            return f"{name}: no plain file"
+        if told.st_size != wanted.get("bytes"):
+            return f"{name}: {told.st_size:,} bytes, wanted {wanted.get('bytes'):,}"
+        return "" if _digest(path) == wanted.get("sha256") else f"{name}: its content has changed"
     except OSError as error:
+        _refuse_unreadable(path, error)
         return f"{name}: {error.strerror}"
 
 

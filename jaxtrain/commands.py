@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,10 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 
 FAILED = 1
+MISTAKES = {  # of a path that was given; anything else is the disk's or the machine's
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
 BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # what switches theirs off
 EXTRAS = {  # module -> the extra that brings it
     "torch": "torch",
@@ -66,6 +71,15 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
         if os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
         return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+    except OSError as error:
+        if error.errno is None or os.environ.get("JAXTRAIN_TRACEBACK"):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror}", file=sys.stderr)
+        return UserError.exit_code if error.errno in MISTAKES else FAILED
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS or os.environ.get("JAXTRAIN_TRACEBACK"):
@@ -75,9 +89,6 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     except KeyboardInterrupt:  # with `start`, only one that somebody raises
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return FAILED
 
 
 @contextlib.contextmanager

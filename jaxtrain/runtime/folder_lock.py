@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import plain_files
 
 NAME = "run.lock"
 ALIVE_S = 5.0  # between two signs of life
@@ -37,7 +38,8 @@ class FolderLock:
     def acquire(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            plain_files.refuse_links(self.path.parent)
+            self._file = plain_files.open_plain(self.path, os.O_RDWR)
         except OSError as error:
             raise UserError(
                 f"run.dir: cannot write to {self.path.parent}: {error.strerror}; choose another run.dir"
@@ -114,9 +116,12 @@ class FolderLock:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            return json.loads(os.pread(self._file, 4096, 0))
-        except ValueError:
+            word = json.loads(os.pread(self._file, 4096, 0))
+        except (ValueError, RecursionError):
             return None  # empty, or cut off by a crash while it was written
+        if not isinstance(word, dict) or type(word.get("pid")) is not int or not isinstance(word.get("host"), str):
+            return None  # no holder of this lock wrote it
+        return {"started": None, **word}
 
     def _sign(self, count: int) -> None:
         word = {"pid": os.getpid(), "host": socket.gethostname(), "started": _start_of(os.getpid()), "sign": count}

@@ -14,6 +14,7 @@ import jax
 
 from jaxtrain.runtime.launch import coordination
 from jaxtrain.runtime.leaving import leave
+from jaxtrain.runtime.plain_files import open_plain
 
 HEARTBEAT_S = 2.0
 LOST_S = 20.0  # a process without a heartbeat for so long is taken for dead or stopped
@@ -111,7 +112,7 @@ class Watchdog:
 
     def _end(self, reason: str) -> None:
         path = self.folder / f"stacks_{jax.process_index()}.txt"
-        with contextlib.suppress(OSError), path.open("w") as file:
+        with contextlib.suppress(OSError), open(path, "w", opener=open_plain) as file:
             faulthandler.dump_traceback(file, all_threads=True)
         print(
             f"error: process {jax.process_index()}: {reason}\nPython stacks are in {path}. Start the same command "

@@ -31,7 +31,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import host_memory
+from jaxtrain.runtime import host_memory, plain_files
 from jaxtrain.runtime.launch import coordination
 from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, state_tree
 from jaxtrain.train.state import TrainState
@@ -149,7 +149,7 @@ class Checkpoints:
     def _set_aside(self, step: int) -> bool:
         target = self.folder / f"{step}{DAMAGED}"
         try:
-            shutil.rmtree(target, ignore_errors=True)
+            plain_files.delete(target)
             (self.folder / str(step)).rename(target)
         except OSError:
             return False  # a folder that cannot be written: the next save says so
@@ -302,7 +302,7 @@ class Checkpoints:
 
     def _clear_part(self, step: int) -> None:
         if jax.process_index() == 0:
-            shutil.rmtree(self._part(step), ignore_errors=True)
+            plain_files.delete(self._part(step))
 
     def _last_good(self) -> str:
         return "none" if self.newest is None else f"step {self.newest}"
@@ -344,7 +344,7 @@ class Checkpoints:
     def _remove(self, name: str) -> None:
         aside = self.folder / f"{name.partition('.')[0]}{PART}"  # it no longer counts, whatever is left of it
         if name != aside.name:
-            shutil.rmtree(aside, ignore_errors=True)
+            plain_files.delete(aside)
             (self.folder / name).rename(aside)
         shutil.rmtree(aside)
 
@@ -352,7 +352,7 @@ class Checkpoints:
         """Delete what killed saves have left; no save may be under way."""
         left = self._named(PART)
         for path in left:
-            shutil.rmtree(path, ignore_errors=True)
+            plain_files.delete(path)
         return left
 
     # --- restoring ----------------------------------------------------------------------------------------------

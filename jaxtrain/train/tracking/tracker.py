@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import plain_files
 from jaxtrain.train.tracking.backends import Backend, make_backends
 from torch_bridge.atomic_file import replacing
 
@@ -158,7 +159,7 @@ class _Lines:
         self._waiting: list[bytes] = []
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return plain_files.open_plain(self.path, os.O_RDWR | os.O_APPEND)
 
     def keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines for which `stays` is false, and what a killed process did not finish."""
@@ -201,6 +202,9 @@ class _Lines:
 
 class _FileHandler(logging.FileHandler):
     """train.log; a full disk costs its lines, nothing else."""
+
+    def _open(self):
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=plain_files.open_plain)
 
     def handleError(self, record):
         pass

@@ -1,0 +1,51 @@
+"""Write within a run folder only: in one that came from elsewhere, any name may be a link to a file of the user's."""
+
+import errno
+import os
+import pathlib
+import shutil
+import stat
+
+from jaxtrain.errors import UserError
+
+FOLDERS = ("checkpoints", "exports", "reports", "tensorboard", "mlruns", "wandb")  # that a run writes into
+LINES = ("run.lock", "train.log", "metrics.jsonl")  # that it goes on writing; all else is written aside and renamed
+
+
+def open_plain(path: str | os.PathLike, flags: int) -> int:
+    """os.open, made where it is missing, of a plain file and never through a link; an opener of `open`, too.
+
+    Raises OSError.
+    """
+    extra = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe nobody reads would not be opened at all
+    descriptor = os.open(path, flags | extra, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return descriptor
+
+
+def refuse_links(folder: pathlib.Path) -> None:
+    """Raises UserError where a name that a run writes to is a link, a pipe or a device."""
+    for name in (*FOLDERS, *LINES):
+        path = folder / name
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        wanted = stat.S_ISDIR if name in FOLDERS else stat.S_ISREG
+        if wanted(mode):
+            continue
+        what = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else "a file" if stat.S_ISREG(mode) else "none"
+        kind = "folder" if name in FOLDERS else "plain file"
+        raise UserError(
+            f"run.dir: {path}: wanted a {kind}, found {what}; a run writes within its folder only. Move it away, or "
+            "choose another run.dir"
+        )
+
+
+def delete(path: pathlib.Path) -> None:
+    """A folder, as far as that is possible; a link goes, not what it leads to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,98 @@
+"""A run folder that came from elsewhere: nothing is written out of it, and nothing in it is taken for what it is not."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from jaxtrain.errors import UserError
+from jaxtrain.runtime import plain_files
+from jaxtrain.runtime.folder_lock import FolderLock
+from jaxtrain.train.checkpoint import manifest
+from torch_bridge.atomic_file import replacing
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize("name", [*plain_files.LINES, *plain_files.FOLDERS])
+def test_a_link_in_place_of_what_a_run_writes_is_refused_and_not_followed(name, victim, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    with pytest.raises(UserError, match=f"{name}: wanted a .*, found a link to {victim}"):
+        FolderLock(folder).acquire()
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_in_place_of_a_log_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "train.log")
+    with pytest.raises(UserError, match="train.log: wanted a plain file"):
+        FolderLock(tmp_path).acquire()
+    with pytest.raises(OSError, match=r"no plain file|No such device"):
+        plain_files.open_plain(tmp_path / "train.log", os.O_WRONLY)
+
+
+def test_no_file_is_opened_through_a_link(victim, tmp_path):
+    (tmp_path / "train.log").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        plain_files.open_plain(tmp_path / "train.log", os.O_WRONLY | os.O_APPEND)
+
+
+@pytest.mark.parametrize("name", [".config.yaml.part", ".best.pt.part"])
+def test_what_is_written_aside_is_not_written_through_a_link(name, victim, tmp_path):
+    (tmp_path / name).symlink_to(victim)
+    path = tmp_path / name.removeprefix(".").removesuffix(".part")
+    with replacing(path) as aside:
+        aside.write_text("new")
+    assert (victim.read_text(), path.read_text()) == ("precious", "new")
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"x"', "{}", '{"pid": "1", "host": 2}', '{"pid": 1}', "[" * 4000])
+def test_a_lock_file_of_another_shape_holds_nobody(content, tmp_path):
+    (tmp_path / "run.lock").write_text(content)
+    with FolderLock(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+
+
+def sealed(folder, **meta):
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text("w")
+    manifest.write(folder, meta)
+    return folder
+
+
+def test_a_checkpoint_under_another_steps_name_is_damaged(tmp_path):
+    folder = sealed(tmp_path / "25", step=25)
+    assert manifest.problems(folder, 25) == []
+    assert manifest.problems(shutil.copytree(folder, tmp_path / "30"), 30) == [
+        "it holds step 25: another checkpoint's folder, copied or renamed"
+    ]
+
+
+def test_a_checkpoint_of_another_run_is_damaged(tmp_path):
+    folder = sealed(tmp_path / "25", step=25, run="a")
+    assert (manifest.problems(folder, 25, "a"), manifest.problems(folder, 25, "b")) == (
+        [],
+        ["it is another run's checkpoint"],
+    )
+
+
+@pytest.mark.parametrize("name", ["meta.json", "weights"])
+def test_a_checkpoint_that_cannot_be_read_is_neither_whole_nor_damaged(name, tmp_path, monkeypatch):
+    folder = sealed(tmp_path / "25", step=25)
+    real = os.open
+
+    def refuse(path, *arguments, **more):
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr("io.open", lambda path, *a, **k: refuse(path, os.O_RDONLY))
+    with pytest.raises(manifest.Unreadable, match=f"{name}: cannot be read: Permission denied. It is left as it is"):
+        manifest.problems(folder, 25)

@@ -127,6 +127,7 @@ class FolderLock:
         word = {"pid": os.getpid(), "host": socket.gethostname(), "started": _start_of(os.getpid()), "sign": count}
         text = json.dumps(word).encode().ljust(256)
         os.pwrite(self._file, text, 0)
+        os.ftruncate(self._file, len(text))
 
     def _show_life(self) -> None:
         count = 0

@@ -1,4 +1,4 @@
-"""A run folder that came from elsewhere: nothing is written out of it, and nothing in it is taken for what it is not."""
+"""A run folder that came from elsewhere: nothing is written out of it, nothing in it is taken for what it is not."""
 
 import json
 import os

@@ -115,13 +115,16 @@ class Record:
         module = self.entry.wrapped_module
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         modes = {name: inner.training for name, inner in self.entry.named_modules()}
+        own_train = any(type(inner).train is not torch.nn.Module.train for inner in self.entry.modules())
         try:
-            if training and not module.training:
-                self.entry.train()
-            elif not training:
+            if not training:
                 self.entry.eval()
+            elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
+                self.entry.train()
             return graph_of(recording.export(self.entry, examples), PREFIX)
         finally:
+            if own_train:
+                self.entry.train(modes["wrapped_module"])  # undoes what else it has set
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 

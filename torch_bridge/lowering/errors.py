@@ -47,7 +47,7 @@ ADVICE_WRITTEN = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
-_MACHINERY = (
+MACHINERY = (
     "/torch/",
     "torch_bridge/lowering",
     "torch_bridge/from_torch.py",
@@ -62,7 +62,7 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
     """`file:line  code` of the innermost frame outside torch itself; where there is none, of the innermost one, or ""
     with `own`."""
     frames = list(_FRAME.finditer(stack_trace or ""))
-    outside = [frame for frame in frames if not any(part in frame["file"] for part in _MACHINERY)]
+    outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
     frames = outside or ([] if own else frames)
     if not frames:
         return ""

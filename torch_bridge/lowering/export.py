@@ -17,7 +17,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import gradients
+from torch_bridge.lowering import gradients, python_state
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
@@ -66,9 +66,12 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
     program, error, obstacles = None, None, []
+    watch = python_state.Watch(module)
     with _quiet(), recordable() as plain:
         try:
-            program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+            with python_state.watched(module, watch):
+                program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+            frozen_state = list(python_state.obstacles(module, inputs, watch))
             _cut_gradients(program.graph_module)
             program = program.run_decompositions(decompositions())
             gradients.enclose(program.graph_module)
@@ -81,6 +84,8 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
         raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
+    if frozen_state:
+        raise UnsupportedModel(_name(module), merge(frozen_state), python_state.ADVICE_STATE)
     obstacles = [*_obstacles(program), *_written_parameters(program)]
     if obstacles:
         data = any("depends on" in obstacle.what for obstacle in obstacles)

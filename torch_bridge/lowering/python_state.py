@@ -1,0 +1,303 @@
+"""State that Python keeps beside the tensors: a recorded module would keep the values of one call for ever.
+
+A module is recorded once, and its Python runs then and never again. `self.step += 1`, `random.random()`, a numpy mask
+or a clock are constants of that record. They are found by looking at what a call changes and by recording twice.
+"""
+
+import contextlib
+import functools
+import linecache
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line
+
+ADVICE_STATE = (
+    "Python runs once, while the module is recorded. Keep what changes in a buffer (self.register_buffer('step', "
+    "torch.zeros(())), then self.step += 1), draw random numbers with torch (torch.rand), and pass what comes from "
+    "outside as an input."
+)
+_OWN = set(vars(torch.nn.Module())) | {"forward"}  # what every module has; buffers and parameters are torch's to watch
+_LIBRARY = os.path.dirname(os.__file__)
+_DEPTH = 3  # containers inside containers
+
+
+class Watch:
+    """What one call of a module changes in Python: attributes of its submodules, random generators.
+
+    changed: (module, its path, attribute, value before, value after). drawn: the lines that drew random numbers.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.before = _snapshot(module)
+        self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
+        self.drawn: list[str] = []
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Around the forward pass, inside torch.export, which puts attributes back as they were."""
+        generators = _generators()
+        try:
+            yield
+        finally:
+            if _generators() != generators:
+                self.drawn.append("")
+            after = _snapshot(self.module)
+            for key, (module, path, name, old) in self.before.items():
+                new = after[key][3] if key in after else None
+                if not _same(old, new):
+                    self.changed.append((module, path, name, old, new))
+            for key, (module, path, name, new) in after.items():
+                if key not in self.before:
+                    self.changed.append((module, path, name, None, new))
+
+    def restore(self) -> None:
+        """Put every attribute back as it was before the call."""
+        for key, (module, _, name, _) in _snapshot(self.module).items():
+            if key not in self.before:
+                vars(module).pop(name, None)
+        for module, _, name, old in self.before.values():
+            _put(module, name, old)
+
+    def advance(self) -> None:
+        """Set the attributes as the call left them; a tensor becomes one of other values."""
+        for module, _, name, _, new in self.changed:
+            _put(module, name, _other(new))
+
+
+@contextlib.contextmanager
+def watched(module: torch.nn.Module, watch: Watch) -> Iterator[None]:
+    """While active, calls of the module are watched."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def observed(*args, **kwargs):
+        with watch.call():
+            return forward(*args, **kwargs)
+
+    vars(module)["forward"] = observed
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+
+
+def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[Obstacle]:
+    """The lines that compute with state of Python, found by recording the module twice more, with fixed sizes.
+
+    watch: of the record that succeeded. The module's attributes are left as they were before it.
+    """
+    generators = random.getstate(), np.random.get_state()
+    try:
+        watch.restore()
+        first = _trace(module, inputs)
+        watch.restore()
+        watch.advance()
+        if watch.drawn:
+            with _drawing(watch.drawn):
+                second = _trace(module, inputs)
+        else:
+            second = _trace(module, inputs)
+    finally:
+        watch.restore()
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+    lines = [line for line in dict.fromkeys(watch.drawn) if line]
+    for line in lines or ([""] if watch.drawn else []):
+        yield Obstacle("random numbers of Python or numpy are drawn", line)
+    if first is None or watch.drawn:
+        return
+    names = ", ".join(f"{path}.{name}".removeprefix(".") for _, path, name, _, _ in watch.changed[:3])
+    if second is None:
+        if watch.changed:
+            yield Obstacle(f"the next call finds another {names}, which this one has set")
+        return
+    node = _difference(first, second)
+    if node is not None:
+        because = f", because the call changes {names}" if names else ""
+        where = source_line(getattr(node, "stack_trace", None) or "")
+        yield Obstacle(f"a second call computes something else{because}", where, module_path(node))
+
+
+def _trace(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgram | None:
+    try:
+        return torch.export.export(module, inputs, strict=False)
+    except Exception:  # the record with free sizes succeeded, so this is no fault of the module's
+        return None
+
+
+def _difference(first: torch.export.ExportedProgram, second: torch.export.ExportedProgram) -> Any:
+    """The first node of the second program that computes something else; None where the two are equal."""
+    ours, theirs = _nodes(first.graph_module), _nodes(second.graph_module)
+    for a, b in zip(ours, theirs, strict=False):
+        if (a.op, _target(a)) != (b.op, _target(b)) or not _equal_arguments(a, b):
+            return b
+    if len(ours) != len(theirs):
+        longer = theirs if len(theirs) > len(ours) else ours
+        return longer[min(len(ours), len(theirs))]
+    constants = [
+        {spec.arg.name: program.constants.get(spec.target) for spec in program.graph_signature.input_specs}
+        for program in (first, second)
+    ]
+    for a, b in zip(ours, theirs, strict=True):
+        old, new = constants[0].get(a.name), constants[1].get(b.name)
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and not _same_tensor(old, new):
+            return next(iter(b.users), b)
+    return None
+
+
+def _target(node: torch.fx.Node) -> str:
+    """An operator's name; a higher-order one made for this record by its class."""
+    return str(node.target) if isinstance(node.target, (str, torch._ops.OpOverload)) else type(node.target).__name__
+
+
+def _nodes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    modules = [inner for inner in graph_module.modules() if isinstance(inner, torch.fx.GraphModule)]
+    return [node for inner in modules for node in inner.graph.nodes]
+
+
+def _equal_arguments(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    if str(a.target).startswith("torch_bridge."):  # markers of the record itself, which number themselves
+        return a.all_input_nodes == [] or [n.name for n in a.all_input_nodes] == [n.name for n in b.all_input_nodes]
+    return _literals((a.args, a.kwargs)) == _literals((b.args, b.kwargs))
+
+
+def _literals(value: Any) -> Any:
+    """Arguments of a node as text and tuples: numbers and names count, objects that each record makes anew do not."""
+    if isinstance(value, dict):
+        return tuple((key, _literals(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_literals, value))
+    if isinstance(value, (int, float, complex, str, bool, type(None), torch.dtype, torch.device, slice)):
+        return repr(value)
+    return value.name if isinstance(value, torch.fx.Node) else type(value).__name__
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b:
+        return True
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b) or _both_nan(a, b))
+
+
+def _both_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.is_floating_point() and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _generators() -> tuple:
+    state = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), state["pos"], state["key"].tobytes()
+
+
+@contextlib.contextmanager
+def _drawing(lines: list[str]) -> Iterator[None]:
+    """While active, the lines outside torch after which a generator of Python or numpy has moved on are added."""
+    known = [_generators()]
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if any(part in code.co_filename for part in MACHINERY) or _of_python(code.co_filename):
+            return None
+        line = [frame.f_lineno]
+
+        def follow(frame, event, _):
+            now = _generators()
+            if now != known[0]:
+                known[0] = now
+                lines.append(f"{code.co_filename}:{line[0]}  {linecache.getline(code.co_filename, line[0]).strip()}")
+            line[0] = frame.f_lineno
+            return follow
+
+        return follow
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _of_python(file: str) -> bool:
+    return file.startswith("<frozen ") or (file.startswith(_LIBRARY) and "site-packages" not in file)
+
+
+def _snapshot(module: torch.nn.Module) -> dict[tuple, tuple]:
+    """(module, attribute) -> module, its path, attribute, a copy of the value as far as its containers go."""
+    found = {}
+    for path, inner in module.named_modules():
+        path = path.removeprefix("wrapped_module").removeprefix(".")
+        for name, value in vars(inner).items():
+            if name not in _OWN:
+                found[id(inner), name] = (inner, path, name, _copy(value))
+    return found
+
+
+def _copy(value: Any, depth: int = _DEPTH) -> Any:
+    if depth and type(value) in (list, tuple, set):
+        return _Container(value, [_copy(item, depth - 1) for item in value])
+    if depth and isinstance(value, dict):
+        return _Container(value, {key: _copy(item, depth - 1) for key, item in value.items()})
+    return value
+
+
+class _Container:
+    """A list, tuple, set or dict and what it held."""
+
+    def __init__(self, owner: Any, held: Any):
+        self.owner, self.held = owner, held
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, _Container) and isinstance(new, _Container):
+        if type(old.held) is not type(new.held) or len(old.held) != len(new.held):
+            return False
+        if isinstance(old.held, dict):
+            return old.held.keys() == new.held.keys() and all(_same(old.held[k], new.held[k]) for k in old.held)
+        return all(_same(a, b) for a, b in zip(old.held, new.held, strict=True))
+    if old is new:
+        return True
+    plain = (int, float, complex, bool, str, bytes, np.generic)
+    return type(old) is type(new) and isinstance(old, plain) and (old == new or old != old)
+
+
+def _put(module: torch.nn.Module, name: str, value: Any) -> None:
+    vars(module)[name] = _whole(value)
+
+
+def _whole(value: Any) -> Any:
+    """The value again, its containers the same objects with what they held."""
+    if not isinstance(value, _Container):
+        return value
+    owner, held = value.owner, value.held
+    if isinstance(held, dict):
+        items = {key: _whole(item) for key, item in held.items()}
+        owner.clear()
+        owner.update(items)
+        return owner
+    items = [_whole(item) for item in held]
+    if isinstance(owner, list):
+        owner[:] = items
+    elif isinstance(owner, set):
+        owner.clear()
+        owner.update(items)
+    return owner
+
+
+def _other(value: Any) -> Any:
+    """The value as the next call finds it; a tensor of other numbers, so that a call that reads it differs."""
+    if isinstance(value, torch.Tensor):
+        shape = [int(size) if isinstance(size, int) else 2 for size in value.shape]
+        return torch.ones(shape, dtype=value.dtype)
+    if isinstance(value, _Container):
+        held = value.held
+        if isinstance(held, dict):
+            return {key: _other(item) for key, item in held.items()}
+        return type(value.owner)(_other(item) for item in held)
+    return value

@@ -67,9 +67,9 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
     program, error, obstacles = None, None, []
     watch = python_state.Watch(module)
-    with _quiet(), recordable() as plain:
+    with _quiet(), recordable(module) as plain:
         try:
-            with python_state.watched(module, watch):
+            with python_state.watched(module, watch, plain.known.begin):
                 program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             frozen_state = list(python_state.obstacles(module, inputs, watch))
             _cut_gradients(program.graph_module)
@@ -84,6 +84,8 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
         raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
+    for line in dict.fromkeys(plain.known.checks):
+        log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:
         raise UnsupportedModel(_name(module), merge(frozen_state), python_state.ADVICE_STATE)
     obstacles = [*_obstacles(program), *_written_parameters(program)]

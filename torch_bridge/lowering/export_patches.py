@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_bridge.lowering import gradients, packed_sequence
 from torch_bridge.lowering.errors import source_line
+from torch_bridge.lowering.known_values import KnownValues
 
 
 @contextlib.contextmanager
-def recordable() -> Iterator["PlainFunctions"]:
-    """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors."""
+def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunctions"]:
+    """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors.
+
+    module: the one that is recorded.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     validates = torch.distributions.Distribution._validate_args
     with contextlib.ExitStack() as stack:
@@ -29,7 +34,7 @@ def recordable() -> Iterator["PlainFunctions"]:
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
-        yield stack.enter_context(PlainFunctions())
+        yield stack.enter_context(PlainFunctions(module))
 
 
 def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -68,18 +73,40 @@ class PlainFunctions(TorchFunctionMode):
     reads: where Python asked for a number, in order.
     """
 
-    def __init__(self):
+    def __init__(self, module: torch.nn.Module | None = None):
         super().__init__()
         self.reads: list[str] = []
+        self.known = KnownValues(module)
+        self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function in _ASKED:
+            value = self.known.value(args[0])
+            if value is not None:
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    return function(value, *args[1:], **kwargs)
+        if function in _EQUAL:
+            if args[0] is args[1]:
+                return True
+            values = [self.known.value(tensor) for tensor in args]
+            if all(value is not None for value in values):
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    return torch.equal(*values)
+        if function is torch.Tensor.__bool__ or function in _EQUAL:
+            passed = self.known.passed(_user_frame(sys._getframe()))
+            if passed is not None:
+                return passed
         if function in _READS and getattr(args[0], "constant", None) is None:
             self.reads.append(source_line("".join(traceback.format_stack())))
         if function in (torch.as_tensor, torch.tensor) and _read_numbers(args[0]):
             return torch.stack([torch.scalar_tensor(n, dtype=kwargs.get("dtype", torch.int64)) for n in args[0]])
         if function == _get_data:
-            return args[0].detach()
+            shown = args[0].detach()
+            self._aliases[id(shown)] = (shown, args[0])
+            return shown
+        if function == _set_data and self._aliases.get(id(args[1]), (None, None))[1] is args[0]:
+            return None  # x.data = x.data
         if function == _set_data and isinstance(args[1], torch.Tensor) and args[1].shape == args[0].shape:
             args[0].detach().copy_(args[1])
             return None
@@ -89,12 +116,23 @@ class PlainFunctions(TorchFunctionMode):
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **kwargs)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        self.known.note(function, args, kwargs, result)
+        return result
 
 
 _READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
+_ASKED = (*_READS, torch.Tensor.item, torch.Tensor.tolist)
+_EQUAL = (torch.equal, torch.Tensor.equal)
 _ASKS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
 _get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+
+
+def _user_frame(frame):
+    """The frame whose code made this call, past this mode and torch's own Python."""
+    while frame.f_code.co_name == "__torch_function__" or "/torch/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame
 
 
 def _from_torch(frame) -> bool:

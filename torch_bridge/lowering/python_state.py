@@ -10,7 +10,7 @@ import linecache
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,13 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module, watch: Watch) -> Iterator[None]:
-    """While active, calls of the module are watched."""
+def watched(module: torch.nn.Module, watch: Watch, begin: Callable[[], None]) -> Iterator[None]:
+    """While active, calls of the module are watched. begin: called when one begins."""
     forward = module.forward
 
     @functools.wraps(forward)
     def observed(*args, **kwargs):
+        begin()
         with watch.call():
             return forward(*args, **kwargs)
 

@@ -1,0 +1,160 @@
+"""Numbers that Python reads out of tensors while a module is recorded, where they can be known.
+
+A tensor that depends on no input, `torch.arange(n)` or a mask kept as a buffer, has the same numbers at every call:
+they are computed when they are read. A check of values, `assert mask.any()` or `if bad.any(): raise ...`, is taken as
+passed.
+"""
+
+import ast
+import functools
+import linecache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
+
+
+class KnownValues:
+    """What is known of the tensors of one record.
+
+    module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
+    taken as passed. read: names of the buffers that were read.
+    """
+
+    def __init__(self, module: torch.nn.Module | None):
+        self.module = module
+        self.buffers = dict(module.named_buffers()) if module is not None else {}
+        self.checks: list[str] = []
+        self.read: set[str] = set()
+        self._recipes: dict[int, tuple] = {}  # of a tensor: itself, so that its id stays its own, and how it was made
+        self._places: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """A call begins: torch.export has put stand-ins in place of the module's buffers."""
+        self._recipes.clear()
+        self._places = {id(value): name for name, value in self.module.named_buffers()} if self.module else {}
+
+    def note(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Remember how a tensor was made, if all that it was made of is known."""
+        if _writes(function):
+            self._recipes.clear()  # whatever shares its memory has other numbers now
+            return
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if not results or not all(isinstance(item, torch.Tensor) and _small(item) for item in results):
+            return
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)) for leaf in leaves):
+            return
+        if all(self._is_known(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+            for number, item in enumerate(results):
+                self._recipes[id(item)] = (item, function, args, kwargs, None if item is result else number)
+
+    def value(self, tensor: Any) -> torch.Tensor | None:
+        """The numbers of a tensor that depends on no input; None for any other."""
+        if not isinstance(tensor, torch.Tensor) or not self._is_known(tensor):
+            return None
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            before = torch.get_rng_state()
+            try:
+                value = self._computed(tensor)
+            except Exception:  # an operator that wants what is not there: the number stays unknown
+                return None
+            if not torch.equal(before, torch.get_rng_state()):  # drawn, so no constant
+                torch.set_rng_state(before)
+                return None
+        return value
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._recipes or id(tensor) in self._places
+
+    def _computed(self, tensor: torch.Tensor) -> torch.Tensor:
+        name = self._places.get(id(tensor))
+        if name is not None and id(tensor) not in self._recipes:
+            self.read.add(name)
+            return self.buffers[name]
+        _, function, args, kwargs, number = self._recipes[id(tensor)]
+        real = lambda leaf: self._computed(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        args, kwargs = pytree.tree_map(real, (args, kwargs))
+        result = function(*args, **kwargs)
+        return result if number is None else result[number]
+
+    def passed(self, frame: Any) -> bool | None:
+        """The truth that lets a check pass, where this frame asks for a tensor's truth inside one; None elsewhere."""
+        found = _check_at(frame)
+        if found is None:
+            return None
+        truth, line = found
+        self.checks.append(line)
+        return truth
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    sizes = tensor.shape
+    return all(isinstance(size, int) for size in sizes) and sizes.numel() <= MOST_ELEMENTS
+
+
+def _writes(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return (
+        name in ("__setitem__", "set_", "copy_")
+        or (name.endswith("_") and not name.endswith("__"))
+        or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__"))
+    )
+
+
+def _check_at(frame: Any) -> tuple[bool, str] | None:
+    code = frame.f_code
+    places = list(code.co_positions())
+    index = frame.f_lasti // 2
+    if index >= len(places) or None in places[index]:
+        return None
+    first, _, start, _ = places[index]
+    for statement, wanted in _checks_of(code.co_filename):
+        line = f"{code.co_filename}:{statement.lineno}"
+        if _holds(statement.test, first, start):
+            return _wanted(statement.test, wanted, first, start), line
+        if (statement.lineno, statement.col_offset) == (first, start):  # the jump of the statement as a whole
+            outcomes = {_wanted(part, wanted, part.lineno, part.col_offset) for part in _parts(statement.test)}
+            return (outcomes.pop(), line) if len(outcomes) == 1 else None
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _checks_of(file: str) -> list[tuple[Any, bool]]:
+    """A file's assert statements and its `if ...: raise` without else, with the truth of the test that passes."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    found: list[tuple[Any, bool]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            found.append((node, True))
+        elif isinstance(node, ast.If) and not node.orelse and all(isinstance(s, ast.Raise) for s in node.body):
+            found.append((node, False))
+    return found
+
+
+def _holds(node: ast.expr, line: int, column: int) -> bool:
+    return (node.lineno, node.col_offset) <= (line, column) < (node.end_lineno, node.end_col_offset)
+
+
+def _parts(test: ast.expr) -> list[ast.expr]:
+    """The operands whose truth decides a test, without their negations but with their place."""
+    if isinstance(test, ast.BoolOp):
+        return [part for value in test.values for part in _parts(value)]
+    return [test]
+
+
+def _wanted(test: ast.expr, truth: bool, line: int, column: int) -> bool:
+    """The truth of the operand at this place that lets the test have this truth."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _wanted(test.operand, not truth, line, column)
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            if _holds(value, line, column):
+                return _wanted(value, truth, line, column)
+    return truth

@@ -15,10 +15,11 @@ from flax import nnx
 from torch.utils import _pytree as pytree
 
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.layouts import Buffer, Carry, key_of
+from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.python_state import Watch
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
 
@@ -115,6 +116,7 @@ class Record:
         module = self.entry.wrapped_module
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         modes = {name: inner.training for name, inner in self.entry.named_modules()}
+        before = Watch(self.entry)
         own_train = any(type(inner).train is not torch.nn.Module.train for inner in self.entry.modules())
         try:
             if not training:
@@ -123,8 +125,7 @@ class Record:
                 self.entry.train()
             return graph_of(recording.export(self.entry, examples), PREFIX)
         finally:
-            if own_train:
-                self.entry.train(modes["wrapped_module"])  # undoes what else it has set
+            before.restore()  # what a train() of the user's own has set beside the modes
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
@@ -170,7 +171,8 @@ class _Level(nnx.Module):
 class ConvertedModule(nnx.Module):
     """A torch module that runs in JAX; made by `from_torch`.
 
-    Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared.
+    Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared;
+    those with requires_grad=False are `Frozen`, so that gradients with respect to nnx.Param leave them out.
     """
 
     def __init__(self, record: Record, module: torch.nn.Module, changed: Collection[str] = (), empty: bool = False):
@@ -216,7 +218,7 @@ def _fill(
 
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            setattr(level, name, share(parameter, nnx.Param))
+            setattr(level, name, share(parameter, nnx.Param if parameter.requires_grad or empty else Frozen))
     for name, buffer in module._buffers.items():
         if buffer is None:
             continue

@@ -16,6 +16,10 @@ class Buffer(nnx.Variable):
     """A persistent torch buffer: saved and exported, not trained (running statistics, usage averages)."""
 
 
+class Frozen(nnx.Variable):
+    """A parameter whose requires_grad was False in torch: exported as a parameter, no `nnx.Param`, so no gradient."""
+
+
 class Carry(nnx.Variable):
     """State that a run must carry on but torch never sees (ring buffers, counters): saved, not exported.
 
@@ -33,7 +37,7 @@ def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[st
     """Parameters and buffers as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
     each in the order of their assignment; a tied variable appears under each of its names."""
     members = list(children(module))
-    for kind in (nnx.Param, (Buffer, nnx.BatchStat)):
+    for kind in ((nnx.Param, Frozen), (Buffer, nnx.BatchStat)):
         for name, value in members:
             if isinstance(value, kind):
                 yield key_of((*prefix, name)), value
@@ -111,7 +115,7 @@ def first_names(module: nnx.Module) -> dict[str, str]:
 def _parameters(module, prefix: tuple):
     members = list(children(module))
     for name, value in members:
-        if isinstance(value, nnx.Param):
+        if isinstance(value, (nnx.Param, Frozen)):
             yield key_of((*prefix, name)), value
     for name, value in members:
         if isinstance(value, nnx.Pytree):

@@ -40,13 +40,14 @@ class FlaxAsTorch(torch.nn.Module):
         self._bridge = _Bridge(model)
         arrays = state_dict(model)
         made: dict[str, torch.Tensor] = {}
+        parameters = (nnx.Param, layouts.Frozen)
         for key, variable in layouts.named_variables(model):
             first = self._bridge.first[key]
             if first not in made:
                 tensor = to_torch(arrays[key])
                 trained = isinstance(variable, nnx.Param) and tensor.is_floating_point()
                 made[first] = (
-                    torch.nn.Parameter(tensor, requires_grad=trained) if isinstance(variable, nnx.Param) else tensor
+                    torch.nn.Parameter(tensor, requires_grad=trained) if isinstance(variable, parameters) else tensor
                 )
             self._register(key, made[first])
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtrain.config import PrecisionConfig
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
-from torch_bridge.layouts import attribute_order, key_of, restore_order
+from torch_bridge.layouts import Frozen, attribute_order, key_of, restore_order
 
 Arrays = dict[str, jax.Array]  # by the variable's path joined with dots, which is its torch key
 
@@ -65,8 +65,10 @@ class ModelDef:
             keys.append(key_of(path))
             if variable.get_metadata("stays_finite", False):
                 stay_finite.add(keys[-1])
-            is_param = isinstance(variable, nnx.Param)
-            kinds.append(("params" if trainable(keys[-1]) else "frozen") if is_param else "buffers")
+            if isinstance(variable, nnx.Param) and trainable(keys[-1]):
+                kinds.append("params")
+            else:
+                kinds.append("frozen" if isinstance(variable, (nnx.Param, Frozen)) else "buffers")
         order = attribute_order(model)
         return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds), order, frozenset(stay_finite))
 

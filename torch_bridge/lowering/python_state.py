@@ -37,6 +37,7 @@ class Watch:
     def __init__(self, module: torch.nn.Module):
         self.module = module
         self.before = _snapshot(module)
+        self.generators = random.getstate(), np.random.get_state()
         self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
         self.drawn: list[str] = []
 
@@ -59,7 +60,9 @@ class Watch:
                     self.changed.append((module, path, name, None, new))
 
     def restore(self) -> None:
-        """Put every attribute back as it was before the call."""
+        """Put every attribute and the random generators back as they were before the call."""
+        random.setstate(self.generators[0])
+        np.random.set_state(self.generators[1])
         for key, (module, _, name, _) in _snapshot(self.module).items():
             if key not in self.before:
                 vars(module).pop(name, None)
@@ -95,7 +98,6 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
 
     watch: of the record that succeeded. The module's attributes are left as they were before it.
     """
-    generators = random.getstate(), np.random.get_state()
     try:
         watch.restore()
         first = _trace(module, inputs)
@@ -108,8 +110,6 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
             second = _trace(module, inputs)
     finally:
         watch.restore()
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
     lines = [line for line in dict.fromkeys(watch.drawn) if line]
     for line in lines or ([""] if watch.drawn else []):
         yield Obstacle("random numbers of Python or numpy are drawn", line)

@@ -1,0 +1,203 @@
+"""What Python does around the tensors of a module: exact, or refused with the line."""
+
+import itertools
+import logging
+import random
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from jaxtrain.runtime.prng import Rngs
+from torch_bridge.from_torch import from_torch
+from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.state_dict import state_dict
+
+X = torch.linspace(-1, 1, 20).reshape(4, 5)
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(5, 3)
+        self.step, self.seen, self.settings, self.average = 0, [], {"calls": 0}, torch.zeros(3)
+        self.count = itertools.count(1).__next__
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+        self.register_buffer("calls", torch.zeros(()))
+
+
+def module(function) -> nn.Module:
+    code = function.__code__.replace(co_name="forward")  # torch keeps the lines of functions of that name
+    forward = types.FunctionType(code, globals(), "forward")
+    return type(function.__name__, (Base,), {"forward": forward})()
+
+
+def counter(self, x):
+    self.step += 1
+    return self.linear(x) * self.step
+
+
+def python_random(self, x):
+    return self.linear(x) * random.random()
+
+
+def numpy_mask(self, x):
+    keep = np.random.rand(3) > 0.5
+    return self.linear(x) * torch.from_numpy(keep)
+
+
+def layer_drop(self, x):
+    if self.training and random.random() < 1e-3:
+        return x[:, :3]
+    return self.linear(x)
+
+
+def list_state(self, x):
+    self.seen.append(x.mean())
+    return self.linear(x) * len(self.seen)
+
+
+def dict_state(self, x):
+    self.settings["calls"] += 1
+    return self.linear(x) + self.settings["calls"]
+
+
+def tensor_state(self, x):
+    y = self.linear(x)
+    self.average = 0.9 * self.average + 0.1 * y.mean(0).detach()
+    return y - self.average
+
+
+def clock(self, x):
+    return self.linear(x) * (time.time() % 1)
+
+
+def closure(self, x):
+    return self.linear(x) * self.count()
+
+
+REFUSED = {
+    counter: ("the call changes step", "return self.linear(x) * self.step"),
+    python_random: ("random numbers of Python or numpy", "return self.linear(x) * random.random()"),
+    numpy_mask: ("random numbers of Python or numpy", "keep = np.random.rand(3) > 0.5"),
+    layer_drop: ("random numbers of Python or numpy", "if self.training and random.random() < 1e-3"),
+    list_state: ("the call changes seen", "return self.linear(x) * len(self.seen)"),
+    dict_state: ("the call changes settings", "return self.linear(x) + self.settings"),
+    tensor_state: ("the call changes average", "self.average = 0.9 * self.average"),
+    clock: ("a second call computes something else", "time.time() % 1"),
+    closure: ("a second call computes something else", "self.linear(x) * self.count()"),
+}
+
+
+@pytest.mark.parametrize("forward", REFUSED, ids=lambda forward: forward.__name__)
+def test_state_that_python_keeps_is_refused_with_its_line(forward):
+    made, generators = module(forward), (random.getstate(), np.random.get_state()[1].tolist())
+    reason, line = REFUSED[forward]
+    with pytest.raises(UnsupportedModel) as caught:
+        from_torch(made, X, modes=("training",))
+    assert reason in str(caught.value)
+    assert line in str(caught.value)
+    assert (made.step, made.seen, made.settings) == (0, [], {"calls": 0})
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == generators
+
+
+def buffer_counter(self, x):
+    self.calls += 1
+    return self.linear(x) * self.calls
+
+
+def note_only(self, x):
+    y = self.linear(x)
+    self.last = y.detach()
+    self.step += 1
+    return y
+
+
+def constants(self, x):
+    order = torch.arange(3).flip(0).tolist()
+    if not self.mask.all() or int(torch.tensor([2, 3]).sum()) != 5:
+        return x
+    return self.linear(x)[:, order]
+
+
+def own_data(self, x):
+    self.linear.weight.data = self.linear.weight.data
+    return self.linear(x) if torch.equal(x, x) else x
+
+
+@pytest.mark.parametrize("forward", [buffer_counter, note_only, constants, own_data], ids=lambda f: f.__name__)
+def test_what_does_not_change_the_numbers_of_a_call_is_converted(forward):
+    theirs, ours = module(forward).train(), module(forward)
+    model = from_torch(ours, X)
+    for number in range(3):
+        got = model(X.numpy(), rngs=Rngs(jax.random.key(number)))
+        np.testing.assert_allclose(np.asarray(got), theirs(X).detach().numpy(), atol=1e-6)
+
+
+def checks(self, x):
+    assert not torch.isnan(x).any(), "not a number"
+    assert (x < 100).all()
+    assert not (x > 100).any()
+    if torch.isinf(x).any():
+        raise ValueError("infinite")
+    return self.linear(x)
+
+
+def test_a_check_of_values_is_taken_as_passed_and_says_so(caplog):
+    theirs = module(checks)
+    with caplog.at_level(logging.WARNING):
+        model = from_torch(theirs, X, modes=("evaluation",))
+    np.testing.assert_allclose(np.asarray(model(X.numpy())), theirs(X).detach().numpy(), atol=1e-6)
+    assert len([line for line in caplog.messages if "taken as passed" in line]) == 4
+
+
+def branch(self, x):
+    if (x > 0).all():
+        return self.linear(x)
+    return -self.linear(x)
+
+
+def test_a_branch_that_is_no_check_is_refused():
+    with pytest.raises(UnsupportedModel, match="depends on the values of a tensor"):
+        from_torch(module(branch), X)
+
+
+class KeepsStatistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.BatchNorm1d(5), 1.0
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        self.scale = 2.0 if mode else 1.0
+        return self
+
+    def forward(self, x):
+        return self.norm(x) * self.scale
+
+
+def test_an_overridden_train_is_called_as_torch_calls_it():
+    theirs, ours = KeepsStatistics(), KeepsStatistics()
+    model = from_torch(ours, X)
+    assert (ours.scale, ours.norm.training) == (1.0, True)
+    for mode in (True, False):
+        want = theirs.train(mode)(X).detach().numpy()
+        got = model(X.numpy(), rngs=Rngs(jax.random.key(0)) if mode else None)
+        np.testing.assert_allclose(np.asarray(got), want, atol=1e-6)
+    assert float(np.abs(np.asarray(model.norm.running_mean[...])).max()) == 0
+
+
+def test_a_frozen_parameter_has_no_gradient_but_its_place_in_the_state_dict():
+    made = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1))
+    made[0].requires_grad_(False)
+    model = from_torch(made, X)
+    assert list(state_dict(model)) == list(made.state_dict())
+    grads = nnx.grad(lambda model: model(X.numpy()).sum())(model)
+    assert len(jax.tree.leaves(grads)) == 2

@@ -70,14 +70,22 @@ def bind(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> tup
 
 
 class Forward(torch.nn.Module):
-    """The call of a module, with its arguments in their own containers."""
+    """The call of a module, with its arguments in their own containers. An output that is neither a tensor nor a
+    number, a cache of keys and values say, becomes None: no loss and no metric reads it."""
 
     def __init__(self, module: torch.nn.Module):
         super().__init__()
         self.wrapped_module = module
 
     def forward(self, args: tuple, kwargs: dict):
-        return self.wrapped_module(*args, **kwargs)
+        return pytree.tree_map(_known_output, self.wrapped_module(*args, **kwargs))
+
+
+_KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)
+
+
+def _known_output(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, _KNOWN) else None
 
 
 class Record:

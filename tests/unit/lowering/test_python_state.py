@@ -201,3 +201,22 @@ def test_a_frozen_parameter_has_no_gradient_but_its_place_in_the_state_dict():
     assert list(state_dict(model)) == list(made.state_dict())
     grads = nnx.grad(lambda model: model(X.numpy()).sum())(model)
     assert len(jax.tree.leaves(grads)) == 2
+
+
+class Cache:
+    """As transformers' DynamicCache: tensors in an object that torch cannot take apart."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+def cached(self, x):
+    y = self.linear(x)
+    return {"logits": y, "cache": Cache(y * 2)}
+
+
+def test_an_output_that_is_no_tensor_is_left_out():
+    theirs = module(cached)
+    outputs = from_torch(theirs, X, modes=("evaluation",))(X.numpy())
+    np.testing.assert_allclose(np.asarray(outputs["logits"]), theirs(X)["logits"].detach().numpy(), atol=1e-6)
+    assert outputs["cache"] is None

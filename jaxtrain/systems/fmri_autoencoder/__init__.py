@@ -3,15 +3,11 @@
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
 from jaxtrain.systems.fmri_autoencoder.data import build_data
+from jaxtrain.systems.fmri_autoencoder.losses import loss, outputs
+from jaxtrain.systems.fmri_autoencoder.metrics import compute, eval_statistics
+from jaxtrain.systems.fmri_autoencoder.model import build_model
 from jaxtrain.systems.fmri_autoencoder.original.legacy_config import ORIGINAL
-from jaxtrain.systems.fmri_autoencoder.task import (
-    build_model,
-    compute,
-    eval_statistics,
-    loss,
-    outputs,
-    schedule,
-)
+from jaxtrain.systems.fmri_autoencoder.original.schedules import schedule
 from jaxtrain.task import Task, TorchTwin
 
 COMMON = {

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
+from jaxtrain.task import Loss
 
 STD_EPSILON = 1e-8
 NORM_EPSILON = 1e-12  # torch.nn.functional.normalize
@@ -236,3 +238,31 @@ class NormalizedCombinedAutoEncoderLoss(CombinedAutoEncoderLoss):
         return NormalizedFMRIMatchingLoss(self.fmri_loss_type, normalize_by_std=self.normalize_by_std)(
             prediction, target, valid
         )
+
+
+OUTPUTS = ("bottleneck", "predicted_fmri", "video_recon", "audio_recon", "text_recon")
+
+
+def criterion(config) -> CombinedAutoEncoderLoss:
+    """The criterion of a config: normalised for the second generation unless told otherwise."""
+    options = config.loss
+    normalized = options.normalize_by_std
+    if normalized is None:
+        normalized = isinstance(config.model, HeadOptions)
+    weights = {name: value for name, value in options if name != "normalize_by_std"}
+    return NormalizedCombinedAutoEncoderLoss(**weights) if normalized else CombinedAutoEncoderLoss(**weights)
+
+
+def loss(model, batch, config, rngs) -> Loss:
+    """Reconstruction and voxels, a mean over the valid volumes; the terms are logged unweighted."""
+    outputs = model(batch["video"], batch["audio"], batch["text"], rngs=rngs, valid=batch["valid"])
+    targets = (batch[name] for name in ("video", "audio", "text", "fmri"))
+    total, parts = criterion(config)(outputs, *targets, valid=batch["valid"])
+    parts = {name: value for name, value in parts.items() if name != "total_loss"}
+    return Loss(total, batch["valid"].sum(), parts)
+
+
+def outputs(model, batch) -> dict:
+    """bottleneck, predicted_fmri, video_recon, audio_recon, text_recon."""
+    found = model(batch["video"], batch["audio"], batch["text"])
+    return {name: found[name] for name in OUTPUTS}

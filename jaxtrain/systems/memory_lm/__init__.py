@@ -49,7 +49,7 @@ TASKS = {
     "scratch": _task("model"),
     "adapter": _task(
         "adapter",
-        initial_weights=lazy("jaxtrain.systems.memory_lm.pretrained:initial_weights"),
+        initial_weights=lazy("jaxtrain.systems.memory_lm.adapter:initial_weights"),
     ),
 }
 

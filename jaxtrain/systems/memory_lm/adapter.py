@@ -1,14 +1,20 @@
 """MemoryAdapter: a pretrained decoder whose chosen layers also read a memory bank; optionally LoRA."""
 
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain import nn
+from jaxtrain import hub, nn
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig, load_config_file, read_config
 from jaxtrain.systems.memory_lm.backbones import CausalLM
 from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
+from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.layers import run_layers
 from jaxtrain.systems.memory_lm.lora import apply_lora
 from jaxtrain.systems.memory_lm.memory_read import choose_chapters, read_memory
@@ -20,8 +26,8 @@ from jaxtrain.systems.memory_lm.model import (
     routing_strategy,
     set_normal,
 )
-from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.router import Routing
+from torch_bridge.layouts import named_variables
 
 
 class Adapter(nnx.Module):
@@ -152,7 +158,7 @@ def config_json(model) -> dict:
     """The base model's config.json: inline, or from its folder."""
     if model.base_config is not None:
         return dict(model.base_config)
-    from jaxtrain.systems.memory_lm.pretrained import folder_of
+    from jaxtrain.systems.memory_lm.adapter import folder_of
 
     return load_config_file(folder_of(model.base_model_name))
 
@@ -169,3 +175,34 @@ def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
         dtype=dtype,
         scan_layers=config.model.scan_layers,
     )
+
+
+def folder_of(name: str) -> pathlib.Path:
+    """The folder of a local path or of a hub id. Raises UserError where neither is there."""
+    return hub.folder_of(name, "model.base_model_name")
+
+
+def initial_weights(config) -> Mapping[str, Any] | None:
+    """The base model's weights under the adapter's keys, still in their files; None where it starts from random ones.
+
+    Raises UserError where the folder lacks a weight of the model.
+    """
+    if config.model.base_model_name is None:
+        return None
+    from torch_bridge import files
+
+    weights = files.open_weights(folder_of(config.model.base_model_name))
+    state = {f"base_model.{name}": leaf for name, leaf in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    if backbone_config(config.model).tied and "base_model.model.embed_tokens.weight" in state:
+        state.setdefault("base_model.lm_head.weight", state["base_model.model.embed_tokens.weight"])
+    missing = [key for key in base_keys(config) if key not in state]
+    if missing:
+        raise UserError(f"{config.model.base_model_name}: {len(missing)} weights missing, as {', '.join(missing[:3])}")
+    return state
+
+
+def base_keys(config) -> list[str]:
+    """Keys of the base model's own weights."""
+    model = nnx.eval_shape(lambda: build_model(config, initial_rngs(0)))
+    keys = [key for key, _ in named_variables(model) if key.startswith("base_model.")]
+    return [key for key in keys if not key.endswith((".lora_A", ".lora_B"))]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.config import get_memory_layer_indices
 from jaxtrain.systems.memory_lm.original.legacy_config import OWN
-from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
 from torch_bridge.lazy_array import LazyArray
 
 ARCHITECTURES = {

@@ -10,8 +10,8 @@ import dataclasses
 from flax import nnx
 
 from jaxtrain.runtime.prng import initial_rngs
+from jaxtrain.systems.memory_lm.config import get_memory_layer_indices
 from jaxtrain.systems.memory_lm.param_groups import param_group
-from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
 from torch_bridge.layouts import named_variables
 
 PER_SCORE = 8

@@ -11,9 +11,9 @@ from jaxtrain.nn import initializers
 from jaxtrain.systems.memory_lm.attention import MLP, MemoryCrossAttention, SelfAttention
 from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
+from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.layers import run_layers
 from jaxtrain.systems.memory_lm.memory_read import choose_chapters, read_memory
-from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.router import ChapterRouter, Routing
 
 

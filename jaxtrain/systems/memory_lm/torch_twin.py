@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
+from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.torch_backbone import (
     ACTIVATIONS,
     CausalLM,

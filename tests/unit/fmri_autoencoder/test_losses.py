@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.fmri_autoencoder import losses, metrics, task
+from jaxtrain.systems.fmri_autoencoder import losses, metrics
 from tests.unit.fmri_autoencoder import tiny
 
 RNG = np.random.default_rng(0)
@@ -63,10 +63,10 @@ def test_voxel_correlation_over_a_split_in_batches_is_pearsons():
         rows = slice(start, start + 20)
         x, y = (np.concatenate([z[rows], np.full((20 - len(z[rows]), 9), 1e3)]) for z in (prediction, target))
         batch = {"fmri": y, "valid": np.arange(20) < 50 - start}
-        found = task.eval_statistics({"predicted_fmri": x}, batch, config).sums
+        found = metrics.eval_statistics({"predicted_fmri": x}, batch, config).sums
         sums = {name: sums.get(name, 0) + np.asarray(value) for name, value in found.items()}
     pearson = [np.corrcoef(prediction[:, i], target[:, i])[0, 1] for i in range(8)]
-    finished = task.compute(sums, {}, config)
+    finished = metrics.compute(sums, {}, config)
     assert finished["voxel_correlation"] == pytest.approx(np.mean([*pearson, 0.0]), rel=1e-4)
     assert finished["fmri_mse_of_mean"] == pytest.approx(target.var(0).mean(), rel=1e-4)
     rows = [np.corrcoef(prediction[i], target[i])[0, 1] for i in range(50)]

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import config_io
-from jaxtrain.systems.fmri_autoencoder.task import build_model
+from jaxtrain.systems.fmri_autoencoder.model import build_model
 
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 

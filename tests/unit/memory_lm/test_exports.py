@@ -13,7 +13,7 @@ import transformers
 from flax import nnx
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import exports, pretrained
+from jaxtrain.systems.memory_lm import adapter, exports
 from jaxtrain.systems.memory_lm.adapter import build_model
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.lora import lora_layers
@@ -56,7 +56,7 @@ def trained(request, tmp_path_factory):
         compat="correct",
     )
     model = build_model(config, nnx.Rngs(0))
-    load_state_dict(model, pretrained.initial_weights(config), strict=False)
+    load_state_dict(model, adapter.initial_weights(config), strict=False)
     for i, (_, layer) in enumerate(lora_layers(model)):
         layer.lora_B[...] = jnp.asarray(np.random.default_rng(i).normal(size=layer.lora_B.shape), jnp.float32) * 0.1
     return config, model, base

@@ -9,10 +9,9 @@ import pytest
 from jaxtrain import config_io, run
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import flops, param_groups
-from jaxtrain.systems.memory_lm.config import Memory, Model
+from jaxtrain.systems.memory_lm.config import Memory, Model, get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.model import build_model
 from jaxtrain.systems.memory_lm.original import legacy_config
-from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "memory_lm"

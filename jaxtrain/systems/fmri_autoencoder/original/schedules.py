@@ -5,9 +5,33 @@ import math
 from collections.abc import Callable
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
 
 HEAD_START = 1e-5  # absolute learning rate of the second generation's first step
 GEN1_START = 0.1  # fraction of the base rate at which the first generation starts
+
+
+def schedule(config, given, steps_per_epoch: int):
+    """The core's schedule, or under compat: original the one that the original follows by mistake."""
+    settings = config.optim.schedule
+    kinds = {"cosine": "cosine", "step": "step", "constant": "none"}
+    if config.compat != "original" or settings.name not in kinds or not config.optim.lr:
+        return given
+    epochs = settings.warmup_epochs
+    if epochs is None:
+        epochs = (settings.warmup_steps or 0) / steps_per_epoch
+    if epochs != int(epochs):
+        raise UserError("optim.schedule: compat: original counts the warm-up in whole epochs; set warmup_epochs")
+    rule = OriginalRate(
+        base=config.optim.lr,
+        steps=steps_per_epoch,
+        epochs=-(-config.train.steps // steps_per_epoch),
+        warmup_epochs=int(epochs),
+        min_lr=settings.min_lr,
+        kind=kinds[settings.name],
+    )
+    rate = (head_rate if isinstance(config.model, HeadOptions) else gen1_rate)(rule)
+    return lambda step: rate(step) / config.optim.lr
 
 
 @dataclasses.dataclass(frozen=True)

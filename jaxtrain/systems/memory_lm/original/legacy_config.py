@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.config import Memory, Model
-from jaxtrain.systems.memory_lm.placement import get_memory_layer_indices
+from jaxtrain.systems.memory_lm.config import Memory, Model, get_memory_layer_indices
 from jaxtrain.task import LegacyConfig
 
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}

@@ -24,7 +24,7 @@ from jaxtrain.systems.memory_lm.banks import (
     ReducedDimMemoryBank,
 )
 from jaxtrain.systems.memory_lm.banks import quantize_memory_for_deployment as _quantize
-from jaxtrain.systems.memory_lm.config import Data
+from jaxtrain.systems.memory_lm.config import Data, get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.config import Memory as _Memory
 from jaxtrain.systems.memory_lm.config import Model as _Model
 from jaxtrain.systems.memory_lm.decoding import Sampling
@@ -32,7 +32,6 @@ from jaxtrain.systems.memory_lm.lora import LoRALinear, lora_layers
 from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
-from jaxtrain.systems.memory_lm.placement import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.router import ChapterRouter, compute_router_auxiliary_loss, router_losses
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
 from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer
@@ -180,11 +179,11 @@ class MemoryAdapter(_Facade):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        from jaxtrain.systems.memory_lm import adapter, pretrained
+        from jaxtrain.systems.memory_lm import adapter
 
         settings = _settings(config)
         self.module = adapter.build_model(settings, nnx.Rngs(42))
-        load_state_dict(self.module, pretrained.initial_weights(settings) or {}, strict=False)
+        load_state_dict(self.module, adapter.initial_weights(settings) or {}, strict=False)
         config.model.num_layers = self.module.config.num_layers
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.nn.lora import LoRALinear
 from jaxtrain.systems.memory_lm.banks import dequantize, quantize
-from jaxtrain.systems.memory_lm.lora import LoRALinear
 from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.router import (

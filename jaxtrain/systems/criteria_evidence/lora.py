@@ -2,17 +2,14 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import nn
 from jaxtrain.config import Section
 from jaxtrain.errors import UserError
+from jaxtrain.nn.lora import PEFT_ADAPTER, PeftLinear, merged_weight, replace_linears
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from torch_bridge.lazy_array import LazyArray
-
-ADAPTER = "default"  # peft's name for the only adapter
 
 
 class Lora(Section):
@@ -26,23 +23,6 @@ class Lora(Section):
         if self.targets:
             return self.targets
         return ("query_proj", "value_proj") if encoder.kind == "deberta" else ("query", "value")
-
-
-class LoraLinear(nnx.Module):
-    """base_layer(x) + alpha / r * B A dropout(x). B starts at 0, so training starts from the plain encoder."""
-
-    def __init__(self, base: nn.Linear, config: Lora, *, rngs: nnx.Rngs):
-        out_features, in_features = base.weight.shape
-        self.base_layer = base
-        self.lora_A = nnx.Dict({ADAPTER: nn.Linear(in_features, config.r, bias=False, rngs=rngs)})
-        self.lora_B = nnx.Dict({ADAPTER: nn.Linear(config.r, out_features, bias=False, rngs=rngs)})
-        self.lora_B[ADAPTER].weight.set_value(jnp.zeros((out_features, config.r)))
-        self.dropout = nn.Dropout(config.dropout)
-        self.scale = config.alpha / config.r
-
-    def __call__(self, x, rngs=None):
-        low = self.lora_A[ADAPTER](self.dropout(x, rngs))
-        return self.base_layer(x) + self.scale * self.lora_B[ADAPTER](low)
 
 
 class PeftEncoder(nnx.Module):
@@ -68,13 +48,12 @@ def add_lora(encoder: nnx.Module, config: Lora | None, sizes: Encoder, *, rngs: 
     if config is None or not config.enabled:
         return encoder
     targets = config.target_names(sizes)
-    found: set[str] = set()
-    for _, module in list(nnx.iter_modules(encoder)):
-        for name in targets:
-            layer = vars(module).get(name)
-            if isinstance(layer, nn.Linear):
-                setattr(module, name, LoraLinear(layer, config, rngs=rngs))
-                found.add(name)
+    names = replace_linears(
+        encoder,
+        lambda name: name.rpartition(".")[2] in targets,
+        lambda base: PeftLinear(base, config.r, config.alpha, config.dropout, rngs=rngs),
+    )
+    found = {name.rpartition(".")[2] for name in names}
     if set(targets) - found:
         absent = ", ".join(sorted(set(targets) - found))
         raise UserError(f"model.lora.targets: no Linear layer of the encoder is called {absent}")
@@ -83,12 +62,6 @@ def add_lora(encoder: nnx.Module, config: Lora | None, sizes: Encoder, *, rngs: 
 
 def is_adapter(key: str) -> bool:
     return ".lora_A." in key or ".lora_B." in key
-
-
-def _sum(weight, up, down, scale: float) -> np.ndarray:
-    """weight + scale * up down, in float32, in the weight's dtype."""
-    weight, up, down = (np.asarray(value) for value in (weight, up, down))
-    return (weight.astype(np.float32) + scale * up.astype(np.float32) @ down.astype(np.float32)).astype(weight.dtype)
 
 
 def merge(state: dict, scale: float) -> dict:
@@ -100,7 +73,9 @@ def merge(state: dict, scale: float) -> dict:
         plain = key.replace("base_model.model.", "", 1).replace(".base_layer.", ".")
         stem = key.removesuffix(".base_layer.weight")
         if stem != key:
-            down, up = state[f"{stem}.lora_A.{ADAPTER}.weight"], state[f"{stem}.lora_B.{ADAPTER}.weight"]
-            value = LazyArray(value.shape, np.dtype(value.dtype), functools.partial(_sum, value, up, down, scale))
+            down, up = state[f"{stem}.lora_A.{PEFT_ADAPTER}.weight"], state[f"{stem}.lora_B.{PEFT_ADAPTER}.weight"]
+            value = LazyArray(
+                value.shape, np.dtype(value.dtype), functools.partial(merged_weight, value, down, up, scale)
+            )
         merged[plain] = value
     return merged

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxtrain import hub, nn
 from jaxtrain.errors import UserError
+from jaxtrain.nn.lora import LoRALinear, replace_linears
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.systems.memory_lm.backbone_config import BackboneConfig, load_config_file, read_config
 from jaxtrain.systems.memory_lm.backbones import CausalLM
@@ -16,7 +17,6 @@ from jaxtrain.systems.memory_lm.banks import make_bank
 from jaxtrain.systems.memory_lm.cache import Cache, View, empty_cache, empty_routing
 from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.layers import run_layers
-from jaxtrain.systems.memory_lm.lora import apply_lora
 from jaxtrain.systems.memory_lm.memory_read import choose_chapters, read_memory
 from jaxtrain.systems.memory_lm.model import (
     Output,
@@ -63,7 +63,7 @@ class MemoryAdapter(nnx.Module):
         self.bank_of = get_memory_bank_assignments(memory, layers)
         self.base_model = CausalLM(config, rngs=rngs, dtype=dtype)
         if memory.lora:
-            self.lora_names = tuple(apply_lora(self.base_model, memory, rngs=rngs))
+            self.lora_names = tuple(add_lora(self.base_model, memory, rngs=rngs))
             if not self.lora_names:
                 raise UserError(f"memory.lora_targets: no layer's name contains one of {list(memory.lora_targets)}")
         width = config.hidden_size
@@ -140,6 +140,15 @@ class MemoryAdapter(nnx.Module):
         config, dtype = self.config, self.base_model.model.embed_tokens.weight[...].dtype
         routing = empty_routing(self.memory, list(self.bank_of), batch, config.hidden_size, dtype)
         return empty_cache(config.num_layers, capacity, batch, config.kv_heads, config.head_dim, dtype, routing)
+
+
+def add_lora(module: nnx.Module, memory, *, rngs: nnx.Rngs) -> list[str]:
+    """Give LoRA to every Linear whose dotted name contains one of `lora_targets`; return their names."""
+    return replace_linears(
+        module,
+        lambda name: any(target in name for target in memory.lora_targets),
+        lambda base: LoRALinear(base, memory.lora_rank, memory.lora_alpha, memory.lora_dropout, rngs=rngs),
+    )
 
 
 def backbone_config(model) -> BackboneConfig:

@@ -1,5 +1,6 @@
 """Trained weights in the forms that other libraries read: Hugging Face and PEFT folders, the original's checkpoints."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.lora import merged_weight
 from jaxtrain.systems.memory_lm.config import get_memory_layer_indices
 from jaxtrain.systems.memory_lm.original.legacy_config import OWN
 from torch_bridge.lazy_array import LazyArray
@@ -51,17 +53,10 @@ def merged(config, state: Mapping[str, Any]) -> dict[str, Any]:
             continue
         name = key.removesuffix(".weight")
         if f"{name}.lora_A" in state:
-            weight = _sum(weight, state[f"{name}.lora_A"], state[f"{name}.lora_B"], scale)
+            read = functools.partial(merged_weight, weight, state[f"{name}.lora_A"], state[f"{name}.lora_B"], scale)
+            weight = LazyArray(tuple(weight.shape), np.dtype(weight.dtype), read)
         result[key.removeprefix("base_model.")] = weight
     return result
-
-
-def _sum(weight, a, b, scale: float) -> LazyArray:
-    def read() -> np.ndarray:
-        update = np.asarray(b).astype(np.float32) @ np.asarray(a).astype(np.float32)
-        return (np.asarray(weight).astype(np.float32) + scale * update).astype(weight.dtype)
-
-    return LazyArray(tuple(weight.shape), np.dtype(weight.dtype), read)
 
 
 def _scratch(config, state):

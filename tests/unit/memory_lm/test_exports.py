@@ -13,10 +13,10 @@ import transformers
 from flax import nnx
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.lora import LoRALinear, named_layers
 from jaxtrain.systems.memory_lm import adapter, exports
 from jaxtrain.systems.memory_lm.adapter import build_model
 from jaxtrain.systems.memory_lm.config import Memory, Model
-from jaxtrain.systems.memory_lm.lora import lora_layers
 from jaxtrain.systems.memory_lm.original import torch_compat
 from tests.unit.memory_lm.models import MODEL, ids, logits, small
 from torch_bridge import files
@@ -57,7 +57,7 @@ def trained(request, tmp_path_factory):
     )
     model = build_model(config, nnx.Rngs(0))
     load_state_dict(model, adapter.initial_weights(config), strict=False)
-    for i, (_, layer) in enumerate(lora_layers(model)):
+    for i, (*_, layer) in enumerate(named_layers(model, LoRALinear)):
         layer.lora_B[...] = jnp.asarray(np.random.default_rng(i).normal(size=layer.lora_B.shape), jnp.float32) * 0.1
     return config, model, base
 
@@ -75,7 +75,7 @@ def agree(ours, theirs) -> bool:
 def test_the_base_weights_come_from_the_folder(trained):
     _, model, base = trained
     plain = nnx.clone(model)
-    for _, layer in lora_layers(plain):
+    for *_, layer in named_layers(plain, LoRALinear):
         layer.lora_B[...] = jnp.zeros(layer.lora_B.shape)
     assert agree(plain, base)
 
@@ -97,7 +97,7 @@ def test_merging_twice_adds_the_update_once_and_unmerging_takes_it_back(trained)
     _, model, _ = trained
     merged = nnx.clone(model)
     wanted = logits(model, ids())
-    layers = dict(lora_layers(merged)).values()
+    layers = [layer for *_, layer in named_layers(merged, LoRALinear)]
     for layer in [*layers, *layers]:
         layer.merge()
     np.testing.assert_allclose(logits(merged, ids()), wanted, atol=1e-4)

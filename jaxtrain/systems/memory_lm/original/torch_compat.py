@@ -13,6 +13,7 @@ import torch
 from flax import nnx
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.lora import LoRALinear, named_layers
 from jaxtrain.systems.memory_lm import data, generation, losses
 from jaxtrain.systems.memory_lm import model as scratch
 from jaxtrain.systems.memory_lm.attention import MemoryCrossAttention
@@ -28,7 +29,6 @@ from jaxtrain.systems.memory_lm.config import Data, get_memory_bank_assignments,
 from jaxtrain.systems.memory_lm.config import Memory as _Memory
 from jaxtrain.systems.memory_lm.config import Model as _Model
 from jaxtrain.systems.memory_lm.decoding import Sampling
-from jaxtrain.systems.memory_lm.lora import LoRALinear, lora_layers
 from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
@@ -344,7 +344,7 @@ def generate_batch(
 def merge_adapter_weights(model: _Facade) -> dict[str, torch.Tensor]:
     """Add every LoRA to its weight, in place, and give the state dict without the LoRA's own matrices (the original
     keeps them, so that loading its result applies the update twice)."""
-    for _, layer in lora_layers(model.module):
+    for *_, layer in named_layers(model.module, LoRALinear):
         layer.merge()
     return {key: value for key, value in model.state_dict().items() if not key.endswith((".lora_A", ".lora_B"))}
 

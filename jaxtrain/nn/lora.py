@@ -1,14 +1,22 @@
-"""Low-rank updates of frozen linear layers. Source: Hu et al. 2021."""
+"""Low-rank updates of frozen linear layers, under the keys of two torch projects. Source: Hu et al. 2021.
+
+`LoRALinear` keeps its factors beside the weight (lora_A, lora_B); `PeftLinear` wraps the layer as peft does
+(base_layer, lora_A.default, lora_B.default).
+"""
 
 import math
+from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.nn import initializers
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.linear import linear
+
+PEFT_ADAPTER = "default"  # peft's name for the only adapter
 
 
 class LoRALinear(nnx.Module):
@@ -51,38 +59,52 @@ class LoRALinear(nnx.Module):
             self.merged = False
 
 
-def named_linears(module: nnx.Module, prefix: str = ""):
-    """(dotted name, parent, attribute or index, layer) of every Linear, in the order of torch's named_modules."""
+class PeftLinear(nnx.Module):
+    """base_layer(x) + alpha / rank * B A dropout(x). B starts at 0, so training starts from the plain layer."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0, *, rngs: nnx.Rngs):
+        out, into = base.weight.shape
+        self.base_layer = base
+        self.lora_A = nnx.Dict({PEFT_ADAPTER: nn.Linear(into, rank, bias=False, rngs=rngs)})
+        self.lora_B = nnx.Dict({PEFT_ADAPTER: nn.Linear(rank, out, bias=False, rngs=rngs)})
+        self.lora_B[PEFT_ADAPTER].weight.set_value(jnp.zeros((out, rank)))
+        self.dropout = nn.Dropout(dropout)
+        self.scale = alpha / rank
+
+    def __call__(self, x, rngs=None):
+        low = self.lora_A[PEFT_ADAPTER](self.dropout(x, rngs))
+        return self.base_layer(x) + self.scale * self.lora_B[PEFT_ADAPTER](low)
+
+
+def named_layers(
+    module: nnx.Module, kind: type, prefix: str = ""
+) -> Iterator[tuple[str, nnx.Module | nnx.List, str | int, nnx.Module]]:
+    """Yield (dotted name, parent, attribute or index, layer) of every `kind`, in the order of torch's named_modules."""
     items = enumerate(list(module)) if isinstance(module, nnx.List) else list(vars(module).items())
     for name, child in items:
         if isinstance(name, str) and name.startswith("_pytree__"):
             continue
         dotted = f"{prefix}{name}"
-        if isinstance(child, nn.Linear):
+        if isinstance(child, kind):
             yield dotted, module, name, child
         elif isinstance(child, nnx.Module | nnx.List):
-            yield from named_linears(child, dotted + ".")
+            yield from named_layers(child, kind, dotted + ".")
 
 
-def apply_lora(module: nnx.Module, memory, *, rngs: nnx.Rngs) -> list[str]:
-    """Replace every Linear whose dotted name contains one of `lora_targets`; the names replaced."""
-    found = [entry for entry in named_linears(module) if any(t in entry[0] for t in memory.lora_targets)]
+def replace_linears(
+    module: nnx.Module, chosen: Callable[[str], bool], make: Callable[[nn.Linear], nnx.Module]
+) -> list[str]:
+    """Put make(layer) in the place of every Linear below `module` whose dotted name is `chosen`; return the names."""
+    found = [entry for entry in named_layers(module, nn.Linear) if chosen(entry[0])]
     for _, parent, name, base in found:
-        layer = LoRALinear(base, memory.lora_rank, memory.lora_alpha, memory.lora_dropout, rngs=rngs)
         if isinstance(parent, nnx.List):
-            parent[name] = layer
+            parent[name] = make(base)
         else:
-            setattr(parent, name, layer)
+            setattr(parent, name, make(base))
     return [name for name, *_ in found]
 
 
-def lora_layers(module: nnx.Module, prefix: str = ""):
-    """(dotted name, LoRALinear) of every replaced layer."""
-    items = enumerate(list(module)) if isinstance(module, nnx.List) else list(vars(module).items())
-    for name, child in items:
-        if isinstance(name, str) and name.startswith("_pytree__"):
-            continue
-        if isinstance(child, LoRALinear):
-            yield f"{prefix}{name}", child
-        elif isinstance(child, nnx.Module | nnx.List):
-            yield from lora_layers(child, f"{prefix}{name}.")
+def merged_weight(weight, down, up, scale: float) -> np.ndarray:
+    """weight [out, in] + scale * up [out, rank] @ down [rank, in]: summed in float32, in the weight's dtype."""
+    weight, down, up = (np.asarray(value) for value in (weight, down, up))
+    return (weight.astype(np.float32) + scale * (up.astype(np.float32) @ down.astype(np.float32))).astype(weight.dtype)

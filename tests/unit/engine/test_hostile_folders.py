@@ -1,5 +1,6 @@
 """A run folder that came from elsewhere: nothing is written out of it, nothing in it is taken for what it is not."""
 
+import io
 import json
 import os
 import shutil
@@ -86,13 +87,13 @@ def test_a_checkpoint_of_another_run_is_damaged(tmp_path):
 @pytest.mark.parametrize("name", ["meta.json", "weights"])
 def test_a_checkpoint_that_cannot_be_read_is_neither_whole_nor_damaged(name, tmp_path, monkeypatch):
     folder = sealed(tmp_path / "25", step=25)
-    real = os.open
+    real = io.open
 
     def refuse(path, *arguments, **more):
         if str(path).endswith(name):
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *arguments, **more)
 
-    monkeypatch.setattr("io.open", lambda path, *a, **k: refuse(path, os.O_RDONLY))
+    monkeypatch.setattr(io, "open", refuse)
     with pytest.raises(manifest.Unreadable, match=f"{name}: cannot be read: Permission denied. It is left as it is"):
         manifest.problems(folder, 25)

@@ -3,7 +3,11 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MOST_STEPS = 100_000_000  # of a run: the schedule keeps a number for each
+MOST_SAMPLES = 1 << 24  # of a batch
+MOST_LAYERS = 10_000  # of a model; every one is traced
 
 
 class Section(BaseModel):
@@ -11,21 +15,39 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _within_reason(cls, values: Any) -> Any:
+        """Numbers that 64 bits hold, texts that a file system and a terminal take."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{key}: an integer of {value.bit_length()} bits, wanted at most 64")
+            if isinstance(value, str) and any(c < " " and c not in "\t\n\r" or "\ud800" <= c < "\ue000" for c in value):
+                raise ValueError(f"{key}: holds a character that is none of a text, as a NUL")
+        return values
+
 
 class RunConfig(Section):
-    name: str | None = None  # folder under runs/; the config file's name if left out
+    name: str | None = None  # folder under runs/, one name without `/`; the config file's name if left out
     dir: str | None = None  # the run folder itself; runs/<name> if left out
     quiet: bool = False  # no progress bar, warnings only
 
+    @field_validator("name")
+    @classmethod
+    def _one_name(cls, name: str | None) -> str | None:
+        if name is not None and (name in ("", ".", "..") or "/" in name or len(name.encode()) > 200):
+            raise ValueError("wanted one name of at most 200 bytes without `/`; run.dir takes a whole path")
+        return name
+
 
 class DataConfig(Section):
-    batch_size: int = Field(64, ge=1)  # samples per optimizer step, over all devices and accumulation steps
-    eval_batch_size: int | None = Field(None, ge=1)  # samples per evaluation step; batch_size if left out
+    batch_size: int = Field(64, ge=1, le=MOST_SAMPLES)  # per optimizer step, over all devices and micro-batches
+    eval_batch_size: int | None = Field(None, ge=1, le=MOST_SAMPLES)  # per evaluation step; batch_size if left out
     shuffle: bool = True
     drop_last: bool = False  # leave out the last, uneven batch of a training epoch
-    num_workers: int = Field(0, ge=0)  # worker processes that read items; 0 reads in a thread
+    num_workers: int = Field(0, ge=0, le=1024)  # worker processes that read items; 0 reads in a thread
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"  # of worker processes; fork only before JAX
-    prefetch_batches: int = Field(2, ge=1)  # batches kept ready on the device
+    prefetch_batches: int = Field(2, ge=1, le=10_000)  # batches kept ready on the device
     placement: Literal["auto", "host", "device"] = "auto"  # device: the whole dataset lives there, gathered in the step
     device_limit_bytes: int = Field(1 << 30, ge=0)  # auto places a dataset on the device up to this size
     timeout_s: float = Field(600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
@@ -83,10 +105,10 @@ class OptimConfig(Section):
 
 class TrainConfig(Section):
     epochs: int | None = Field(None, ge=1)  # passes over the training data; steps wins where both are given
-    steps: int | None = Field(None, ge=1)  # optimizer steps
-    accumulate_steps: int = Field(1, ge=1)  # micro-batches per optimizer step; batch_size is their sum
+    steps: int | None = Field(None, ge=1, le=MOST_STEPS)  # optimizer steps
+    accumulate_steps: int = Field(1, ge=1, le=MOST_SAMPLES)  # micro-batches per optimizer step; batch_size is their sum
     accumulate_mean: Literal["weighted", "micro"] = "weighted"  # micro: mean of the micro-batch means, as the originals
-    steps_per_call: int = Field(1, ge=1)  # optimizer steps in one compiled call
+    steps_per_call: int = Field(1, ge=1, le=100_000)  # optimizer steps in one compiled call
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes
     log_every_steps: int = Field(10, ge=1)
     nan_policy: Literal["stop", "skip", "ignore"] = "stop"
@@ -127,7 +149,7 @@ class ShardConfig(Section):
     replicas: int | None = Field(None, ge=1)  # hsdp: groups that each hold one copy of the model
     tensor: int = Field(1, ge=1)  # devices that split one layer, where the task declares rules
     devices: int | None = Field(None, ge=1)  # use the first n of this process's devices; all if left out
-    threads: int | None = Field(None, ge=1)  # that compute on a CPU; one per core if left out. 1 suits small models
+    threads: int | None = Field(None, ge=1, le=1024)  # of a CPU; one per core if left out. 1 suits small models
 
 
 class TrackingConfig(Section):

@@ -5,6 +5,7 @@ Every mistake of a config is reported at once, as one UserError.
 
 import difflib
 import functools
+import io
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from jaxtrain import yaml_limits
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, leaves, translate
@@ -69,15 +71,21 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
 def read(path: pathlib.Path) -> dict[str, Any]:
     """The mapping in a YAML file, unchecked."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(locate(path)))
+        text = locate(path).read_text(encoding="utf-8-sig")
+        yaml_limits.check(text)
+        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.yaml")], 3, 0.5)
         names = ", ".join(f"configs/{name}.yaml" for name in near or ["digits"])
         raise UserError(f"{path}: no such config file. Among those that come with jaxtrain: {names}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder, wanted a YAML file") from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    except OSError as error:
+        raise UserError(f"{_shortened(path)}: cannot be read: {error.strerror or error}") from None
+    except yaml_limits.TooLarge as error:
+        raise UserError(f"{path}: {error}") from None
+    except (YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{_shortened(path)}: cannot be read as YAML: {_one_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {type(values).__name__}, wanted sections such as `task:` and `optim:`")
     return {str(key): value for key, value in values.items()}
@@ -143,8 +151,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path) -> dict[str, Any]:
     for override in overrides:
-        if "=" not in override or override.startswith("="):
-            raise UserError(f"override {override!r}: wanted section.key=value, as in optim.lr=1e-4")
+        key, equals, value = override.partition("=")
+        if not key or not equals:
+            raise UserError(f"override {_shortened(override)!r}: wanted section.key=value, as in optim.lr=1e-4")
+        try:
+            if key.count(".") + key.count("[") > yaml_limits.DEEPEST:
+                raise yaml_limits.TooLarge(f"nested more than {yaml_limits.DEEPEST} deep")
+            yaml_limits.check(value)
+        except yaml_limits.TooLarge as error:
+            raise UserError(f"override {_shortened(override)!r}: {error}") from None
+        except YAMLError:
+            pass  # OmegaConf takes it for a text, or says what is wrong with it
     try:
         given = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
         merged = OmegaConf.merge(
@@ -155,10 +172,11 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
         resolved = OmegaConf.to_container(merged, resolve=True)
     except UserError:
         raise
-    except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{path}: cannot apply {' '.join(overrides) or 'its interpolations'}: {_one_line(error)}"
-        ) from None
+    except Exception as error:  # whatever OmegaConf and its grammar raise for a text that they do not take
+        applied = _shortened(" ".join(overrides)) or "its interpolations"
+        raise UserError(f"{path}: cannot apply {applied}: {_one_line(error)}") from None
+    if not isinstance(resolved, dict):
+        raise UserError(f"{path}: wanted sections such as `task:` and `optim:`, got {_shortened(resolved)}")
     resolved.setdefault("run", {})
     if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
         resolved["run"]["name"] = path.stem
@@ -187,7 +205,7 @@ def _explain(kind: type[pydantic.BaseModel], error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(kind, where)}"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower() + message[1:]}, got {error['input']!r}"
+    return f"{key}: {message[0].lower() + message[1:]}, got {_shortened(repr(error['input']))}"
 
 
 def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
@@ -216,4 +234,9 @@ def dotted_keys(kind: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return _shortened(" ".join(str(error).split()), 400) or type(error).__name__
+
+
+def _shortened(text: object, most: int = 120) -> str:
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

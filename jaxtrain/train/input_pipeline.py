@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.config import TrainingConfig
+from jaxtrain.config import MOST_STEPS, TrainingConfig
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sources import ArraySource, ForeignSource, as_source
 from jaxtrain.data.workers import WorkerPool, warm_up
@@ -60,6 +60,11 @@ class InputPipeline:
         if stream.steps_per_epoch is None and config.train.steps is None:
             raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
         self.total_steps = steps or stream.steps_of(epochs)
+        if self.total_steps > MOST_STEPS:
+            raise UserError(
+                f"train.epochs: {config.train.epochs:,} of {stream.steps_per_epoch:,} steps are more than the "
+                f"{MOST_STEPS:,} steps that a run may take"
+            )
         self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
         self.train_loader = self._loader("train", source, stream, accumulate)
 

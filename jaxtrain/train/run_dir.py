@@ -132,7 +132,7 @@ def _meant(checkpoints: Checkpoints, which: str) -> int:
                 f"take --checkpoint last or one of {steps}"
             )
         return best
-    if which.isdigit() and int(which) in steps:
+    if which in map(str, steps):
         return int(which)
     raise UserError(f"--checkpoint {which}: wanted best, last or one of {', '.join(map(str, steps))}")
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxtrain.config import DataConfig, Section
+from jaxtrain.config import MOST_LAYERS, DataConfig, Section
 from jaxtrain.systems.criteria_evidence.encoder_config import PRESETS, Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora
 
@@ -15,7 +15,7 @@ class Head(Section):
     """One head. Keys left out take the family's own defaults; `pooling` and `activation` are family architectures'."""
 
     dropout: float | None = Field(None, ge=0, lt=1)  # 0.1 if left out
-    layers: int | None = Field(None, ge=1)  # 1 if left out: a single Linear
+    layers: int | None = Field(None, ge=1, le=MOST_LAYERS)  # 1 if left out: a single Linear
     hidden: int | list[int] | None = None  # widths of the layers before the last one
     activation: str | None = None  # relu, silu, gelu
     pooling: Literal["cls", "mean", "max", "attn"] | None = None

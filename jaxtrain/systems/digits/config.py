@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from jaxtrain.config import DataConfig, Section
+from jaxtrain.config import MOST_LAYERS, DataConfig, Section
 
 
 class Model(Section):
     patch_size: int = Field(2, ge=1)  # pixels; images are 8 x 8
     embed_dim: int = Field(64, ge=1)
-    depth: int = Field(4, ge=1)
+    depth: int = Field(4, ge=1, le=MOST_LAYERS)
     num_heads: int = Field(4, ge=1)
     mlp_ratio: float = Field(2.0, gt=0)
     dropout: float = Field(0.3, ge=0, lt=1)

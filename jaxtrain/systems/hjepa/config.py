@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from jaxtrain.config import DataConfig, Section
+from jaxtrain.config import MOST_LAYERS, DataConfig, Section
 
 DATASETS = ("digits", "folder", "imagenet", "imagenet100", "cifar10", "cifar100", "stl10")
 
@@ -14,14 +14,14 @@ class ViTConfig(Section):
 
     patch_size: int | None = Field(None, ge=1)  # pixels per side
     embed_dim: int | None = Field(None, ge=1)  # width of a token
-    depth: int | None = Field(None, ge=1)  # blocks
+    depth: int | None = Field(None, ge=1, le=MOST_LAYERS)  # blocks
     num_heads: int | None = Field(None, ge=1)
     mlp_ratio: float | None = Field(None, gt=0)  # hidden width / embed_dim
     in_chans: int | None = Field(None, ge=1)  # image channels
 
 
 class PredictorConfig(Section):
-    depth: int = Field(6, ge=1)
+    depth: int = Field(6, ge=1, le=MOST_LAYERS)
     num_heads: int = Field(12, ge=1)
     mlp_ratio: float = Field(4.0, gt=0)
 
@@ -71,7 +71,7 @@ class ModelConfig(Section):
 class MaskingConfig(Section):
     kind: Literal["fixed", "ragged"] = "fixed"  # fixed: every mask has the same count; ragged: as the blocks fall
     generator: Literal["hierarchical", "multi_block"] = "hierarchical"  # the original's level 0, or I-JEPA's blocks
-    num_masks: int = Field(4, ge=1)  # target blocks per image
+    num_masks: int = Field(4, ge=1, le=MOST_LAYERS)  # target blocks per image
     mask_scale: tuple[float, float] = (0.05, 0.15)  # area of a block / area of the image, from and to
     aspect_ratio: tuple[float, float] = (0.75, 1.5)  # width / height of a block, from and to
     ratio: float | None = Field(None, gt=0, lt=1)  # fixed: masked share; num_masks x mean(mask_scale) if left out
@@ -112,8 +112,8 @@ class AugmentationConfig(Section):
     color_jitter: float = Field(0.4, ge=0)  # strength; 0: none
     crop_scale: tuple[float, float] = (0.8, 1.0)  # area of the random crop / area of the image, from and to
     horizontal_flip: float = Field(0.5, ge=0, le=1)  # probability
-    global_crops: int = Field(1, ge=1)  # crops of image_size per image, each masked and predicted on its own
-    local_crops: int = Field(0, ge=0)  # smaller crops per image beside them (multi-crop)
+    global_crops: int = Field(1, ge=1, le=MOST_LAYERS)  # crops of image_size, each masked and predicted on its own
+    local_crops: int = Field(0, ge=0, le=MOST_LAYERS)  # smaller crops per image beside them (multi-crop)
     local_size: int | None = Field(None, ge=1)  # pixels per side of a local crop; half of image_size if left out
     local_scale: tuple[float, float] = (0.05, 0.4)  # area of a local crop / area of the image, from and to
     where: Literal["device", "loader"] = "device"  # device: inside the step, on images resized once
@@ -164,7 +164,7 @@ class WorldModelConfig(Section):
     vit: ViTConfig = ViTConfig()
     embed_dim: int | None = Field(None, ge=1)
     action_dim: int = Field(4, ge=1)  # numbers per action
-    predictor_depth: int = Field(6, ge=1)
+    predictor_depth: int = Field(6, ge=1, le=MOST_LAYERS)
     predictor_num_heads: int = Field(16, ge=1)
     predictor_mlp_ratio: float = Field(4.0, gt=0)
     predictor_dropout: float = Field(0.1, ge=0, lt=1)

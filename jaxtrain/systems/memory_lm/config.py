@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from jaxtrain.config import DataConfig, OptimConfig, Section
+from jaxtrain.config import MOST_LAYERS, DataConfig, OptimConfig, Section
 from jaxtrain.errors import UserError
 
 TRAIN_STRATEGIES = ("sequence", "sequence-rolling", "token", "prefix")
@@ -17,7 +17,7 @@ class Model(Section):
     hidden_dim: int = Field(768, ge=1)
     num_heads: int = Field(12, ge=1)
     num_kv_heads: int | None = Field(None, ge=1)  # key/value heads, dividing num_heads; num_heads if left out
-    num_layers: int = Field(12, ge=1)
+    num_layers: int = Field(12, ge=1, le=MOST_LAYERS)
     intermediate_dim: int = Field(3072, ge=1)
     vocab_size: int = Field(32000, ge=1)  # at least the tokenizer's size
     max_seq_len: int = Field(8192, ge=1)  # tokens

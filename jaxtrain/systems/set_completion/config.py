@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from jaxtrain.config import DataConfig, Section
+from jaxtrain.config import MOST_LAYERS, DataConfig, Section
 
 
 class ModelConfig(Section):
@@ -11,7 +11,7 @@ class ModelConfig(Section):
     embedding_dim: int = Field(32, ge=1)
     hidden_dim: int = Field(512, ge=1)
     output_dim: int | None = Field(None, ge=1)  # vocab_size if left out
-    num_layers: int = Field(3, ge=0)
+    num_layers: int = Field(3, ge=0, le=MOST_LAYERS)
     num_heads: int = Field(8, ge=1)
     num_inducing_points: int = Field(32, ge=1)
     use_layer_norm: bool = True

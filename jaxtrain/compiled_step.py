@@ -217,10 +217,14 @@ class SharedWeights:
         """The arrays with tied ones under each of their names."""
         return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
 
-    def batch_sharding(self, leaf: Any) -> Any:
-        rows = leaf.shape[0] if getattr(leaf, "ndim", 0) else 0
+    def place(self, leaf: Any) -> Any:
+        """A batch's array in JAX's widths; over the devices by rows where they divide it, else on each of them."""
+        leaf = self.bridge.narrow(leaf)
         pieces = self.layout.batch_devices
-        return self.layout.batch() if rows and rows % pieces == 0 else self.layout.replicated
+        if pieces == 1:
+            return leaf  # the call itself takes it to the device
+        split = leaf.ndim and leaf.shape[0] % pieces == 0
+        return jax.device_put(leaf, self.layout.batch() if split else self.layout.replicated)
 
 
 class CompiledStep:
@@ -295,14 +299,15 @@ class CompiledStep:
             buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
             return loss, parts, grads, buffers
 
-        def accumulate(arrays_now, opt_state, grads, inputs, numbers, key):
+        def accumulate(arrays_now, opt_state, grads, inputs, numbers, count):
+            key = jax.random.fold_in(self.key, count)  # inside: a call of its own would cost more than the rest
             loss, parts, new, buffers = compute(arrays_now, inputs, key)
             grads = {name: grads[name] + value if name in grads else value for name, value in new.items()}
             return (arrays_now | buffers, opt_state, grads), (loss, parts, None)
 
-        def step(arrays_now, opt_state, grads, inputs, numbers, key):
+        def step(arrays_now, opt_state, grads, inputs, numbers, count):
             (arrays_now, opt_state, grads), (loss, parts, _) = accumulate(
-                arrays_now, opt_state, grads, inputs, numbers, key
+                arrays_now, opt_state, grads, inputs, numbers, count
             )
             if self.accumulate > 1:
                 grads = {name: value / self.accumulate for name, value in grads.items()}
@@ -318,12 +323,9 @@ class CompiledStep:
         compiled = jax.jit(step if updating else accumulate, donate_argnums=(0, 1, 2))
 
         def run(leaves):
-            inputs = [
-                jax.device_put(weights.bridge.narrow(leaves[i]), weights.batch_sharding(leaves[i])) for i in arrays
-            ]
-            key = jax.random.fold_in(self.key, self.count)
+            inputs = [weights.place(leaves[i]) for i in arrays]
             state, (loss, parts, norm) = compiled(
-                weights.arrays, self.opt_state, self.grads, inputs, self.updates.numbers(), key
+                weights.arrays, self.opt_state, self.grads, inputs, self.updates.numbers(), np.uint32(self.count)
             )
             weights.arrays, self.opt_state, self.grads = state
             weights.dirty = True

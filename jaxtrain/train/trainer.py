@@ -4,7 +4,7 @@ import contextlib
 import copy
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import init_from
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.program import Program
 from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
@@ -42,8 +43,9 @@ class Trainer:
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> a
     value per sample, a scalar or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples.
     For a torch module: a torch loss module, a torch function of (output, batch), or None for the loss that the module
-    returns. devices: all there are, if left out. abstract: shapes and shardings only, to compile for devices that are
-    elsewhere.
+    returns. callbacks: objects with any of the hooks in docs/callbacks.md; they ask the run for something through
+    `trainer.run`. devices: all there are, if left out. abstract: shapes and shardings only, to compile for devices that
+    are elsewhere.
     Raises UserError for everything that the user can mend.
 
     `program` is what the run compiles: step, hyper-parameters, evaluation.
@@ -58,11 +60,13 @@ class Trainer:
         *,
         task: Task | str | None = None,
         loss: Callable | None = None,
+        callbacks: Sequence[Any] = (),
         devices: list | None = None,
         abstract: bool = False,
     ):
         config = TrainingConfig() if config is None else config
         self.user_model = model
+        self.callbacks, self.run = Callbacks(callbacks, self), Control()
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
             task, model = task_of_module(model, train_dataset, config, loss, task), None
@@ -157,6 +161,7 @@ class Trainer:
             failed = False
             raise
         except Exception as error:
+            self.callbacks.call("on_exception", error)
             lost = watchdog.find_lost_process() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
             if lost:
                 raise ProcessLostError(
@@ -183,7 +188,7 @@ class Trainer:
         config, program = self.config, self.program
         checkpoints = self.checkpoints(tracker.warn)
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
-        loop = Loop(program, tracker, checkpoints, watchdog, **on_save)
+        loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
         origin, step = self._origin(checkpoints, resume, tracker)
         if step is not None:
             program.state = origin.restore(step, program.state)

@@ -17,6 +17,7 @@ from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.init_from import WarmStart
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import model_flops
+from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
 from jaxtrain.train.loop.run_record import Call, RunRecord
 from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import StackedMetrics
@@ -31,7 +32,8 @@ AfterEvaluation = Callable[[int, dict[str, float]], bool]  # (step, validation m
 class Loop:
     """One run of the training loop over a program.
 
-    on_save: called when a checkpoint's arrays are copied off the device.
+    on_save: called when a checkpoint's arrays are copied off the device. callbacks, control: the user's own, and what
+    they may ask for.
     """
 
     def __init__(
@@ -41,11 +43,14 @@ class Loop:
         checkpoints: Checkpoints,
         watchdog: Watchdog,
         on_save: Callable[[], None] = lambda: None,
+        callbacks: Callbacks | None = None,
+        control: Control | None = None,
     ):
         self.program, self.tracker, self.checkpoints, self.watchdog = program, tracker, checkpoints, watchdog
         self.on_save = on_save
         self.config = program.config
-        self.record = RunRecord(program, tracker, checkpoints)
+        self.callbacks, self.control = callbacks or Callbacks(), control or Control()
+        self.record = RunRecord(program, tracker, checkpoints, self.callbacks)
         self.cadence = self.record.cadence
         self.pending: list[Call] = []
         self.preemption = program.preemption
@@ -78,6 +83,8 @@ class Loop:
         self.pictures = Pictures(program)
         self.histograms = Histograms(program, self.config.tracking.histograms_every_steps)
         over = record.best.stop
+        self.announced = self.checkpoints.newest
+        self.callbacks.call("on_train_start")
         if record.evaluation_due:  # a preemption came before it
             over = self._after(record.step)
         if not over:
@@ -86,6 +93,8 @@ class Loop:
         with record.clock.phase("checkpoint"):
             patience_s = self.config.checkpoint.retry_s
             self.checkpoints.save_for_sure(program.state, record.step, record.meta(), patience_s)
+        self._announce_checkpoint()
+        self.callbacks.call("on_train_end")
         record.samples_per_s = record.clock.samples_per_s(record.step)
 
     def _steps(self) -> None:
@@ -109,7 +118,8 @@ class Loop:
             if record.step // log_every > first // log_every:
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
             self.tracker.advance(count)
-            record.evaluation_due = self.cadence.evaluation_due(record.step)
+            self._step_callbacks(first, count, metrics, names)
+            record.evaluation_due = self.cadence.evaluation_due(record.step) or self._asked_to_evaluate()
             if self._after(record.step):
                 return
 
@@ -141,8 +151,13 @@ class Loop:
             if record.plateau:
                 self.hyper["lr_scale"] = self.program.hyper(record.lr_scale())["lr_scale"]
         self.checkpoints.poll()
-        if self.cadence.save_due(step) or evaluated or self.checkpoints.retry_due:
+        self._announce_checkpoint()
+        asked = self.control.take("wants_checkpoint")
+        if self.cadence.save_due(step) or evaluated or asked or self.checkpoints.retry_due:
             self.save(step, evaluated)
+        if self.control.take("wants_stop"):
+            self.tracker.info(f"stopped at step {step}: a callback asked for it")
+            return True
         if evaluated and record.best.stop:
             best = record.best
             self.tracker.info(
@@ -151,6 +166,28 @@ class Loop:
             )
             return True
         return evaluated and self.after_evaluation is not None and self.after_evaluation(step, record.last_metrics)
+
+    def _step_callbacks(self, first: int, count: int, metrics: jax.Array, names: tuple[str, ...]) -> None:
+        """Call the hooks of the steps that one call has just started; nothing waits for them unless a hook reads."""
+        per_epoch = self.program.steps_per_epoch
+        for row in range(count):
+            step = first + row + 1
+            if self.callbacks.has("on_step_end"):
+                self.callbacks.call("on_step_end", step, StepMetrics(metrics, names, row, count))
+            if step % per_epoch == 0:
+                self.callbacks.call("on_epoch_end", step // per_epoch)
+        logged = self.control.take("logged")
+        if logged:
+            self.tracker.point(first + count, (first + count) / per_epoch, "train", logged)
+
+    def _asked_to_evaluate(self) -> bool:
+        return self.control.take("wants_evaluation") and self.cadence.has_validation
+
+    def _announce_checkpoint(self) -> None:
+        """Tell callbacks of a checkpoint that has become whole."""
+        if self.checkpoints.newest is not None and self.checkpoints.newest != self.announced:
+            self.announced = self.checkpoints.newest
+            self.callbacks.call("on_checkpoint", self.announced, self.checkpoints.folder / str(self.announced))
 
     def _drain(self, keep: int = 0) -> None:
         """Fetch the metrics of finished calls, all but the last `keep`, and log what is due."""
@@ -167,6 +204,7 @@ class Loop:
             metrics = self.program.evaluate()
         self.record.evaluation_due = False
         self.record.on_evaluation_end(step, metrics)
+        self.callbacks.call("on_evaluation_end", step, metrics)
         with clock.phase("evaluation"):
             self.pictures.log(step, self.tracker)
 

@@ -13,6 +13,7 @@ from jaxtrain.optim.plateau import Plateau
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.loop.cadence import Cadence
+from jaxtrain.train.loop.callbacks import Callbacks
 from jaxtrain.train.loop.early_stop import EarlyStopping
 from jaxtrain.train.program import Program
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
@@ -52,8 +53,8 @@ class RunRecord:
     clock, system: rates and the machine's load; `start_clock` makes them.
     """
 
-    def __init__(self, program: Program, tracker: Tracker, checkpoints: Checkpoints):
-        self.program, self.tracker, self.checkpoints = program, tracker, checkpoints
+    def __init__(self, program: Program, tracker: Tracker, checkpoints: Checkpoints, callbacks: Callbacks):
+        self.program, self.tracker, self.checkpoints, self.callbacks = program, tracker, checkpoints, callbacks
         config = self.config = program.config
         self.cadence = Cadence(config, program.steps_per_epoch, program.total_steps, program.has_validation)
         evaluation, schedule = config.evaluation, config.optim.schedule
@@ -210,6 +211,7 @@ class RunRecord:
             "skipped": self.skipped,
             "total_steps": self.program.total_steps,
             "steps_per_epoch": self.program.steps_per_epoch,
+            "callbacks": self.callbacks.state_dict(),
         }
 
     def restore(self, meta: dict) -> None:
@@ -222,3 +224,4 @@ class RunRecord:
         for name in ("window", "epoch_sums", "epoch_steps", "train_history", "val_history", "skipped"):
             setattr(self, name, meta[name])
         self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]
+        self.callbacks.load_state_dict(meta.get("callbacks", ()))

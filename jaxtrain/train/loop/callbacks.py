@@ -1,0 +1,157 @@
+"""Objects of the user's own that a run calls at its turning points."""
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.errors import UserError
+
+HOOKS = {
+    "on_train_start": "(trainer)",
+    "on_step_end": "(trainer, step, metrics)",
+    "on_epoch_end": "(trainer, epoch)",
+    "on_evaluation_end": "(trainer, step, metrics)",
+    "on_checkpoint": "(trainer, step, path)",
+    "on_exception": "(trainer, error)",
+    "on_train_end": "(trainer)",
+}
+
+
+class CallbackError(UserError):
+    """A callback raised."""
+
+    exit_code = 1
+
+
+class Every:
+    """Calls `function(trainer, step, metrics)` after every `steps`-th step: `callbacks=[Every(100, show)]`."""
+
+    def __init__(self, steps: int, function: Callable[[Any, int, Mapping[str, float]], None]):
+        if steps < 1:
+            raise UserError(f"Every({steps}, ...): wanted at least 1 step")
+        self.steps, self.function = steps, function
+
+    def on_step_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
+        if step % self.steps == 0:
+            self.function(trainer, step, metrics)
+
+
+class StepMetrics(Mapping):
+    """One step's metrics by name. They stay on the device until one is read; reading waits for the step."""
+
+    def __init__(self, values: jax.Array, names: Sequence[str], row: int, count: int):
+        self._values, self._names, self._row, self._count = values, tuple(names), row, count
+
+    def __getitem__(self, name: str) -> float:
+        place = self._names.index(name) if name in self._names else None
+        if place is None:
+            raise KeyError(f"{name}: this step has {', '.join(self._names)}")
+        return float(np.asarray(self._values).reshape(self._count, -1)[self._row, place])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Control:
+    """What a callback may ask of the run that calls it, as `trainer.run`: it happens after the present step.
+
+    Where there are several processes, all must ask for the same.
+    """
+
+    def __init__(self) -> None:
+        self.wants_stop = self.wants_evaluation = self.wants_checkpoint = False
+        self.logged: dict[str, float] = {}
+
+    def stop(self) -> None:
+        """End the run: its state is saved and `on_train_end` is called."""
+        self.wants_stop = True
+
+    def evaluate(self) -> None:
+        """Evaluate the validation split; it counts for the best checkpoint and for early stopping."""
+        self.wants_evaluation = True
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+        self.wants_checkpoint = True
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Send numbers to metrics.jsonl and the trackers, at the present step."""
+        self.logged |= {name: float(value) for name, value in values.items()}
+
+    def take(self, name: str) -> Any:
+        """The request, which is then none any more."""
+        value = getattr(self, name)
+        setattr(self, name, type(value)())
+        return value
+
+
+class Callbacks:
+    """The callbacks of a run. Raises UserError for an object that has no hook, or one of an unknown name."""
+
+    def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None):
+        self.callbacks, self.trainer = list(callbacks), trainer
+        for callback in self.callbacks:
+            _check(callback)
+        self._by_hook = {hook: [c for c in self.callbacks if callable(getattr(c, hook, None))] for hook in HOOKS}
+
+    def has(self, hook: str) -> bool:
+        return bool(self._by_hook[hook])
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call every callback that has this hook, in order. Raises CallbackError that names the one which raised."""
+        for callback in self._by_hook[hook]:
+            try:
+                getattr(callback, hook)(self.trainer, *arguments)
+            except UserError:
+                raise
+            except Exception as error:
+                at = f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
+                raise CallbackError(
+                    f"callback {type(callback).__name__}.{hook}{at} raised {type(error).__name__}: {error}"
+                ) from error
+
+    def state_dict(self) -> list[list]:
+        """[class name, state] of every callback that has a state. Raises UserError for one that JSON cannot hold."""
+        states = []
+        for callback in self.callbacks:
+            if callable(getattr(callback, "state_dict", None)):
+                state = callback.state_dict()
+                try:
+                    json.dumps(state)
+                except (TypeError, ValueError) as error:
+                    raise UserError(
+                        f"callback {type(callback).__name__}.state_dict(): {error}; return numbers, strings, lists and "
+                        "dicts, which a checkpoint's JSON holds"
+                    ) from error
+                states.append([type(callback).__name__, state])
+        return states
+
+    def load_state_dict(self, states: Sequence[Sequence]) -> None:
+        """Give every callback the state that it had; those are matched by class, in order."""
+        waiting = list(states)
+        for callback in self.callbacks:
+            found = next((entry for entry in waiting if entry[0] == type(callback).__name__), None)
+            if found is not None and callable(getattr(callback, "load_state_dict", None)):
+                waiting.remove(found)
+                callback.load_state_dict(found[1])
+
+
+def _check(callback: Any) -> None:
+    name = type(callback).__name__
+    if isinstance(callback, type):
+        raise UserError(f"callbacks: {callback.__name__} is a class; give an object, {callback.__name__}()")
+    hooks = [attribute for attribute in dir(callback) if attribute.startswith("on_")]
+    unknown = [hook for hook in hooks if hook not in HOOKS]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], HOOKS, 1)
+        hint = f", did you mean {near[0]}{HOOKS[near[0]]}?" if near else ""
+        raise UserError(f"callbacks: {name}.{unknown[0]}: no such hook{hint} There are {', '.join(HOOKS)}")
+    if not hooks:
+        raise UserError(f"callbacks: {name} has no hook; there are {', '.join(HOOKS)}")

@@ -1,24 +1,35 @@
-# make run: the quick start. make test: all tests. Both make .venv on first use and install nothing the second time.
+# make run: the quick start. make test: the tests of a change, in ten minutes. make test-all: every test.
+# All targets make .venv on first use and install nothing the second time.
 PYTHON ?= python3
-PYTHON312 ?= $(shell command -v python3.12 || true)
 BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: run test test-newest lint docs clean
+.PHONY: run test test-all lint typecheck docs clean
 
 run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
 
-test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n $(JOBS) tests --ignore tests/parity
-	$(BIN)/python -m pytest -n $(JOBS) tests/parity --thorough
+test: .venv/installed-test
+	$(PYTEST) tests -m "not slow"
+
+# What the originals recorded is compared with programs compiled as a user's run compiles them.
+test-all: test
+	$(PYTEST) tests --ignore tests/parity -m slow
+	$(PYTEST) tests/parity --optimised
 	bash tests/newest_jax.sh
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/lint-imports --no-cache
+
+typecheck: .venv/installed-test
+	$(BIN)/python .ci/typecheck.py
+
+docs: .venv/installed-test
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 .venv/installed-run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,21 +1,15 @@
 """Tests run on the CPU, share one compile cache and never touch the user's folders."""
 
 import ast
-import contextlib
 import functools
-import gc
 import importlib.util
 import os
 import pathlib
-import re
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[1]
-CACHE = pathlib.Path(
-    os.environ.get("JAX_COMPILATION_CACHE_DIR", pathlib.Path(tempfile.gettempdir()) / "jaxtrain-tests")
-)
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxtrain-tests"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -23,41 +17,25 @@ import pytest  # noqa: E402
 
 from tests import compiling  # noqa: E402
 
-WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-KEPT_BYTES = min(6 * 10**9, MEMORY // (2 * WORKERS))  # by a worker; then what is compiled and traced is given up
-SLOW = ("e2e", "contract", "tuning")  # folders
-gc.set_threshold(10_000, 10, 10)  # tracing makes objects by the million; looking through them was a sixth of the time
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_cache():
     from jaxtrain.runtime import compile_cache
 
     compile_cache.enable()
-    compiling.load_once(programs=200)
 
 
-@pytest.fixture(autouse=True)
-def _small_worker():
-    """Compiled programs pile up, and glibc keeps what they leave: gigabytes after a few hundred tests. What a test
-    leaves behind is not looked through for garbage again and again: that took longer with every test."""
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs_end_with_their_file():
     yield
-    gc.freeze()
-    if _resident_bytes() > KEPT_BYTES:
-        import jax
+    import jax
 
-        from jaxtrain.runtime import host_memory
-
-        jax.clear_caches()
-        gc.unfreeze()
-        gc.collect()
-        host_memory.give_back()
+    jax.clear_caches()  # hundreds of programs would take gigabytes
 
 
 @pytest.fixture
 def optimised(monkeypatch):
-    """Steps are compiled as a run's are: the test says that two programs compute the same bits."""
+    """Compile steps as a user's run does: the test claims that two programs compute the same bits."""
     import jax
 
     from jaxtrain.train.program import Program
@@ -67,72 +45,11 @@ def optimised(monkeypatch):
 
 
 def pytest_addoption(parser):
-    text = "programs optimised as a user's are; contract tests marked once_a_system: of every task"
-    parser.addoption("--thorough", action="store_true", help=text)
+    parser.addoption("--optimised", action="store_true", help="compile every program as a user's run does")
 
 
 def pytest_configure(config):
-    compiling.set_flags(optimised=config.getoption("--thorough"))  # XLA reads them when it first computes
-    text = "a contract test that one task of each system stands for, unless --thorough is given"
-    config.addinivalue_line("markers", f"once_a_system: {text}")
-
-
-def pytest_collection_modifyitems(config, items):
-    """Groups of tests that share something follow one another, the folders of slow ones come first."""
-    if not config.getoption("--thorough"):
-        _keep_one_of_each_system(config, items)
-    groups = {item: _group_of(item.nodeid) for item in items}
-    first = {group: place for place, group in reversed(list(enumerate(groups.values())))}
-    items.sort(key=lambda item: (item.path.parent.name not in SLOW, first[groups[item]]))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """A group stays on one worker. (xdist's own groups are without effect from pytest 9.2 on: pytest-xdist #1386.)"""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByGroup(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return _group_of(nodeid)
-
-    return ByGroup(config, log)
-
-
-def _keep_one_of_each_system(config, items):
-    seen, left_out = set(), []
-    for item in [item for item in items if item.get_closest_marker("once_a_system")]:
-        task = item.callspec.params["name"]
-        claim = item.nodeid.replace(task, task.split(".")[0])
-        if claim in seen:
-            left_out.append(item)
-        seen.add(claim)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
-def _group_of(nodeid: str) -> str:
-    """A file; among the contract tests a task, so that the claims about one share what was built for it."""
-    file, _, case = nodeid.partition("::")
-    task = re.search(r"\[(\w+\.\w+)", case) if file.startswith("tests/contract/") else None
-    return task.group(1) if task else file
-
-
-def pytest_handlecrashitem(crashitem, report, sched):
-    """A worker that died says how: what it wrote last went with it."""
-    with contextlib.suppress(Exception):  # execnet's own process, where it is one
-        code = report.node.gateway._io.popen.wait(timeout=10)
-        report.longrepr += f": exit code {code}; processes killed for memory on this machine: {_killed_for_memory()}"
-
-
-def _killed_for_memory() -> str:
-    counters = dict(line.split() for line in pathlib.Path("/proc/vmstat").read_text().splitlines())
-    return counters.get("oom_kill", "unknown")
-
-
-def _resident_bytes() -> int:
-    statm = pathlib.Path("/proc/self/statm")  # Linux only
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.is_file() else 0
+    compiling.set_flags(optimised=config.getoption("--optimised"))  # XLA reads them when it first computes
 
 
 def pytest_ignore_collect(collection_path, config):

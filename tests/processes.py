@@ -5,11 +5,37 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
-from tests.forked import Forked, run_module
+from tests.compiling import child_environment
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Process(subprocess.Popen):
+    """`python -m <arguments>` in `folder`, with its output in `log`."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        log: pathlib.Path,
+        folder: pathlib.Path = ROOT,
+        prefix: tuple[str, ...] = (),
+    ):
+        self.log = log
+        command = [*prefix, sys.executable, "-m", *arguments]
+        with log.open("a") as file:
+            super().__init__(
+                command, env=child_environment() | environment, stdout=file, stderr=subprocess.STDOUT, cwd=folder
+            )
+
+    def output(self) -> str:
+        """Return what it has printed so far."""
+        return self.log.read_text() if self.log.exists() else ""
 
 
 def free_port() -> int:
@@ -26,7 +52,7 @@ def free_port() -> int:
 
 
 def environment(launcher: str, process: int, processes: int, port: int) -> dict[str, str]:
-    """What `launcher` tells process number `process`."""
+    """Return the variables that `launcher` sets for process number `process`."""
     return {
         "torchrun": {
             "RANK": process, "WORLD_SIZE": processes, "LOCAL_RANK": process, "LOCAL_WORLD_SIZE": processes,
@@ -49,10 +75,10 @@ def start(
     launcher: str = "torchrun",
     port: int | None = None,
     module: str = "jaxtrain.run",
-    work: Callable[[Sequence], int] = run_module,
+    folder: pathlib.Path = ROOT,
     **extra: str,
-) -> list[Forked]:
-    """Start `python -m jaxtrain.run` (or another module) so many times. work: in a fork, or `run_interpreter`."""
+) -> list[Process]:
+    """Start `python -m jaxtrain.run` (or another module) once per process, in `folder`."""
     port = port or free_port()
     running = []
     for process in range(processes):
@@ -60,11 +86,11 @@ def start(
         descriptor, log = tempfile.mkstemp(prefix="process", suffix=".log")
         os.close(descriptor)
         settings = {key: str(value) for key, value in own.items()} | extra
-        running.append(Forked([module, *arguments], settings, pathlib.Path(log), work))
+        running.append(Process([module, *arguments], settings, pathlib.Path(log), folder))
     return running
 
 
-def finish(running: list[Forked], timeout_s: float = 300) -> list[tuple[int, str]]:
+def finish(running: list[Process], timeout_s: float = 300) -> list[tuple[int, str]]:
     """(exit code, output) of every process."""
     deadline = time.monotonic() + timeout_s
     try:
@@ -76,7 +102,7 @@ def finish(running: list[Forked], timeout_s: float = 300) -> list[tuple[int, str
         end(running)
 
 
-def end(running: list[Forked]) -> None:
+def end(running: list[Process]) -> None:
     """Kill those that live; nothing of them is left."""
     for process in running:
         if process.poll() is None:

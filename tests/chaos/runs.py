@@ -5,19 +5,15 @@ import json
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tests.compiling import child_environment
-from tests.forked import Forked
+from tests.processes import ROOT, Process
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ROOT / "configs/digits_tiny.yaml"
 PREEMPTED = 75
 SHORT = (
@@ -42,19 +38,15 @@ def start(
     folder: pathlib.Path,
     *overrides: str,
     cache: pathlib.Path | None = None,
-    prefix: Sequence[str] = (),
+    prefix: tuple[str, ...] = (),
     **environment: str,
-) -> Forked | subprocess.Popen:
-    """Start a run on one device; its output goes to <folder>.log. prefix: a command that starts a whole interpreter."""
-    own = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", **environment}
+) -> Process:
+    """Start a run on one device; its output goes to <folder>.log. prefix: a command that starts the interpreter."""
+    own = {"OMP_NUM_THREADS": "1", **environment}
     if cache is not None:
         own["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-    arguments = ["--config", str(CONFIG), f"run.dir={folder}", *overrides]
-    if not prefix:
-        return Forked(["jaxtrain.run", *arguments], own, log_of(folder))
-    command = [*prefix, sys.executable, "-m", "jaxtrain.run", *arguments]
-    with log_of(folder).open("a") as log:
-        return subprocess.Popen(command, env=child_environment() | own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+    arguments = ["jaxtrain.run", "--config", str(CONFIG), f"run.dir={folder}", *overrides]
+    return Process(arguments, own, log_of(folder), prefix=prefix)
 
 
 def log_of(folder: pathlib.Path) -> pathlib.Path:
@@ -66,9 +58,7 @@ def to_the_end(folder: pathlib.Path, *overrides: str, limit_s: float = 600, **op
     return start(folder, *overrides, **options).wait(limit_s)
 
 
-def wait_for(
-    ready: Callable[[], bool], process: Forked | subprocess.Popen, limit_s: float = 300, every_s: float = 0.002
-) -> bool:
+def wait_for(ready: Callable[[], bool], process: Process, limit_s: float = 300, every_s: float = 0.002) -> bool:
     """Whether `ready` came true while the process lived."""
     deadline = time.monotonic() + limit_s
     while process.poll() is None and time.monotonic() < deadline:
@@ -92,7 +82,7 @@ def phases(folder: pathlib.Path, chance: random.Random) -> dict[str, Callable[[]
     }
 
 
-def kill(process: Forked | subprocess.Popen, number: int = signal.SIGKILL) -> bool:
+def kill(process: Process, number: int = signal.SIGKILL) -> bool:
     """Whether the process was still there to be killed."""
     if process.poll() is not None:
         return False

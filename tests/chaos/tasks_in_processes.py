@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tests.chaos import together
 
@@ -115,7 +115,7 @@ class Matrix:
     def change_the_last_bit(self) -> None:
         """One process against one process whose initial weights differ in their last bit."""
         folder = self.place / f"{self.task}-changed"
-        together.train(1, [self.job("ddp", folder)], self.place, work=_train_changed)
+        together.train(1, [self.job("ddp", folder)], self.place, last_bit=True)
         worst = largest_differences(values(self.runs(1)["ddp"]), values(folder))
         print(f"{self.task}, initial weights changed in their last bit: {told(worst)}", flush=True)
 
@@ -139,18 +139,6 @@ class Matrix:
             said = "  DIFFERS" if found[-1] else " with the same bits"
             print(f"{self.task} {count} x {strategy}: resumed at step {self.steps // 2}{said}", flush=True)
         return found
-
-
-def _train_changed(jobs: Sequence[together.Job]) -> int:
-    return together.train_jobs(jobs, _change_the_last_bit)
-
-
-def _change_the_last_bit(trainer) -> None:
-    import jax
-    import numpy as np
-
-    changed = lambda leaf: jax.device_put(np.nextafter(np.asarray(leaf), np.float32(np.inf)), leaf.sharding)
-    trainer.state = dataclasses.replace(trainer.state, params=jax.tree.map(changed, trainer.state.params))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxtrain import config_io
-from jaxtrain.task import task_names
+from jaxtrain.task import find_task, task_names
 from jaxtrain.train.trainer import Trainer
 from tests.chaos.runs import points
 
@@ -45,7 +45,14 @@ WHOLE = (  # evaluated and saved twice in the middle of an epoch
     "evaluation.every_epochs=null",
     "evaluation.every_steps=13",
 )
-once_a_system = pytest.mark.once_a_system  # one task of each system stands for all (tests/conftest.py: --thorough)
+EXACT = [name for name in TASKS if not find_task(name).couples_samples]
+ONE_OF_EACH_SYSTEM = list({name.partition(".")[0]: name for name in reversed(TASKS)}.values())
+
+
+def each(names: list[str]) -> pytest.MarkDecorator:
+    """Parametrize a test by task; `make test` takes digits.classify, `make test-all` every task."""
+    slow = lambda name: () if name == "digits.classify" else (pytest.mark.slow,)
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=slow(name)) for name in names])
 
 
 def tiny_file(name: str) -> pathlib.Path:
@@ -61,7 +68,7 @@ def tiny(name: str, folder: pathlib.Path, *overrides: str, **options) -> Trainer
     return Trainer(config=config, task=task, **options)
 
 
-@functools.lru_cache(maxsize=1)  # the tests of a task follow one another
+@functools.cache
 def untrained(name: str) -> Trainer:
     """A trainer of four rows a batch, read one by one: for all who look at its model, and leave it as it was."""
     rows = ("data.batch_size=4", "data.eval_batch_size=16", "data.placement=host")
@@ -77,7 +84,7 @@ class Run(NamedTuple):
     points: list
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def whole_run(name: str) -> Run:
     """An uninterrupted run with the settings WHOLE, which several claims are about."""
     said = logging.Handler()

@@ -11,12 +11,12 @@ from flax import nnx
 
 from jaxtrain.task import find_task
 from jaxtrain.train.checkpoint import init_from, torch_checkpoint
-from tests.contract.tasks import TASKS, assert_equal, tiny, untrained
-from torch_bridge import files
+from tests.contract.tasks import EXACT, TASKS, assert_equal, each, tiny, untrained
+from torch_bridge import files, verify
+from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.state_dict import load_state_dict, state_dict
 
 RANKED = ("auroc",)  # of an untrained model: scores that rounding alone tells apart may change places
-EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
 def loss_of(name, batch):
@@ -24,14 +24,14 @@ def loss_of(name, batch):
     return _compiled_loss(name)(nnx.split(untrained(name).model())[1], batch)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _compiled_loss(name):
     trainer = untrained(name)
     graph = nnx.split(trainer.model())[0]
     return jax.jit(lambda state, batch: trainer.task.loss(nnx.merge(graph, state), batch, trainer.config, None))
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each(EXACT)
 def test_evaluation_does_not_depend_on_the_batch_size(name, tmp_path):
     trainers = [tiny(name, tmp_path, "data.eval_batch_size=3"), untrained(name)]  # of 16
     trainers = [trainer for trainer in trainers if trainer.source("validation") is not None]
@@ -41,7 +41,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(name, tmp_path):
         assert results[0][metric] == pytest.approx(results[1][metric], rel=1e-5, abs=rounding), metric
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each(EXACT)
 def test_padding_a_batch_changes_neither_loss_nor_weight(name):
     whole = untrained(name).train_loader.host_batch(0)
     padded = jax.tree.map(lambda rows: np.concatenate([rows, rows[:2]]), whole)
@@ -51,7 +51,7 @@ def test_padding_a_batch_changes_neither_loss_nor_weight(name):
     assert float(losses[1].weight) == float(losses[0].weight)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_a_batch_without_a_valid_sample_adds_nothing(name):
     batch = untrained(name).train_loader.host_batch(0)
     batch["valid"] = np.zeros_like(batch["valid"])
@@ -59,7 +59,7 @@ def test_a_batch_without_a_valid_sample_adds_nothing(name):
     assert (float(loss.value), float(loss.weight)) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_state_dict_round_trip_is_bit_identical(name):
     trainer = untrained(name)
     state, different = trainer.state_dict(), as_if_trained(trainer.state, updates=7)
@@ -68,7 +68,7 @@ def test_state_dict_round_trip_is_bit_identical(name):
     assert_equal(state, state_dict(model))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_bit(name, tmp_path):
     """The file goes through torch.load, torch.optim and torch.save."""
     trainer = untrained(name)
@@ -84,6 +84,21 @@ def test_parameters_buffers_and_optimizer_state_cross_to_torch_and_back_bit_for_
     for part in ("params", "frozen", "buffers", "opt_state", "step", "updates"):
         leaves = [jax.device_get(jax.tree.leaves(getattr(state, part))) for state in (wanted, found)]
         assert_equal(*(dict(enumerate(arrays)) for arrays in leaves))
+
+
+@each([name for name in TASKS if find_task(name).twin is not None])
+def test_the_torch_twin_loads_the_export_strictly_and_agrees_to_1e_5_and_in_every_layer(name):
+    trainer = untrained(name)
+    twin = trainer.task.twin.build(trainer.config).eval()
+    twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
+    batch = trainer.train_loader.host_batch(0)
+    with torch.no_grad():
+        theirs = to_numpy(trainer.task.twin.call(twin, jax.tree.map(to_torch, batch)))
+    ours = jax.device_get(trainer.task.outputs(trainer.model(), batch))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-5 * max(np.linalg.norm(b), 1e-6)
+    layers = verify.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
+    assert layers.first is None, str(layers)
 
 
 def as_if_trained(state, updates: int):

@@ -6,7 +6,7 @@ import pytest
 
 from jaxtrain import config_io
 from jaxtrain.train.search.vmap_trainer import Population
-from tests.contract.tasks import TASKS, final_parameters, largest_relative_difference, tiny, tiny_file
+from tests.contract.tasks import TASKS, each, final_parameters, largest_relative_difference, tiny, tiny_file
 
 SETTINGS = [
     ["seed=1", "optim.lr=0.002", "model.dropout=0.1"],
@@ -36,7 +36,7 @@ def test_a_members_weights_and_metrics_are_those_of_its_own_run(tmp_path):
             assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_the_step_of_every_task_can_be_mapped_over_runs(name, tmp_path):
     trainer = tiny(name, tmp_path, abstract=True)
     state, batch, hyper, columns = trainer.program.abstract_arguments()

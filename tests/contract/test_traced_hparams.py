@@ -2,14 +2,13 @@
 
 import jax
 import numpy as np
-import pytest
 
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.train.compilation.compile_key import code_of
-from tests.contract.tasks import TASKS, tiny
+from tests.contract.tasks import TASKS, each, tiny
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_runs_that_differ_in_numbers_have_one_code_and_one_program(name, tmp_path):
     first = tiny(name, tmp_path / "first", abstract=True)
     numbers = traced_hparams.given(first.config, first.task.traced_hparams)

@@ -9,47 +9,47 @@ import time
 import numpy as np
 import pytest
 
-from jaxtrain.task import find_task
 from tests import processes
 from tests.chaos.runs import points
 from tests.contract.tasks import (
+    EXACT,
+    ONE_OF_EACH_SYSTEM,
     PLAIN,
     TASKS,
     WHOLE,
     assert_equal,
+    each,
     final_parameters,
     flat,
     largest_relative_difference,
-    once_a_system,
     tiny,
     tiny_file,
     whole_run,
 )
 
 UNSEEN = ("train.steps=4", "evaluation.every_epochs=null")  # without an evaluation, whose program would be compiled too
-EXACT = [name for name in TASKS if not find_task(name).couples_samples]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_the_loss_falls_and_stays_finite(name):
     losses = whole_run(name).losses
     assert np.isfinite(losses).all()
     assert np.mean(losses[-9:]) < np.mean(losses[:9])
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_the_step_compiles_exactly_once(name):
     messages = whole_run(name).compiled
     assert sum(message.startswith("Compiling jit(train_step)") for message in messages) == 1
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_weights_and_step_are_traced_without_asking_where_a_traced_value_lies(name):
     """jax answers with an error whose text looks through all operations so far: seconds for a large model."""
     assert len(whole_run(name).placed) == 0
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each(TASKS)
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
     _kill_after_first_checkpoint(name, tmp_path, WHOLE)
     resumed = tiny(name, tmp_path, *WHOLE)
@@ -60,12 +60,20 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path):
     assert whole.points == points(tmp_path)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=once_a_system)])
-@pytest.mark.parametrize("name", TASKS)
-def test_eight_devices_equal_one(name, strategy, tmp_path):
-    trainer = _of_sixteen(name, tmp_path, "shard.devices=8", f"shard.strategy={strategy}")
+@each(TASKS)
+def test_eight_devices_with_sharded_parameters_equal_one(name, tmp_path):
+    assert _difference_on_eight_devices(name, tmp_path, "fsdp") < 1e-5
+
+
+@each(ONE_OF_EACH_SYSTEM)
+def test_eight_devices_with_replicated_parameters_equal_one(name, tmp_path):
+    assert _difference_on_eight_devices(name, tmp_path, "ddp") < 1e-5
+
+
+def _difference_on_eight_devices(name, folder, strategy):
+    trainer = _of_sixteen(name, folder, "shard.devices=8", f"shard.strategy={strategy}")
     trainer.train()
-    assert largest_relative_difference(_on_one_device(name), final_parameters(trainer)) < 1e-5
+    return largest_relative_difference(_on_one_device(name), final_parameters(trainer))
 
 
 def _of_sixteen(name, folder, *overrides):
@@ -80,14 +88,13 @@ def _on_one_device(name):
         return final_parameters(trainer)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each(EXACT)
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(name, tmp_path):
     parts = _one_step_of_eight(name, tmp_path, "train.accumulate_steps=4")
     assert largest_relative_difference(_whole_batch_of_eight(name), parts) < 1e-6
 
 
-@once_a_system
-@pytest.mark.parametrize("name", EXACT)
+@each([name for name in ONE_OF_EACH_SYSTEM if name in EXACT])
 def test_four_devices_with_two_rows_each_equal_a_batch_of_eight(name, tmp_path):
     parts = _one_step_of_eight(name, tmp_path, "shard.devices=4", "shard.strategy=ddp_local")
     assert largest_relative_difference(_whole_batch_of_eight(name), parts) < 1e-6
@@ -114,6 +121,41 @@ def _without_noise(name, folder, *overrides):
     quiet = lambda model, batch, config, rngs: loss(model, batch, config, None)
     trainer.program.task = dataclasses.replace(trainer.task, loss=quiet)
     return trainer
+
+
+@each(TASKS)
+def test_bfloat16_reaches_the_loss_of_fp32_to_five_per_cent(name, tmp_path):
+    assert _loss_after_eight_steps(name, tmp_path, "bf16") == _as_in_fp32(name)
+
+
+@each(ONE_OF_EACH_SYSTEM)
+def test_float16_reaches_the_loss_of_fp32_to_five_per_cent(name, tmp_path):
+    few_overflows = "precision.loss_scale=64"  # a skipped step would leave fp16 an update behind
+    assert _loss_after_eight_steps(name, tmp_path, "fp16", few_overflows) == _as_in_fp32(name)
+
+
+def _loss_after_eight_steps(name, folder, policy, *overrides):
+    unseen = "evaluation.every_steps=null"  # an evaluation would be compiled too
+    tiny(name, folder, *WHOLE, unseen, f"precision.policy={policy}", *overrides).train()
+    return _mean_after_eight([values["loss"] for _, split, values in points(folder) if split == "train"])
+
+
+def _as_in_fp32(name):
+    return pytest.approx(_mean_after_eight(whole_run(name).losses), rel=0.05)
+
+
+def _mean_after_eight(losses):
+    return float(np.mean(losses[4:8]))  # one batch alone is noise
+
+
+@each(ONE_OF_EACH_SYSTEM)
+@pytest.mark.usefixtures("optimised")
+def test_several_steps_per_call_give_the_same_bits_as_one(name, tmp_path):
+    short = (*WHOLE, "evaluation.every_steps=null", "train.steps=12")
+    runs = [tiny(name, tmp_path / str(n), *short, f"train.steps_per_call={n}") for n in (1, 4)]
+    for trainer in runs:
+        trainer.train()
+    assert_equal(*map(final_parameters, runs))
 
 
 def _kill_after_first_checkpoint(name, folder, settings):

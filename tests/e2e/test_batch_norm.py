@@ -1,9 +1,12 @@
 """BatchNorm sees the whole batch: four processes train as one, running statistics included."""
 
 import numpy as np
+import pytest
 
 from tests.processes import curve, difference, run
 from torch_bridge import files
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 task: tests.e2e.normalised_net.train

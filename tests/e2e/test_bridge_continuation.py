@@ -12,6 +12,8 @@ from jaxtrain import UserError, export
 from tests.contract.tasks import tiny
 from torch_bridge.datasets import to_torch
 
+pytestmark = pytest.mark.slow
+
 N = 20
 EPS = "optim.eps=1e-6"  # the key biases' gradient is zero: at 1e-8 Adam would make steps of its rounding
 OPTIMIZERS = {

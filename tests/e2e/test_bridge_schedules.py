@@ -9,6 +9,8 @@ from jaxtrain import export
 from jaxtrain.train.checkpoint import init_from
 from tests.contract.tasks import tiny
 
+pytestmark = pytest.mark.slow
+
 PLATEAU = (
     # few losses are ten times better than the best
     "optim.schedule={name: plateau, factor: 0.5, patience: 1, threshold: 0.9, warmup_steps: null}",

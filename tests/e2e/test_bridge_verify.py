@@ -8,6 +8,8 @@ from tests.contract.tasks import tiny
 from torch_bridge import files, verify
 from torch_bridge.datasets import to_torch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

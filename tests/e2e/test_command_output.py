@@ -17,6 +17,8 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.train.tracking.tracker import Tracker
 from torch_bridge import files, verify
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ["--config", "configs/digits_tiny.yaml", "shard.devices=1", "train.steps=2", "train.epochs=null"]
 TINY += ["tracking.tensorboard=false", "evaluation.every_steps=2"]

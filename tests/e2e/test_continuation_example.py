@@ -6,8 +6,12 @@ import runpy
 import subprocess
 import sys
 
+import pytest
+
 from jaxtrain import export, run
 from tests import processes
+
+pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/continuation"

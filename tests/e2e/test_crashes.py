@@ -6,6 +6,8 @@ import pytest
 
 from tests.chaos import config_fuzz, full_disk, kills, terms
 
+pytestmark = pytest.mark.slow
+
 
 def test_ten_sigkills_leave_the_bits_of_an_uninterrupted_run(capsys):
     assert kills.main(["--kills", "10"]) == 0

@@ -13,6 +13,8 @@ from tests.e2e.sample_ids import EPOCHS, samples
 from tests.processes import finish, run, start
 from torch_bridge.state_dict import state_dict
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> list[list[int]]:

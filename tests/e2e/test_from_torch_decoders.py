@@ -5,6 +5,8 @@ import pytest
 from tests.e2e.architectures import check
 from tests.e2e.models_transformers import DECODERS, ENCODER_DECODERS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("architecture", DECODERS + ENCODER_DECODERS, ids=lambda architecture: architecture.name)
 def test_equals_torch(architecture):

@@ -5,12 +5,15 @@ import pathlib
 
 import jax
 import numpy as np
+import pytest
 import torch
 import yaml
 
 from jaxtrain import Trainer, config_io, export
 from tests.contract.tasks import tiny, tiny_file
 from torch_bridge.datasets import to_torch
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_trained_classifier_predicts_the_same_from_its_hugging_face_folder(tmp_path, capsys):

@@ -11,6 +11,8 @@ from tests.e2e import hub
 from tests.processes import finish, start
 from tests.unit.criteria_evidence.judge import transformers
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SIZES = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "tie_word_embeddings": True}

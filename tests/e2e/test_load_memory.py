@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.load_memory import ALLOWED, of_kind
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])

@@ -4,7 +4,6 @@ docs/originals/<name>.md holds the snippets after the change of their imports; w
 the repository, the pages are compared with them.
 """
 
-import os
 import pathlib
 import re
 
@@ -13,7 +12,8 @@ import pytest
 from jaxtrain import config_io, run
 from tests import processes
 from tests.e2e.originals import hjepa, page
-from tests.forked import run_module
+
+pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[2]
 READMES = ROOT.parent / "shared" / "originals"
@@ -33,15 +33,9 @@ beside = pytest.mark.skipif(not READMES.is_dir(), reason="the originals' READMEs
 @pytest.mark.parametrize("name", NAMES)
 def test_every_snippet_runs_after_changing_its_imports(name, tmp_path):
     page = "tests.e2e.originals.page"
-    (printed,) = processes.run(1, name, str(tmp_path), module=page, work=_in_folder, **ENVIRONMENT)
+    (printed,) = processes.run(1, name, module=page, folder=tmp_path, **ENVIRONMENT)
     print(printed)
     assert f"{name}.md: {COUNTS[name]} of {COUNTS[name]} blocks ran" in printed
-
-
-def _in_folder(arguments):
-    *command, folder = arguments
-    os.chdir(folder)
-    return run_module(command)
 
 
 @pytest.mark.parametrize(("name", "block"), YAML, ids=[f"{name}-{block.number}" for name, block in YAML])

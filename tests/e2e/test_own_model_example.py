@@ -16,6 +16,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_model"
 

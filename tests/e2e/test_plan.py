@@ -6,6 +6,8 @@ import pytest
 
 from tests.processes import finish, start
 
+pytestmark = pytest.mark.slow
+
 AS_PLANNED = {"XLA_FLAGS": ""}  # a GPU's program is compiled as a user's is
 CONFIG = """
 task: tests.e2e.planned_transformer

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from tests.forked import run_interpreter, run_module
 from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
@@ -24,22 +23,23 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "processes", "strategy", "work"),
+    ("launcher", "processes", "strategy"),
     [
-        ("torchrun", 2, "ddp", run_interpreter),
-        ("torchrun", 4, "fsdp", run_module),
-        ("slurm", 2, "fsdp", run_module),
-        ("openmpi", 2, "shard_grad_op", run_module),
+        ("torchrun", 2, "ddp"),
+        pytest.param("torchrun", 4, "fsdp", marks=pytest.mark.slow),
+        pytest.param("slurm", 2, "fsdp", marks=pytest.mark.slow),
+        pytest.param("openmpi", 2, "shard_grad_op", marks=pytest.mark.slow),
     ],
 )
-def test_processes_train_as_one(launcher, processes, strategy, work, alone, tmp_path):
+def test_processes_train_as_one(launcher, processes, strategy, alone, tmp_path):
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", f"shard.strategy={strategy}", *QUICK)
-    outputs = run(processes, *settings, launcher=launcher, work=work)
+    outputs = run(processes, *settings, launcher=launcher)
     assert difference(alone, curve(tmp_path)) < 1e-5
     assert "validation loss" in outputs[0]
     assert all("validation loss" not in output for output in outputs[1:])
 
 
+@pytest.mark.slow
 def test_two_processes_with_rows_of_their_own_train_as_one_where_nothing_is_drawn(tmp_path):
     settings = ("--config", CONFIG, *QUICK, "model.dropout=0")
     run(1, *settings, f"run.dir={tmp_path / 'one'}")
@@ -59,6 +59,7 @@ def training(folder):
     return [point for point in curve(folder) if point[1] == "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))])
 def test_a_run_goes_on_with_other_processes_and_another_strategy(first, second, steady, tmp_path):
     whole = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK, *STEADY)
@@ -99,6 +100,7 @@ def lose(number: signal.Signals, folder: pathlib.Path) -> tuple[int, str, float,
     return code, output, took, folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", LOSSES)
 def test_a_stopped_or_killed_process_is_named_within_a_minute(number, lost):
     code, output, took, _ = lost[number]
@@ -107,6 +109,7 @@ def test_a_stopped_or_killed_process_is_named_within_a_minute(number, lost):
     assert took < 60
 
 
+@pytest.mark.slow
 def test_a_relaunch_after_the_loss_of_a_process_goes_on(lost, tmp_path):
     folder = lost[signal.SIGKILL][-1]
     run(2, "--config", CONFIG, f"run.dir={folder}", *LONGER)
@@ -114,6 +117,7 @@ def test_a_relaunch_after_the_loss_of_a_process_goes_on(lost, tmp_path):
     assert difference(curve(tmp_path), curve(folder)) < 1e-5
 
 
+@pytest.mark.slow
 def test_processes_with_different_settings_say_which(tmp_path):
     port = free_port()
     first = start(2, "--config", CONFIG, f"run.dir={tmp_path}", *QUICK, port=port)
@@ -126,6 +130,7 @@ def test_processes_with_different_settings_say_which(tmp_path):
     assert "config: " in results[0][1]
 
 
+@pytest.mark.slow
 def test_a_process_number_outside_the_world_is_refused(tmp_path):
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)
     code, output = finish(start(1, *settings, RANK="5", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1"))[0]
@@ -133,6 +138,7 @@ def test_a_process_number_outside_the_world_is_refused(tmp_path):
     assert "process number 5 of 2; wanted 0 to 1" in output
 
 
+@pytest.mark.slow
 def test_an_occupied_coordinator_port_is_named(tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -144,6 +150,7 @@ def test_an_occupied_coordinator_port_is_named(tmp_path):
     assert f"port {port} for the coordinator is taken" in output
 
 
+@pytest.mark.slow
 def test_an_unreachable_coordinator_is_named_within_the_limit(tmp_path):
     own = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settings = ("--config", CONFIG, f"run.dir={tmp_path}", *QUICK)

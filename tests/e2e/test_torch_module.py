@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from jaxtrain import Trainer, TrainingConfig, UserError
 from jaxtrain.systems.torch_module import torch_examples
 
+pytestmark = pytest.mark.slow
+
 
 class Net(nn.Module):
     """A convolution and a transformer layer on digits."""

@@ -9,6 +9,8 @@ from jaxtrain import UserError
 from jaxtrain.run import main
 from jaxtrain.systems.torch_module import torch_examples
 
+pytestmark = pytest.mark.slow
+
 torch_examples.declare_torchvision()
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 from tests.parity import criteria_evidence
 from tests.parity.replay import replay
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "criteria_evidence"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if path.stem != "metrics_span")
 LIMITS = {"out": 1e-5, "loss": 1e-5, "grad": 1e-4}

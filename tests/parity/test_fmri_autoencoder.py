@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 from tests.parity import fmri_autoencoder
 from tests.parity.replay import replay
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "fmri_autoencoder"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 TRAINED = ("gen1_small", "head_encodec_small", "head_mel1_small")

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 from tests.parity import hjepa
 from tests.parity.replay import replay
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hjepa"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 LIMITS = {"out": 1e-5, "loss": 1e-5, "loss_masked": 1e-5, "loss_train": 1e-5, "grad": 1e-4, "after3": 1e-3}

@@ -9,6 +9,8 @@ from safetensors.numpy import load_file
 
 from tests.parity.replay import replay
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "memory_lm"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 LIMITS = {"out": 1e-5, "loss": 1e-5, "grad": 1e-4}

@@ -1,0 +1,59 @@
+"""Run pyright: no error in the checked packages, elsewhere no more than .ci/type_errors.json allows.
+
+`python .ci/typecheck.py --shrink` lowers the allowance to the errors that are left; nothing raises it.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+ALLOWANCE = ROOT / ".ci/type_errors.json"
+CHECKED = ("jaxtrain/train", "jaxtrain/data", "jaxtrain/runtime", "jaxtrain/optim", "jaxtrain/nn", "torch_bridge")
+CHECKED_FILES = ("jaxtrain/task.py", "jaxtrain/config.py", "jaxtrain/config_io.py")
+
+
+def errors() -> dict[str, list[str]]:
+    """Return pyright's errors by area: jaxtrain/<folder or file>, or torch_bridge."""
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(f"pyright did not run: {done.stdout}{done.stderr}")
+    found = collections.defaultdict(list)
+    for error in json.loads(done.stdout)["generalDiagnostics"]:
+        if error["severity"] == "error":
+            path = pathlib.Path(error["file"]).relative_to(ROOT)
+            area = "torch_bridge" if path.parts[0] == "torch_bridge" else "/".join(path.parts[:2])
+            line = error["range"]["start"]["line"] + 1
+            found[area].append(f"{path}:{line}: {error['message'].splitlines()[0]} ({error.get('rule')})")
+    return found
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--shrink", action="store_true", help="write the allowance down to what is left")
+    arguments = p.parse_args()
+    found, allowed = errors(), json.loads(ALLOWANCE.read_text())
+    counts = {area: len(lines) for area, lines in found.items()}
+    if arguments.shrink:
+        allowed = {area: min(most, counts.get(area, 0)) for area, most in allowed.items()}
+        ALLOWANCE.write_text(json.dumps({area: most for area, most in allowed.items() if most}, indent=2) + "\n")
+        return 0
+    too_many = [area for area, count in counts.items() if count > allowed.get(area, 0)]
+    for area in too_many:
+        print(*found[area], f"{area}: {counts[area]} type errors, {allowed.get(area, 0)} allowed", sep="\n")
+    unused = {area: most for area, most in allowed.items() if counts.get(area, 0) < most}
+    for area, most in unused.items():
+        print(f"{area}: {counts.get(area, 0)} type errors are left of {most}: run python .ci/typecheck.py --shrink")
+    refused = [area for area in allowed if area in CHECKED_FILES or area in CHECKED]
+    if refused:
+        print(f"{ALLOWANCE.name} may not name {', '.join(refused)}: no error is allowed there")
+    print(f"{sum(counts.values())} type errors in {len(counts)} places; none is allowed in {', '.join(CHECKED)}")
+    return 1 if too_many or unused or refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -41,34 +41,34 @@ class RunConfig(Section):
 
 
 class DataConfig(Section):
-    batch_size: int = Field(64, ge=1, le=MOST_SAMPLES)  # per optimizer step, over all devices and micro-batches
-    eval_batch_size: int | None = Field(None, ge=1, le=MOST_SAMPLES)  # per evaluation step; batch_size if left out
+    batch_size: int = Field(default=64, ge=1, le=MOST_SAMPLES)  # per optimizer step, over all devices and micro-batches
+    eval_batch_size: int | None = Field(default=None, ge=1, le=MOST_SAMPLES)  # per evaluation step; default batch_size
     shuffle: bool = True
     drop_last: bool = False  # leave out the last, uneven batch of a training epoch
-    num_workers: int = Field(0, ge=0, le=1024)  # worker processes that read items; 0 reads in a thread
+    num_workers: int = Field(default=0, ge=0, le=1024)  # worker processes that read items; 0 reads in a thread
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"  # of worker processes; fork only before JAX
-    prefetch_batches: int = Field(2, ge=1, le=10_000)  # batches kept ready on the device
+    prefetch_batches: int = Field(default=2, ge=1, le=10_000)  # batches kept ready on the device
     placement: Literal["auto", "host", "device"] = "auto"  # device: the whole dataset lives there, gathered in the step
-    device_limit_bytes: int = Field(1 << 30, ge=0)  # auto places a dataset on the device up to this size
-    timeout_s: float = Field(600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
+    device_limit_bytes: int = Field(default=1 << 30, ge=0)  # auto places a dataset on the device up to this size
+    timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
 
 
 class ScheduleConfig(Section):
     name: Literal["constant", "cosine", "cosine_with_restarts", "linear", "polynomial", "step", "wsd", "plateau"] = (
         "cosine"
     )
-    warmup_steps: int | None = Field(None, ge=0)  # optimizer steps; one of the three warmup keys
-    warmup_epochs: float | None = Field(None, ge=0)
-    warmup_ratio: float | None = Field(None, ge=0, le=1)  # of all steps
-    warmup_start: float = Field(0.0, ge=0)  # learning rate of step 0, as a fraction of lr
-    min_lr: float = Field(0.0, ge=0)  # learning rate at the end, absolute
-    stable_ratio: float = Field(0.8, ge=0, le=1)  # wsd: fraction of the steps after warm-up that stay at lr
-    cycles: int = Field(1, ge=1)  # cosine_with_restarts
-    power: float = Field(1.0, gt=0)  # polynomial
-    step_epochs: int = Field(30, ge=1)  # step: epochs between two drops
-    factor: float = Field(0.1, gt=0, le=1)  # step, plateau: lr is multiplied by it
-    patience: int = Field(10, ge=0)  # plateau: evaluations without improvement before a drop
-    threshold: float = Field(1e-4, ge=0)  # plateau: relative improvement that counts
+    warmup_steps: int | None = Field(default=None, ge=0)  # optimizer steps; one of the three warmup keys
+    warmup_epochs: float | None = Field(default=None, ge=0)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)  # of all steps
+    warmup_start: float = Field(default=0.0, ge=0)  # learning rate of step 0, as a fraction of lr
+    min_lr: float = Field(default=0.0, ge=0)  # learning rate at the end, absolute
+    stable_ratio: float = Field(default=0.8, ge=0, le=1)  # wsd: fraction of the steps after warm-up that stay at lr
+    cycles: int = Field(default=1, ge=1)  # cosine_with_restarts
+    power: float = Field(default=1.0, gt=0)  # polynomial
+    step_epochs: int = Field(default=30, ge=1)  # step: epochs between two drops
+    factor: float = Field(default=0.1, gt=0, le=1)  # step, plateau: lr is multiplied by it
+    patience: int = Field(default=10, ge=0)  # plateau: evaluations without improvement before a drop
+    threshold: float = Field(default=1e-4, ge=0)  # plateau: relative improvement that counts
     metric: str = "loss"  # plateau: validation metric it watches
     mode: Literal["min", "max"] = "min"
 
@@ -83,78 +83,78 @@ class ScheduleConfig(Section):
 class GroupConfig(Section):
     """Overrides for the parameters that the task puts into one group."""
 
-    lr: float | None = Field(None, ge=0)
-    weight_decay: float | None = Field(None, ge=0)
+    lr: float | None = Field(default=None, ge=0)
+    weight_decay: float | None = Field(default=None, ge=0)
 
 
 class OptimConfig(Section):
     name: Literal["adamw", "adam", "sgd", "lion", "muon", "adafactor"] = "adamw"
-    lr: float = Field(1e-3, ge=0)  # peak value, per optimizer step, after warm-up
-    weight_decay: float = Field(0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
+    lr: float = Field(default=1e-3, ge=0)  # peak value, per optimizer step, after warm-up
+    weight_decay: float = Field(default=0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
     decay_bias_and_norm: bool = True  # torch decays everything; False spares biases and normalisation gains
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)  # sgd; muon, where 0 means 0.95
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd; muon, where 0 means 0.95
     nesterov: bool = False  # sgd
-    clip_norm: float | None = Field(1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
+    clip_norm: float | None = Field(default=1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
     groups: dict[str, GroupConfig] = {}  # by the names that the task's param_group gives
-    ema_decay: float | None = Field(None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
+    ema_decay: float | None = Field(default=None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
     schedule: ScheduleConfig = ScheduleConfig()
 
 
 class TrainConfig(Section):
-    epochs: int | None = Field(None, ge=1)  # passes over the training data; steps wins where both are given
-    steps: int | None = Field(None, ge=1, le=MOST_STEPS)  # optimizer steps
-    accumulate_steps: int = Field(1, ge=1, le=MOST_SAMPLES)  # micro-batches per optimizer step; batch_size is their sum
+    epochs: int | None = Field(default=None, ge=1)  # passes over the training data; steps wins where both are given
+    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)  # optimizer steps
+    accumulate_steps: int = Field(default=1, ge=1, le=MOST_SAMPLES)  # micro-batches per optimizer step
     accumulate_mean: Literal["weighted", "micro"] = "weighted"  # micro: mean of the micro-batch means, as the originals
-    steps_per_call: int = Field(1, ge=1, le=100_000)  # optimizer steps in one compiled call
+    steps_per_call: int = Field(default=1, ge=1, le=100_000)  # optimizer steps in one compiled call
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes
-    log_every_steps: int = Field(10, ge=1)
+    log_every_steps: int = Field(default=10, ge=1)
     nan_policy: Literal["stop", "skip", "ignore"] = "stop"
-    max_skipped_steps: int = Field(10, ge=0)  # nan_policy skip: more than this ends the run
-    hang_timeout_s: float | None = Field(None, gt=0)  # no progress for longer ends the run; null learns it
-    spike_factor: float | None = Field(None, gt=1)  # skip a step whose gradient norm exceeds factor x its average
+    max_skipped_steps: int = Field(default=10, ge=0)  # nan_policy skip: more than this ends the run
+    hang_timeout_s: float | None = Field(default=None, gt=0)  # no progress for longer ends the run; null learns it
+    spike_factor: float | None = Field(default=None, gt=1)  # skip a step whose gradient norm exceeds factor x average
 
 
 class EvaluationConfig(Section):
-    every_epochs: int | None = Field(1, ge=1)
-    every_steps: int | None = Field(None, ge=1)  # wins over every_epochs
+    every_epochs: int | None = Field(default=1, ge=1)
+    every_steps: int | None = Field(default=None, ge=1)  # wins over every_epochs
     metric: str = "loss"  # decides "best", early stopping and best-N
     mode: Literal["min", "max"] = "min"
-    patience: int | None = Field(None, ge=1)  # evaluations without improvement before the run stops; null: never
-    min_delta: float = Field(0.0, ge=0)  # improvement over the best ever seen that counts
+    patience: int | None = Field(default=None, ge=1)  # evaluations without improvement before a stop; null: never
+    min_delta: float = Field(default=0.0, ge=0)  # improvement over the best ever seen that counts
     averaged: bool = True  # with optim.ema_decay: evaluate the averaged weights; false: those that train
 
 
 class CheckpointConfig(Section):
-    every_epochs: int | None = Field(None, ge=1)
-    every_steps: int | None = Field(None, ge=1)
-    keep_last: int = Field(2, ge=1)
-    keep_best: int = Field(1, ge=0)
-    grace_s: float = Field(30.0, gt=0)  # time to save in after a preemption signal
-    retry_s: float = Field(300.0, ge=0)  # how long the end of a run tries to write its last checkpoint
+    every_epochs: int | None = Field(default=None, ge=1)
+    every_steps: int | None = Field(default=None, ge=1)
+    keep_last: int = Field(default=2, ge=1)
+    keep_best: int = Field(default=1, ge=0)
+    grace_s: float = Field(default=30.0, gt=0)  # time to save in after a preemption signal
+    retry_s: float = Field(default=300.0, ge=0)  # how long the end of a run tries to write its last checkpoint
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
 
 
 class PrecisionConfig(Section):
     policy: Literal["fp32", "bf16", "bf16_params", "fp16"] = "fp32"  # bf16, fp16: compute there, fp32 master weights
-    loss_scale: float = Field(2.0**16, gt=0)  # fp16: where the dynamic loss scale starts (GradScaler's init_scale)
+    loss_scale: float = Field(default=2.0**16, gt=0)  # fp16: initial dynamic loss scale (GradScaler's init_scale)
     matmul: Literal["default", "high", "highest"] = "default"  # default lets a GPU use TF32 for fp32 products
 
 
 class ShardConfig(Section):
     strategy: Literal["ddp", "ddp_local", "fsdp", "shard_grad_op", "hsdp"] = "ddp"
-    replicas: int | None = Field(None, ge=1)  # hsdp: groups that each hold one copy of the model
-    tensor: int = Field(1, ge=1)  # devices that split one layer, where the task declares rules
-    devices: int | None = Field(None, ge=1)  # use the first n of this process's devices; all if left out
-    threads: int | None = Field(None, ge=1, le=1024)  # of a CPU; one per core if left out. 1 suits small models
+    replicas: int | None = Field(default=None, ge=1)  # hsdp: groups that each hold one copy of the model
+    tensor: int = Field(default=1, ge=1)  # devices that split one layer, where the task declares rules
+    devices: int | None = Field(default=None, ge=1)  # use the first n of this process's devices; all if left out
+    threads: int | None = Field(default=None, ge=1, le=1024)  # of a CPU; one per core if left out. 1 suits small models
 
 
 class TrackingConfig(Section):
     tensorboard: bool = True
-    histograms_every_steps: int | None = Field(None, ge=1)
+    histograms_every_steps: int | None = Field(default=None, ge=1)
     wandb: bool = False
     wandb_project: str = "jaxtrain"
     mlflow: bool = False
@@ -194,7 +194,7 @@ class TrainingConfig(Section):
     """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
 
     task: str | None = None  # a system's task ("digits.classify") or an importable one ("my_package.my_task")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     compat: Literal["correct", "original"] = "correct"  # original: the torch original's training procedure, faults too
     deterministic: bool = True  # XLA's deterministic operations on GPU
     init_from: str | None = None  # start from these weights: a .pt, a .safetensors, a Hugging Face or a run folder

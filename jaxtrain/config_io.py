@@ -9,7 +9,7 @@ import io
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pydantic
 from omegaconf import OmegaConf
@@ -118,9 +118,10 @@ def schema(task: Task) -> type[TrainingConfig]:
 @functools.cache
 def _schema(sections: tuple[tuple[str, type[Section]], ...]) -> type[TrainingConfig]:
     for name, section in sections:
-        core = TrainingConfig.model_fields.get(name)
-        if core is not None and not issubclass(section, core.annotation):
-            raise TypeError(f"section {name}: {section.__name__} must subclass {core.annotation.__name__}")
+        field = TrainingConfig.model_fields.get(name)
+        core = field.annotation if field is not None else None
+        if isinstance(core, type) and not issubclass(section, core):
+            raise TypeError(f"section {name}: {section.__name__} must subclass {core.__name__}")
     fields: dict[str, Any] = {name: (section, pydantic.Field(default_factory=section)) for name, section in sections}
     return pydantic.create_model("TaskConfig", __base__=TrainingConfig, **fields)
 
@@ -163,13 +164,13 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
         except YAMLError:
             pass  # OmegaConf takes it for a text, or says what is wrong with it
     try:
-        given = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+        given = _plain(OmegaConf.from_dotlist(list(overrides)))
         merged = OmegaConf.merge(
             OmegaConf.create(nest_flat_names(values)),
             OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()})),
         )
-        _refuse_secrets(OmegaConf.to_container(merged), path)
-        resolved = OmegaConf.to_container(merged, resolve=True)
+        _refuse_secrets(_plain(merged), path)
+        resolved = _plain(merged, resolve=True)
     except UserError:
         raise
     except Exception as error:  # whatever OmegaConf and its grammar raise for a text that they do not take
@@ -181,6 +182,10 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
     if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
         resolved["run"]["name"] = path.stem
     return resolved
+
+
+def _plain(config: Any, resolve: bool = False) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=resolve))
 
 
 def _refuse_secrets(values: Mapping[str, Any], path: pathlib.Path) -> None:

@@ -197,7 +197,9 @@ class ConvertedModule(nnx.Module):
         statistics; all if left out. Call it under jax.jit: one compilation per shape. A shape that the record does not
         hold for is recorded anew.
         """
-        return self._record.run(self, bind(self._record.entry.wrapped_module, args, kwargs), rngs, valid)
+        return self._record.run(
+            self, bind(self._record.entry.get_submodule("wrapped_module"), args, kwargs), rngs, valid
+        )
 
     def variables(self) -> dict[str, nnx.Variable]:
         """Every parameter and buffer by its torch name."""

@@ -33,7 +33,7 @@ def key_of(path: tuple) -> str:
     return ".".join(map(str, path))
 
 
-def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[str, nnx.Variable]]:
+def named_variables(module: nnx.Pytree, prefix: tuple = ()) -> Iterator[tuple[str, nnx.Variable]]:
     """Parameters and buffers as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
     each in the order of their assignment; a tied variable appears under each of its names."""
     members = list(children(module))
@@ -46,7 +46,7 @@ def named_variables(module: nnx.Module, prefix: tuple = ()) -> Iterator[tuple[st
             yield from named_variables(value, (*prefix, name))
 
 
-def children(module: nnx.Module) -> Iterator[tuple]:
+def children(module: nnx.Pytree) -> Iterator[tuple]:
     """(name, value) of every attribute, in the order of assignment."""
     if isinstance(module, nnx.List):
         yield from enumerate(module)
@@ -56,7 +56,7 @@ def children(module: nnx.Module) -> Iterator[tuple]:
             yield name, value
 
 
-def attribute_order(module: nnx.Module) -> tuple:
+def attribute_order(module: nnx.Pytree) -> tuple:
     """The order in which attributes were assigned, which torch registers by: (name, order inside) for each.
 
     Splitting and merging a module, and everything that does so (jit, eval_shape), sorts them by name.

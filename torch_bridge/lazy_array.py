@@ -44,10 +44,11 @@ def read_file(path: pathlib.Path, dtype: np.dtype, count: int, offset: int) -> n
     size = count * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
+    room = memory.data[start : start + size]
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         done = 0
-        while done < size and (got := file.readinto(memoryview(memory)[start + done : start + size])):
+        while done < size and (got := file.readinto(room[done:])):
             done += got
     return memory[start : start + done - done % np.dtype(dtype).itemsize].view(dtype)
 

@@ -57,7 +57,7 @@ class FlaxAsTorch(torch.nn.Module):
         for step in path:
             if step not in part._modules:
                 part.add_module(step, torch.nn.Module())
-            part = part._modules[step]
+            part = part.get_submodule(step)
         if isinstance(tensor, torch.nn.Parameter):
             part.register_parameter(name, tensor)
         else:

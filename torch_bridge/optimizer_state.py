@@ -83,7 +83,7 @@ def from_torch(
         notes.append(
             f"{len(late)} parameters have seen fewer updates than the others ({late[0]}, ...): counted alike here"
         )
-    fields = {field: _field(field, entries, getattr(like, field)) for field in moments}
+    fields: dict[str, Any] = {field: _field(field, entries, getattr(like, field)) for field in moments}
     if "count" in _fields(like):
         fields["count"] = place(np.asarray(count or 0, np.int32), like.count)
     return (like._replace(**fields) if fields else like), count, notes

@@ -10,8 +10,8 @@ import dataclasses
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.first is None else commands.FAILED
 
 
-def compare(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, batches: list[Mapping]) -> Report:
+def compare(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, batches: Sequence[Mapping]) -> Report:
     """Every layer's outputs on all batches; loss and gradients on the first. twin: in evaluation mode."""
     found: dict[str, Difference] = {}
     unmatched: dict[str, None] = {}
@@ -198,14 +198,14 @@ def recording_torch(module: torch.nn.Module) -> Iterator[Records]:
             handle.remove()
 
 
-def _name_modules(module: nnx.Module, path: tuple, names: dict[int, str]) -> None:
+def _name_modules(module: nnx.Pytree, path: tuple, names: dict[int, str]) -> None:
     for name, value in layouts.children(module):
         if isinstance(value, nnx.Pytree):
             names.setdefault(id(value), layouts.key_of((*path, name)))
             _name_modules(value, (*path, name), names)
 
 
-def _modules(module: nnx.Module) -> Iterator[nnx.Module]:
+def _modules(module: nnx.Pytree) -> Iterator[nnx.Pytree]:
     for _, value in layouts.children(module):
         if isinstance(value, nnx.Pytree):
             yield value
@@ -262,7 +262,8 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
     ours = {first[key]: np.asarray(gradient) for key, gradient in gradients.items()}
     given = {name: None if p.grad is None else to_numpy(p.grad) for name, p in twin.named_parameters()}
     given = {name: np.zeros_like(ours[name]) if grad is None else grad for name, grad in given.items() if name in ours}
-    scale = 1e-3 * max((np.linalg.norm(grad) for grad in given.values()), default=0.0)  # smaller ones are rounding
+    largest = max((float(np.linalg.norm(grad)) for grad in given.values()), default=0.0)
+    scale = 1e-3 * largest  # smaller differences are rounding
     for name in reversed(given):
         yield Difference("gradient", name, _distance(ours[name], given[name], scale), GRADIENTS)
 
@@ -279,7 +280,7 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
     twin = _load_twin(task, config, torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
     source = as_source(dataset)
     loader = _loader(task, config, source)
-    outputs = jax.jit(task.outputs)
+    outputs = jax.jit(cast(Callable, task.outputs))
     sides: dict[str, list] = {"jax": [], "torch": []}
     largest = 0.0
     calls = ((step_, 1) for step_ in range(loader.stream.steps_per_epoch or sys.maxsize))

@@ -28,7 +28,8 @@ def correlate(
     dilation: spacing of the kernel's elements. Source: jax.lax.conv_general_dilated; torch.nn.functional.conv2d.
     """
     ones = (1,) * (x.ndim - 2)
-    shape = (tuple(stride), tuple(map(tuple, pads)), tuple(gaps or ones), tuple(dilation or ones))
+    pads = tuple((before, after) for before, after in pads)
+    shape = (tuple(stride), pads, tuple(gaps or ones), tuple(dilation or ones))
     return _by_group(x, weight, *shape, groups) if groups > 1 else _correlate(x, weight, *shape)
 
 
@@ -70,7 +71,7 @@ def _backward(stride, pads, gaps, dilation, kept, dy):
         return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(dw, -1, 0)
 
     def otherwise(x, weight, dy):
-        return jax.vjp(lambda *inputs: _by_group(*inputs, stride, pads, gaps, dilation), x, weight)[1](dy)
+        return jax.vjp(lambda x, weight: _by_group(x, weight, stride, pads, gaps, dilation), x, weight)[1](dy)
 
     return jax.lax.platform_dependent(*kept, dy, cpu=on_cpu, default=otherwise)
 

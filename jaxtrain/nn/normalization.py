@@ -113,8 +113,8 @@ def _normal(x, eps: float, centred: bool):
 @_normal.defjvp
 def _normal_jvp(eps, centred, primals, tangents):
     """Written from the result: differentiating mean and variance takes more operations on whole activations."""
-    (moved,) = tangents
-    normal, rate = _normal_and_rate(*primals, eps, centred)
+    (x,), (moved,) = primals, tangents
+    normal, rate = _normal_and_rate(x, eps, centred)
     along = normal * (normal * moved).mean(-1, keepdims=True)
     return normal, rate * ((moved - moved.mean(-1, keepdims=True) if centred else moved) - along)
 

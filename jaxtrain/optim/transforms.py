@@ -8,14 +8,21 @@ moments, so that XLA writes those in place: decided afterwards, the old ones are
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 Arrays = dict[str, jax.Array]
-Direction = optax.GradientTransformationExtraArgs
+
+
+class Direction(NamedTuple):
+    """An optax transformation whose `update` also takes `accept`: update(gradients, state, parameters, accept=True)."""
+
+    init: Callable[[Arrays], Any]
+    update: Callable[..., tuple[Arrays, Any]]
 
 
 def adam(beta1: float, beta2: float, eps: float) -> Direction:
@@ -31,7 +38,7 @@ def adam(beta1: float, beta2: float, eps: float) -> Direction:
         nu = _average(nu, jnp.square(_wide(grad)), beta2, accept)
         return (mu / first) / (jnp.sqrt(nu) / second + eps), mu, nu
 
-    def update(grads: Arrays, state: optax.ScaleByAdamState, params=None, *, accept=True):
+    def update(grads: Arrays, state: Any, params=None, *, accept=True):
         count = state.count + 1
         first, second = _gathered(beta1, count), jnp.sqrt(_gathered(beta2, count))
         moved = {key: one(grad, state.mu[key], state.nu[key], first, second, accept) for key, grad in grads.items()}
@@ -50,7 +57,7 @@ def momentum(decay: float, nesterov: bool) -> Direction:
     def init(params: Arrays) -> optax.TraceState:
         return optax.TraceState({key: jnp.zeros_like(value) for key, value in params.items()})
 
-    def update(grads: Arrays, state: optax.TraceState, params=None, *, accept=True):
+    def update(grads: Arrays, state: Any, params=None, *, accept=True):
         old = {key: _wide(value) for key, value in state.trace.items()}
         trace = {key: jnp.where(accept, decay * old[key] + _wide(grad), old[key]) for key, grad in grads.items()}
         updates = {key: _wide(grads[key]) + decay * value for key, value in trace.items()} if nesterov else trace
@@ -65,7 +72,7 @@ def lion(beta1: float, beta2: float) -> Direction:
     def init(params: Arrays) -> optax.ScaleByLionState:
         return optax.ScaleByLionState(jnp.int32(0), {key: jnp.zeros_like(value) for key, value in params.items()})
 
-    def update(grads: Arrays, state: optax.ScaleByLionState, params=None, *, accept=True):
+    def update(grads: Arrays, state: Any, params=None, *, accept=True):
         updates = {key: jnp.sign(_average(state.mu[key], grad, beta1)) for key, grad in grads.items()}
         mu = {key: _average(state.mu[key], grad, beta2, accept) for key, grad in grads.items()}
         return updates, optax.ScaleByLionState(jnp.where(accept, state.count + 1, state.count), _stored(mu, params))

@@ -74,11 +74,11 @@ def watch() -> CompileCount:
     return CompileCount(dataclasses.replace(_totals))
 
 
-def _on_event(name: str, **_):
-    _totals.hits += name == HIT
+def _on_event(event: str, **_):
+    _totals.hits += event == HIT
 
 
-def _on_duration(name: str, seconds: float, **_):
-    if name == COMPILED:
+def _on_duration(event: str, duration_secs: float, **_):
+    if event == COMPILED:
         _totals.requests += 1
-        _totals.seconds += seconds
+        _totals.seconds += duration_secs

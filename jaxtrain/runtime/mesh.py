@@ -146,5 +146,6 @@ def local_rows(size: int, layout: Layout) -> np.ndarray:
         return np.arange(size)  # stand-ins for devices that are elsewhere
     rows: set[int] = set()
     for slices in layout.batch().addressable_devices_indices_map((size,)).values():
-        rows.update(range(*slices[0].indices(size)))
+        if slices is not None:
+            rows.update(range(*slices[0].indices(size)))
     return np.array(sorted(rows))

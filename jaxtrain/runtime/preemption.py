@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from jaxtrain.runtime.leaving import leave
 
@@ -62,7 +63,7 @@ class Preemption:
         self._stop_at: int | None = None  # it may not go on to this one
         self._resting = self._stopped = False
         self._reader, self._writer = -1, -1
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     # --- signals ------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ FLAGS = (
 
 def prepare() -> None:
     """Set what the GPU compiler needs; call before jax touches a device."""
-    if importlib.util.find_spec("jax_plugins") is None or not list(_plugin_folders()):
+    if not list(_plugin_folders()):
         raise UserError("plan: jax's CUDA compiler is not installed; pip install 'jaxtrain[plan]'")
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     flags = (*FLAGS, f"--xla_gpu_cuda_data_dir={cuda}")
@@ -38,7 +38,8 @@ def prepare() -> None:
 
 
 def _plugin_folders():
-    for folder in importlib.util.find_spec("jax_plugins").submodule_search_locations:
+    plugins = importlib.util.find_spec("jax_plugins")
+    for folder in (plugins and plugins.submodule_search_locations) or ():
         yield from pathlib.Path(folder).glob("xla_cuda*")
 
 

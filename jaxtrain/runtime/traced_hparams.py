@@ -50,8 +50,13 @@ def current(value: Any) -> Any:
 def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
     """The settings among `keys` that can be arrays: numbers but 0, which compiles other code, and seeds."""
     found = {key: _get(config, key.split(".")) for key in keys}
-    seeds = {key: np.int64(value).astype(np.int32) for key, value in found.items() if isinstance(value, int)}
-    return seeds | {key: np.float32(value) for key, value in found.items() if isinstance(value, float) and value}
+    arrays: dict[str, np.generic] = {}
+    for key, value in found.items():
+        if isinstance(value, int):
+            arrays[key] = np.int64(value).astype(np.int32)
+        elif isinstance(value, float) and value:
+            arrays[key] = np.float32(value)
+    return arrays
 
 
 def marked(config: Any, keys: Sequence[str]) -> Any:

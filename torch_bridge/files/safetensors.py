@@ -92,7 +92,8 @@ def _reader(path: pathlib.Path, shape: tuple[int, ...], dtype: np.dtype, offset:
 
 def write_file(state: Mapping[str, Any], path: pathlib.Path) -> None:
     """Write arrays or Leaves, in their order."""
-    header, offset = {"__metadata__": {"format": "pt"}}, 0  # transformers wants to be told
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers wants to be told
+    offset = 0
     for key, value in state.items():
         dtype = np.dtype(value.dtype)
         size = math.prod(value.shape) * dtype.itemsize

@@ -19,7 +19,7 @@ def scaled_dot_product_attention(
     q, k, v = match_products(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.ndim == 4:
-        tokens_first = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
+        tokens_first = jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
         if not dropout_p and fused_attention.takes(*tokens_first, attn_mask, is_causal):
             kind = "mask" if attn_mask is not None and attn_mask.dtype == jnp.bool_ else "bias"
             y = fused_attention.fused(*tokens_first, **{kind: attn_mask}, causal=is_causal, scale=scale)

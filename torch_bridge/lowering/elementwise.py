@@ -34,7 +34,7 @@ _ANY_DTYPE = {
     "real": jnp.real,
     "imag": jnp.imag,
     "relu": jax.nn.relu,
-    "relu6": lambda x: hardtanh(None, x, 0, 6),
+    "relu6": lambda x: _between(x, 0, 6),
     "isfinite": lambda x: jnp.isfinite(x) if category(x.dtype) > 1 else jnp.ones(x.shape, bool),
     "isinf": lambda x: jnp.isinf(x) if category(x.dtype) > 1 else jnp.zeros(x.shape, bool),
     "signbit": lambda x: jnp.signbit(x) if is_float(x) else x < 0,
@@ -380,7 +380,11 @@ def hardshrink(call, x, lambd=0.5):
 
 @lowering("hardtanh.default")
 def hardtanh(call, x, min_val=-1, max_val=1):
-    return jnp.where(x <= min_val, cast(min_val, x.dtype), jnp.where(x >= max_val, cast(max_val, x.dtype), x))
+    return _between(x, min_val, max_val)
+
+
+def _between(x, low, high) -> jax.Array:
+    return jnp.where(x <= low, cast(low, x.dtype), jnp.where(x >= high, cast(high, x.dtype), x))
 
 
 @lowering("hardsigmoid.default")

@@ -65,7 +65,8 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
     unready = list(_unready(module))
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
-    program, error, obstacles = None, None, []
+    program: Any = None
+    error, obstacles = None, []
     watch = python_state.Watch(module)
     with _quiet(), recordable(module) as plain:
         try:

@@ -71,7 +71,7 @@ def _cubic_taps(point, a: float = -0.75):
 
 def _read(x, coordinates):
     """x at whole coordinates, each [batch, *point]; 0 outside. Gives [batch, channel, *point]."""
-    inside, flat = True, 0
+    inside, flat = jnp.asarray(True), jnp.int32(0)
     for at, size in zip(coordinates, x.shape[2:], strict=True):
         inside = inside & (at >= 0) & (at <= size - 1)
         flat = flat * size + jnp.clip(at, 0, size - 1).astype(jnp.int32)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
         )
         target = spec.target
         if spec.kind == InputKind.CONSTANT_TENSOR:  # a parameter met outside its module's registry is itself
-            target = parameters.get(_place(program.constants[target]), target)
+            target = parameters.get(_place(_tensor_of(program, target)), target)
             stateful = target != spec.target
         stateful = stateful and own(target)
         placeholders.append((name, target.removeprefix(prefix) if stateful else None))
@@ -127,7 +127,7 @@ def _place(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
-def _tensor_of(program, target: str) -> torch.Tensor:
+def _tensor_of(program, target: Any) -> torch.Tensor:
     return program.constants[target] if target in program.constants else program.state_dict[target]
 
 
@@ -143,7 +143,7 @@ def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Cal
     for nodes in blocks(graph_module.graph) if recomputing() else ([node] for node in graph_module.graph.nodes):
         node = nodes[0]
         if node.op == "output":
-            return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
+            return [values[item] if isinstance(item, torch.fx.Node) else item for item in cast(Sequence, node.args[0])]
         if node.op == "placeholder":
             values[node] = next(feed)
         elif len(nodes) > 1:
@@ -160,7 +160,7 @@ def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Cal
 
 def _value(graph_module, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], call: Call) -> Any:
     if node.op == "get_attr":
-        return _attribute(graph_module, node.target)
+        return _attribute(graph_module, str(node.target))
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     return _evaluate(node, args, kwargs, call)
 

@@ -1,6 +1,7 @@
 """Pooling over windows, fixed and adaptive."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import numpy as np
 from torch_bridge.lowering.dtypes import wide
 from torch_bridge.lowering.table import lowering
 
+Size = int | Sequence[int]
 
-def _fit(values, rank: int, default=None) -> list[int]:
+
+def _fit(values, rank: int, default: Sequence[int] = ()) -> list[int]:
     values = [values] if isinstance(values, int) else list(values)
     if not values:
         return list(default)
@@ -39,7 +42,7 @@ def _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode):
 
 
 def _max_pool_with_indices(rank: int):
-    def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+    def lower(call, x, kernel_size, stride=(), padding: Size = 0, dilation: Size = 1, ceil_mode=False):
         """The maxima, and their positions in the flattened space of x."""
         kernel = _fit(kernel_size, rank)
         stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)

@@ -1,6 +1,7 @@
 """Matrix products, convolutions, decompositions of matrices, Fourier transforms."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -186,7 +187,7 @@ def fft_c2r(call, x, dim, normalization, last_dim_size):
 
 
 @lowering("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
-def grouped_mm(call, x, weight, offs=None, bias=None, out_dtype=None):
+def grouped_mm(call, x, weight, offs: Any = None, bias=None, out_dtype=None):
     """Products of groups. offs: where each group ends on the axis that x or weight has no groups on.
 
     x [row, inner], weight [group, inner, outer]: rows of each group times its matrix; rows past the last end give 0.

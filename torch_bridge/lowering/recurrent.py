@@ -109,7 +109,7 @@ _CELLS = {
 def packed_rnn(call, kind, x, batch_sizes, states, params, *options):
     """A recurrent layer over padded sequences in order of length; batch_sizes: int [time], how many go on."""
     real = jnp.arange(x.shape[1]) < batch_sizes[:, None]
-    return _run(call, _CELLS[kind], x, states, params, *options, False, real)
+    return _run(call, _CELLS[kind], x, states, params, *options, batch_first=False, real=real)
 
 
 @lowering("lstm.input")

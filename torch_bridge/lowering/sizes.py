@@ -69,13 +69,13 @@ class Sizes:
                 else:
                     later.append((number, size, given))
         for number, size, given in later:
-            if (size.subs(bound) if isinstance(size, sympy.Expr) else size) != given:
+            if (size.subs(list(bound.items())) if isinstance(size, sympy.Expr) else size) != given:
                 return f"input {number} has size {given}, recorded as {size}"
         for symbol, given in bound.items():
             low, high = self.ranges.get(symbol, (0, sympy.oo))
             if not low <= given <= high:
                 return f"a size of {given} lies outside [{low}, {high}]"
         for assumption in self.assumptions:
-            if assumption.free_symbols <= bound.keys() and not bool(assumption.subs(bound)):
+            if assumption.free_symbols <= bound.keys() and not bool(assumption.subs(list(bound.items()))):
                 return f"the record assumes {assumption}"
         return None

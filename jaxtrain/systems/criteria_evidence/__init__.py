@@ -59,21 +59,19 @@ def _task(architecture: str) -> Task:
 TASKS = {name: _task(name) for name in ("criteria", "evidence", "share", "joint")}
 
 
-__getattr__ = lazy_attributes(  # the original's names
-    __name__,
-    {
-        "original.torch_compat": (
-            "CriteriaDataset",
-            "EvidenceDataset",
-            "JointDataset",
-            "ShareDataset",
-            "compute_total_steps",
-            "criterion_text",
-            "criterion_texts",
-            "get_device",
-            "get_optimal_dataloader_kwargs",
-            "random_split_indices",
-            "set_seed",
-        )
-    },
-)
+ORIGINAL_NAMES = {
+    "original.torch_compat": (
+        "CriteriaDataset",
+        "EvidenceDataset",
+        "JointDataset",
+        "ShareDataset",
+        "compute_total_steps",
+        "criterion_text",
+        "criterion_texts",
+        "get_device",
+        "get_optimal_dataloader_kwargs",
+        "random_split_indices",
+        "set_seed",
+    )
+}
+__getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

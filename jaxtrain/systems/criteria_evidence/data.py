@@ -4,7 +4,7 @@ import functools
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,11 +98,19 @@ def _load(architecture: str, key: str, compat: str, box: _Opaque) -> Corpus:
         max_length=data.max_length,
         evidence_max_length=data.evidence_max_length,
         cache=None if data.cache_dir is None else pathlib.Path(data.cache_dir),
+        presence=_presence(architecture, config),
     )
     check_sizes(examples, tokenizer, config)
     report_problems(examples, data, architecture)
     types = model.encoder.type_vocab_size > 1 or getattr(model, "evidence_encoder", model.encoder).type_vocab_size > 1
     return Corpus(examples, tokenizer, rows, split_rows(rows, config), config, types)
+
+
+def _presence(architecture: str, config: Any) -> Literal["post", "leak"] | None:
+    """Family base asks of evidence whether it is there, where the others ask which words it is."""
+    if architecture != "evidence" or config.model.family != "base":
+        return None
+    return "leak" if config.compat == "original" else "post"
 
 
 def tokenizer_of(config: Any) -> tokenization.Tokenizer:
@@ -210,8 +218,7 @@ def source_of(corpus: Corpus, rows: np.ndarray, config: Any) -> "ArraySource | T
 
 def side_widths(examples: Examples, data: Any) -> dict[str, int]:
     """The full width of every side: posts have their own."""
-    posts = {"evidence_", "" if examples.spans is not None else "evidence_"}
-    return {side: data.evidence_max_length if side in posts else data.max_length for side in examples.texts}
+    return {side: data.evidence_max_length if side in examples.posts else data.max_length for side in examples.texts}
 
 
 def bucket_widths(lengths: np.ndarray, count: int) -> list[int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -77,7 +78,8 @@ class Examples:
 
     texts: by side ("" where there is one text, "criteria_" and "evidence_" for joint) the tokens of every row. labels:
     int32 [row] or None. spans: int32 [row, 2], first and last token of the answer, -1 where it was not found, or None.
-    problems: row -> why its answer was not found. contexts, answers: the texts, for reports.
+    problems: row -> why its answer was not found. contexts, answers: the texts, for reports. posts: the sides that hold
+    whole posts, which have a width of their own.
     """
 
     texts: Mapping[str, Encoded]
@@ -87,6 +89,7 @@ class Examples:
     contexts: Sequence[str] = ()
     answers: Sequence[str] = ()
     criteria: Sequence[str] = ()
+    posts: frozenset[str] = frozenset()
 
 
 def make_examples(
@@ -100,13 +103,18 @@ def make_examples(
     max_length: int = 256,
     evidence_max_length: int = 512,
     cache: pathlib.Path | None = None,
+    presence: Literal["post", "leak"] | None = None,
 ) -> Examples:
     """Tokens of what the architecture reads: criteria the sentence, evidence and share the post, joint both.
 
     pair: read (text, criterion text) together, as family `architectures` does. The answer is then looked for in the
-    text alone. Statuses do not filter: absent symptoms have answers, too.
+    text alone. Statuses do not filter: absent symptoms have answers, too. presence: evidence as a yes or no, the status
+    in place of a span: of the post, or as the original has it ("leak"), where a row that is present shows its evidence
+    alone.
     """
     sides = SIDES[architecture]
+    posts = frozenset({"evidence_" if len(sides) > 1 else ""} if "evidence" in sides else ())
+    statuses = labels_of(rows, columns.status) if architecture != "evidence" or presence else None
     names = [criterion_text(row, criterion_texts or {}, columns.criterion) for row in rows]
     pairs = names if pair else None
     texts = {}
@@ -114,14 +122,21 @@ def make_examples(
         column = columns.sentence if side == "criteria" else columns.context
         longest = max_length if side == "criteria" else evidence_max_length
         key = f"{side}_" if len(sides) > 1 else ""
-        texts[key] = tokenizer.encode_cached([row[column] for row in rows], pairs, longest, cache)
-    labels = np.array(labels_of(rows, columns.status), np.int32) if architecture != "evidence" else None
+        read = [row[column] for row in rows]
+        if presence == "leak" and statuses is not None:
+            read = [
+                row[columns.answer] if status else text for row, status, text in zip(rows, statuses, read, strict=True)
+            ]
+        texts[key] = tokenizer.encode_cached(read, pairs, longest, cache)
+    labels = None if statuses is None else np.array(statuses, np.int32)
     if architecture == "criteria":
         sentences = [row[columns.sentence] for row in rows]
         return Examples(texts, labels, None, {}, sentences, (), names)
+    if presence:
+        return Examples(texts, labels, None, {}, [row[columns.context] for row in rows], (), names, posts)
     contexts, answers = [row[columns.context] for row in rows], [row[columns.answer] for row in rows]
     spans, problems = locate_answers(contexts, answers, texts["evidence_" if len(sides) > 1 else ""], pair)
-    return Examples(texts, labels, spans, problems, contexts, answers, names)
+    return Examples(texts, labels, spans, problems, contexts, answers, names, posts)
 
 
 def locate_answers(

@@ -39,30 +39,28 @@ TASKS = {
     "head": Task(sections={"model": HeadOptions, **SECTIONS}, **COMMON),
 }
 
-__getattr__ = lazy_attributes(  # the original's names
-    __name__,
-    {
-        "original.datasets": ("SherlockDataset", "MultimodalDataset"),
-        "losses": (
-            "ReconstructionLoss",
-            "FMRIMatchingLoss",
-            "CombinedAutoEncoderLoss",
-            "NormalizedReconstructionLoss",
-            "NormalizedFMRIMatchingLoss",
-            "NormalizedCombinedAutoEncoderLoss",
-        ),
-        "metrics": ("compute_correlation_metric", "compute_r2_score"),
-        "gen1": ("SherlockAutoencoder",),
-        "head": ("MultimodalAutoencoder",),
-        "evals.lesions": ("Lesion", "simulate", "effects"),
-        "original.torch_compat": (
-            "Autoencoder",
-            "Trainer",
-            "TrainingConfig",
-            "cleanup_distributed",
-            "create_autoencoder",
-            "prepare_for_distributed",
-            "setup_distributed",
-        ),
-    },
-)
+ORIGINAL_NAMES = {
+    "original.datasets": ("SherlockDataset", "MultimodalDataset"),
+    "losses": (
+        "ReconstructionLoss",
+        "FMRIMatchingLoss",
+        "CombinedAutoEncoderLoss",
+        "NormalizedReconstructionLoss",
+        "NormalizedFMRIMatchingLoss",
+        "NormalizedCombinedAutoEncoderLoss",
+    ),
+    "metrics": ("compute_correlation_metric", "compute_r2_score"),
+    "gen1": ("SherlockAutoencoder",),
+    "head": ("MultimodalAutoencoder",),
+    "evals.lesions": ("Lesion", "simulate", "effects"),
+    "original.torch_compat": (
+        "Autoencoder",
+        "Trainer",
+        "TrainingConfig",
+        "cleanup_distributed",
+        "create_autoencoder",
+        "prepare_for_distributed",
+        "setup_distributed",
+    ),
+}
+__getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -66,29 +66,27 @@ TASKS = {
     ),
 }
 
-__getattr__ = lazy_attributes(  # the original's names
-    __name__,
-    {
-        "original.torch_compat": (
-            "CheckpointManager",
-            "CosineScheduler",
-            "EMAScheduler",
-            "HJEPATrainer",
-            "HierarchicalScheduler",
-            "LinearScheduler",
-            "MetricsLogger",
-            "create_ema_scheduler",
-            "create_hjepa_model",
-            "create_loss_from_config",
-            "create_loss_function",
-            "create_lr_scheduler",
-            "create_masking_function",
-            "create_model",
-            "create_optimizer",
-            "create_train_loader",
-            "create_val_loader",
-            "load_checkpoint",
-            "load_config",
-        )
-    },
-)
+ORIGINAL_NAMES = {
+    "original.torch_compat": (
+        "CheckpointManager",
+        "CosineScheduler",
+        "EMAScheduler",
+        "HJEPATrainer",
+        "HierarchicalScheduler",
+        "LinearScheduler",
+        "MetricsLogger",
+        "create_ema_scheduler",
+        "create_hjepa_model",
+        "create_loss_from_config",
+        "create_loss_function",
+        "create_lr_scheduler",
+        "create_masking_function",
+        "create_model",
+        "create_optimizer",
+        "create_train_loader",
+        "create_val_loader",
+        "load_checkpoint",
+        "load_config",
+    )
+}
+__getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -54,38 +54,36 @@ TASKS = {
 }
 
 
-__getattr__ = lazy_attributes(  # the original's names
-    __name__,
-    {
-        "original.torch_compat": (
-            "ChapterRouter",
-            "ChapteredMemoryBank",
-            "Config",
-            "FactorizedMemoryBank",
-            "LoRALinear",
-            "MemoryAdapter",
-            "MemoryBank",
-            "MemoryConfig",
-            "MemoryCrossAttention",
-            "MemoryTransformer",
-            "ModelConfig",
-            "QuantizedMemoryBank",
-            "ReducedDimMemoryBank",
-            "TextDataset",
-            "Trainer",
-            "TrainingConfig",
-            "compute_router_auxiliary_loss",
-            "create_dataloader",
-            "create_inference_router",
-            "extract_memory_weights",
-            "generate",
-            "generate_batch",
-            "get_memory_bank_assignments",
-            "get_memory_layer_indices",
-            "load_config",
-            "merge_adapter_weights",
-            "quantize_memory_for_deployment",
-            "save_config",
-        )
-    },
-)
+ORIGINAL_NAMES = {
+    "original.torch_compat": (
+        "ChapterRouter",
+        "ChapteredMemoryBank",
+        "Config",
+        "FactorizedMemoryBank",
+        "LoRALinear",
+        "MemoryAdapter",
+        "MemoryBank",
+        "MemoryConfig",
+        "MemoryCrossAttention",
+        "MemoryTransformer",
+        "ModelConfig",
+        "QuantizedMemoryBank",
+        "ReducedDimMemoryBank",
+        "TextDataset",
+        "Trainer",
+        "TrainingConfig",
+        "compute_router_auxiliary_loss",
+        "create_dataloader",
+        "create_inference_router",
+        "extract_memory_weights",
+        "generate",
+        "generate_batch",
+        "get_memory_bank_assignments",
+        "get_memory_layer_indices",
+        "load_config",
+        "merge_adapter_weights",
+        "quantize_memory_for_deployment",
+        "save_config",
+    )
+}
+__getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -50,22 +50,20 @@ TASKS = {
     ),
 }
 
-__getattr__ = lazy_attributes(  # the original's names
-    __name__,
-    {
-        "original.torch_compat": (
-            "ActivationBuffer",
-            "DataLoader",
-            "DistributedDataParallel",
-            "EarlyStopping",
-            "SetDataset",
-            "SparseAutoencoder",
-            "convert_ddp_state",
-            "create_collate_fn",
-            "fit",
-            "save_artifacts",
-            "train_epoch",
-            "validate",
-        )
-    },
-)
+ORIGINAL_NAMES = {
+    "original.torch_compat": (
+        "ActivationBuffer",
+        "DataLoader",
+        "DistributedDataParallel",
+        "EarlyStopping",
+        "SetDataset",
+        "SparseAutoencoder",
+        "convert_ddp_state",
+        "create_collate_fn",
+        "fit",
+        "save_artifacts",
+        "train_epoch",
+        "validate",
+    )
+}
+__getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -196,3 +196,19 @@ def test_the_facade_offers_the_originals_names():
         assert callable(getattr(system, name))
     with pytest.raises(AttributeError):
         system.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("compat", ["correct", "original"])
+def test_family_base_learns_whether_evidence_is_there(compat):
+    config = settings("evidence", {"family": "base"}, compat=compat)
+    task, batch = TASKS["evidence"], batch_of("evidence", config, 40)
+    assert set(batch["labels"]) == {0, 1}
+    assert "start_positions" not in batch
+    lengths = batch["attention_mask"].sum(1)
+    shorter = lengths[batch["labels"] == 1].max() < lengths[batch["labels"] == 0].min()
+    assert shorter == (compat == "original")  # the original shows the evidence alone where there is some
+    model = task.build_model(config, nnx.Rngs(0))
+    value = task.loss(model, jax.tree.map(jnp.asarray, batch), config, None).value
+    assert float(value) == pytest.approx(np.log(2), abs=0.3)
+    rows = task.eval_statistics(task.outputs(model, batch), batch, config).rows
+    assert {"accuracy", "f1_macro"} <= set(task.compute({}, rows, config))

@@ -78,7 +78,7 @@ def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.C
         criteria = [corpus.examples.criteria[row] for row in rows]
         part = metrics.evaluation_scores(found["labels"], predictions, found["probabilities"])
         part["per_criterion_f1"] = metrics.per_criterion_f1(found["labels"], predictions, criteria)
-        report["criteria"] = part
+        report["evidence" if architecture == "evidence" else "criteria"] = part  # family base's evidence is a yes or no
     if "starts" in found:
         report["evidence"] = span_report(found, corpus, rows)
     if {"criteria", "evidence"} <= set(report):

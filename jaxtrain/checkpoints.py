@@ -15,9 +15,13 @@ def main(argv: commands.Arguments = None) -> int:
         "python -m jaxtrain.checkpoints verify --run runs/digits",
     )
     p.add_argument("action", choices=("list", "verify", "prune"))
-    commands.add_run(p)
-    p.add_argument("--keep-last", type=int, metavar="N", help="prune: newest to keep (default checkpoint.keep_last)")
-    p.add_argument("--keep-best", type=int, metavar="N", help="prune: best to keep (default checkpoint.keep_best)")
+    commands.add_run(p, builds=False)
+    p.add_argument(
+        "--keep-last", type=commands.count(), metavar="N", help="prune: newest to keep (default checkpoint.keep_last)"
+    )
+    p.add_argument(
+        "--keep-best", type=commands.count(0), metavar="N", help="prune: best to keep (default checkpoint.keep_best)"
+    )
     p.add_argument("--json", action="store_true", help="one JSON object per line")
     return commands.main(run, p.parse_args(argv))
 

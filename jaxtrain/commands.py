@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from jaxtrain import trust
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 
@@ -61,7 +63,8 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     if getattr(arguments, "quiet", False) or not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS, "1"))  # before those libraries are imported
     try:
-        with _elsewhere(arguments):
+        distrust = contextlib.nullcontext() if getattr(arguments, "trust", True) else trust.restricted()
+        with _elsewhere(arguments), distrust:
             code = command(arguments) or 0
         if getattr(arguments, "found", None) is not None and arguments.json:
             print(json.dumps(arguments.found), file=output)
@@ -111,8 +114,38 @@ def quiet_jax() -> None:
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "plugin" not in record.getMessage())
 
 
-def add_run(p: argparse.ArgumentParser) -> None:
+def add_run(p: argparse.ArgumentParser, builds: bool = True) -> None:
+    """builds: the command builds the folder's model, for which its config may name code (docs/security.md)."""
     p.add_argument("--run", required=True, metavar="DIR", help="a run folder, as runs/digits")
+    if builds:
+        p.add_argument("--trust", action="store_true", help="run the code that the folder's config names")
+
+
+def count(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """The `type` of an argument that counts something."""
+
+    def whole_number(text: str) -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text, re.ASCII) or not least <= int(text) <= most:
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            raise argparse.ArgumentTypeError(f"got {shown!r}, wanted a whole number from {least} to {most:,}")
+        return int(text)
+
+    return whole_number
+
+
+def output_file(text: str) -> str:
+    """The `type` of an argument that names a file to write; refused before the work that it is to hold is done."""
+    path = pathlib.Path(text)
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text} is a folder, wanted a file in it")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no folder {path.parent}; make it first")
+        path.exists()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{text[:80]}: {why}") from None
+    return text
 
 
 def add_checkpoint(p: argparse.ArgumentParser, default: str = "best") -> None:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain import yaml_limits
+from jaxtrain import trust, yaml_limits
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, leaves, translate
@@ -97,7 +97,9 @@ def check(values: Mapping[str, Any], source: str | pathlib.Path = "config") -> t
     if not isinstance(name, str):
         raise UserError(f"{source}: `task` is missing; name a system's task, as in configs/digits.yaml")
     task = find_task(name)
-    return task, validate(schema(task), values, source)
+    config = validate(schema(task), values, source)
+    trust.check(config, source)
+    return task, config
 
 
 def validate(kind: type[TrainingConfig], values: Mapping[str, Any], source: str | pathlib.Path = "config"):

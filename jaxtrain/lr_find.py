@@ -19,7 +19,7 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
     p.add_argument("--min-lr", type=float, default=1e-7, help="first rate (default 1e-7)")
     p.add_argument("--max-lr", type=float, default=1.0, help="rate that the last step approaches (default 1)")
-    p.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
+    p.add_argument("--steps", type=commands.count(1, 10_000_000), default=100, help="optimizer steps (default 100)")
     p.add_argument("--no-clip", action="store_true", help="without optim.clip_norm")
     p.add_argument("--output", metavar="DIR", help="where lr_find.json and lr_find.png go (default: the run folder)")
     p.add_argument("--no-plot", action="store_true", help="without the picture, which needs matplotlib")

@@ -15,8 +15,8 @@ def main(argv: commands.Arguments = None) -> int:
         "python -m jaxtrain.plan --config configs/memory_lm_paper.yaml --devices 64 --target h200 shard.strategy=fsdp",
     )
     p.add_argument("--config", required=True, metavar="F", help="a YAML file")
-    p.add_argument("--devices", type=int, required=True, metavar="N", help="GPUs in all")
-    p.add_argument("--hosts", type=int, metavar="H", help="machines (8 GPUs each if left out)")
+    p.add_argument("--devices", type=commands.count(1, 1_000_000), required=True, metavar="N", help="GPUs in all")
+    p.add_argument("--hosts", type=commands.count(1, 1_000_000), metavar="H", help="machines (8 GPUs each if left out)")
     p.add_argument("--target", default="h200", help="h200, h100, a100, a6000 or l40s (default h200)")
     p.add_argument("--no-fit", action="store_true", help="leave out the search for the largest batch that fits")
     p.add_argument("--json", metavar="F", help="write the plan here too; -: print it and nothing else")
@@ -27,8 +27,6 @@ def main(argv: commands.Arguments = None) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from jaxtrain.runtime import topology
 
-    if arguments.devices < 1:
-        raise UserError(f"--devices: {arguments.devices}, wanted at least 1")
     topology.prepare()
     devices = topology.devices(arguments.target, arguments.devices, arguments.hosts)
     budget = topology.memory_bytes(arguments.target)

@@ -13,7 +13,9 @@ def main(argv: commands.Arguments = None) -> int:
         "python -m jaxtrain.report --run runs/a --run runs/b --output compared.html",
     )
     p.add_argument("--run", required=True, action="append", metavar="DIR", help="a run folder; several are compared")
-    p.add_argument("--output", metavar="F.html", help="default: report.html in the first run's folder")
+    p.add_argument(
+        "--output", type=commands.output_file, metavar="F.html", help="default: report.html in the first run's folder"
+    )
     commands.add_quiet(p)
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))

@@ -17,6 +17,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from jaxtrain import trust
 from jaxtrain.errors import UserError
 
 Batch = dict[str, Any]
@@ -199,18 +200,22 @@ def find_task(name: str) -> Task:
     Raises UserError naming the known tasks.
     """
     head, _, tail = name.rpartition(".")
-    for module_name, task_name in ((f"jaxtrain.systems.{name}", ""), (f"jaxtrain.systems.{head}", tail), (name, "")):
+    own = ((f"jaxtrain.systems.{name}", ""), (f"jaxtrain.systems.{head}", tail))
+    outside = ((name, ""),) if trust.allows_task(name) else ()
+    for module_name, task_name in own + outside:
         tasks = _tasks_of(module_name)
         if tasks and task_name in tasks:
             return tasks[task_name]
         if tasks and not task_name and len(tasks) == 1:
             return next(iter(tasks.values()))
+    if not outside and "." in name:
+        raise trust.refusal("task", name, "config.yaml")
     value = _attribute(head, tail)
     if isinstance(value, Task):
         return value
-    outside = _tasks_of(head)
-    if outside and tail in outside:
-        return outside[tail]
+    found = _tasks_of(head)
+    if found and tail in found:
+        return found[tail]
     raise UserError(
         f"task: {name!r} is unknown; known here: {', '.join(task_names())}. A task of your own is the name of an "
         "importable module that holds TASKS = {...}, or of a Task in it (docs/adding_a_system.md)"
@@ -218,7 +223,7 @@ def find_task(name: str) -> Task:
 
 
 def _import(module_name: str):
-    if not module_name or module_name.endswith(".") or module_name.startswith("."):
+    if not all(part.isidentifier() for part in module_name.split(".")):
         return None
     try:
         return importlib.import_module(module_name)

@@ -21,9 +21,19 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
     p.add_argument("--space", required=True, metavar="F", help="which settings vary, as configs/hpo/criteria_tiny.yaml")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the config file")
-    p.add_argument("--trials", type=int, metavar="N", help="trials of the whole study (default: the space's)")
-    p.add_argument("--workers", type=int, default=1, metavar="N", help="processes at the same time (default 1)")
-    p.add_argument("--vmap", type=int, default=1, metavar="K", help="train K trials at once in one compiled program")
+    p.add_argument(
+        "--trials", type=commands.count(), metavar="N", help="trials of the whole study (default: the space's)"
+    )
+    p.add_argument(
+        "--workers", type=commands.count(1, 1024), default=1, metavar="N", help="processes at the same time (default 1)"
+    )
+    p.add_argument(
+        "--vmap",
+        type=commands.count(1, 100_000),
+        default=1,
+        metavar="K",
+        help="train K trials at once in one compiled program",
+    )
     p.add_argument("--output", metavar="DIR", help="the study's folder (default runs/tune/<name of the space>)")
     p.add_argument("--storage", metavar="URL", help="the study's database (default: study.db in its folder)")
     p.add_argument("--no-plots", action="store_true", help="write no HTML pages")

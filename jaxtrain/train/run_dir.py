@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from jaxtrain import config_io
-from jaxtrain.config import TrainingConfig
+from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task
@@ -86,9 +86,13 @@ def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
     """Those of any run folder, whose task need not be known."""
     folder = pathlib.Path(folder)
     values = _settings(folder)
-    if values.get("task") is None:
-        return checkpoints(folder, config_io.validate(TrainingConfig, values, folder / "config.yaml"))
-    return open_run(folder)[2]
+    kept = {"checkpoint": CheckpointConfig, "evaluation": EvaluationConfig}  # a task's own keys do not matter here
+    sections = {
+        name: {key: value for key, value in values.get(name, {}).items() if key in section.model_fields}
+        for name, section in kept.items()
+        if isinstance(values.get(name, {}), dict)
+    }
+    return checkpoints(folder, config_io.validate(TrainingConfig, sections, folder / "config.yaml"))
 
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:

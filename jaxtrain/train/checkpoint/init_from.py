@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain import trust
 from jaxtrain.errors import UserError
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import torch_checkpoint
@@ -36,8 +37,10 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
     """
     path = pathlib.Path(path)
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
-        _, _, model, step = run_dir.load_model(path, which)
+        known = {program.config.task, *trust.named_code(program.config).values()}
+        with trust.restricted(known, "Export its weights to a file, and start from that"):
+            which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
+            _, _, model, step = run_dir.load_model(path, which)
         lines = _take_weights(program, state_dict.open_state_dict(model), path)
         return WarmStart([f"started from the weights of {path} at step {step}", *lines])
     if not path.exists():

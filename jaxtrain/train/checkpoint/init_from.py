@@ -57,7 +57,10 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
 def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
     model, strict = _shapes(program), program.config.init_strict
     weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
-    if not strict:
+    part = _part_held(model, weights)
+    if part is not None:
+        weights = {f"{part}.{key}": value for key, value in weights.items()}
+    elif not strict:
         weights, left = _fitting(model, weights)
     bad = state_dict.not_finite(model, weights)
     if bad:
@@ -65,7 +68,9 @@ def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Pa
             f"init_from: {path}: {len(bad)} tensors hold NaN or infinity ({', '.join(bad[:4])}); nothing can be "
             "trained from them. Take an earlier checkpoint"
         )
-    missing, _ = program.load_state_dict(weights, strict=strict, source=f"init_from: {path}")
+    missing, _ = program.load_state_dict(weights, strict=strict and part is None, source=f"init_from: {path}")
+    if part is not None:
+        return [f"the file holds `{part}` alone; the rest of the model starts as it does without init_from"]
     if strict:
         return []
     return [
@@ -80,6 +85,18 @@ def _shapes(program: Program):
     state = program.state
     parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
     return program.model_def.merge(*parts)
+
+
+def _part_held(model, weights: Mapping[str, Any]) -> str | None:
+    """Name the one direct part of the model whose keys, without its prefix, are exactly the file's: an autoencoder
+    without the model that it looks into. None where there is none, or more than one."""
+    parts: dict[str, set[str]] = {}
+    for key, _ in state_dict.named_variables(model):
+        head, _, rest = key.partition(".")
+        if rest:
+            parts.setdefault(head, set()).add(rest)
+    held = [head for head, keys in parts.items() if keys == set(weights)]
+    return held[0] if len(held) == 1 else None
 
 
 def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -15,8 +15,11 @@ from jaxtrain.systems.set_completion import TASKS, features, steering
 from jaxtrain.systems.set_completion.data import build_data
 from jaxtrain.systems.set_completion.evals import report
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder
+from jaxtrain.train.checkpoint import init_from
+from tests.contract.tasks import tiny
 from tests.parity import set_completion as parity
 from tests.unit.set_completion.golden import FOLDER, config, table
+from torch_bridge import files
 
 SETTINGS = config("splat_sae_tiny")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -172,3 +175,15 @@ def test_an_autoencoder_that_ignores_its_input_is_reported_dead(tmp_path):
 def test_a_new_dictionary_has_unit_columns():
     sae = SparseAutoencoder(16, 4, rngs=nnx.Rngs(3))
     np.testing.assert_allclose(jnp.linalg.norm(sae.decoder.weight[...], axis=0), 1.0, atol=1e-6)
+
+
+def test_a_file_of_the_autoencoder_alone_starts_it_and_leaves_the_frozen_model(tmp_path):
+    trainer = tiny("set_completion.sae", tmp_path)
+    before = trainer.state_dict()
+    own = {key.removeprefix("sae."): np.asarray(value) + 1 for key, value in before.items() if key.startswith("sae.")}
+    files.save(own, tmp_path / "sae_model_final.pth")
+    origin = init_from.apply(trainer.program, tmp_path / "sae_model_final.pth")
+    assert "holds `sae` alone" in origin.lines[-1]
+    for key, value in trainer.state_dict().items():
+        wanted = own[key.removeprefix("sae.")] if key.startswith("sae.") else before[key]
+        np.testing.assert_array_equal(value, wanted)

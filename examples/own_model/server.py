@@ -4,20 +4,28 @@
 
 POST /predict: {"images": [image, ...]} -> {"labels": [int, ...], "probabilities": [[float, ...], ...]}; an image is
 8 rows of 8 pixels in 0..1, or their 64 values. GET /health: {"ok": true, ...}. A mistake of the client is answered with
-400 and one sentence. The standard library's server and torch are all that it needs; put a proxy before it in the open.
+400 and one sentence. A request is at most 4 MiB and 1,024 images and has 10 seconds; 64 are served at a time, others
+wait for a moment or get 503. The standard library's server and torch are all that it needs; put a proxy before it in
+the open, where it should check who asks.
 """
 
 import argparse
+import contextlib
 import http.server
 import json
 import pathlib
+import re
 import signal
+import socket
+import sys
 import threading
 
 import torch
 from net import Net
 
 MOST_BYTES, MOST_IMAGES = 4 << 20, 1024
+MOST_NUMBERS = MOST_IMAGES * 64
+MOST_CONNECTIONS, WAIT_S, REQUEST_S = 64, 0.2, 10.0
 
 
 class Mistake(ValueError):
@@ -34,9 +42,14 @@ def load(weights: pathlib.Path) -> torch.nn.Module:
 def images_of(body: bytes) -> torch.Tensor:
     """float [image, 1, 8, 8] of a request. Raises Mistake."""
     try:
+        if body.count(b"[") > 9 * MOST_IMAGES + 2 or body.count(b",") > MOST_NUMBERS + MOST_IMAGES:
+            raise Mistake(f"wanted at most {MOST_IMAGES} images of 8 x 8 or 64 pixels")  # before memory is spent on it
         images = torch.tensor(json.loads(body)["images"], dtype=torch.float32)
-    except (ValueError, KeyError, TypeError) as error:
-        raise Mistake(f'wanted {{"images": [...]}} with numbers: {type(error).__name__}: {error}') from None
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
+        if isinstance(error, Mistake):
+            raise
+        words = " ".join(str(error).split())[:200]
+        raise Mistake(f'wanted {{"images": [...]}} with numbers: {type(error).__name__}: {words}') from None
     if images.ndim < 2 or not 0 < len(images) <= MOST_IMAGES or images[0].numel() != 64:
         raise Mistake(f"got images of shape {list(images.shape)}, wanted 1 to {MOST_IMAGES} of 8 x 8 or 64 pixels")
     if not torch.isfinite(images).all():
@@ -57,6 +70,23 @@ def make_server(weights: pathlib.Path, host: str, port: int) -> http.server.Thre
     one_at_a_time = threading.Lock()  # torch uses all its threads for one batch
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        timeout = REQUEST_S  # of a read; `handle` sees to the whole
+
+        def handle(self):
+            ends = threading.Timer(REQUEST_S, self.hang_up)  # a byte now and then is no request
+            ends.daemon = True
+            ends.start()
+            try:
+                super().handle()
+            except OSError:
+                pass  # the client has hung up
+            finally:
+                ends.cancel()
+
+        def hang_up(self):
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RD)
+
         def do_GET(self):
             if self.path == "/health":
                 self.answer(200, {"ok": True, "weights": str(weights)})
@@ -66,12 +96,19 @@ def make_server(weights: pathlib.Path, host: str, port: int) -> http.server.Thre
         def do_POST(self):
             if self.path != "/predict":
                 return self.answer(404, {"error": "there are GET /health and POST /predict"})
-            size = int(self.headers.get("Content-Length") or 0)
+            told = self.headers.get("Content-Length", "0")
+            if not re.fullmatch("[0-9]{1,18}", told, re.ASCII) or "Transfer-Encoding" in self.headers:
+                self.close_connection = True
+                return self.answer(400, {"error": f"Content-Length is {told[:40]!r}, wanted the body's bytes"})
+            size = int(told)
             if size > MOST_BYTES:
                 self.close_connection = True  # the rest is not read
                 return self.answer(413, {"error": f"{size:,} bytes, at most {MOST_BYTES:,}"})
             try:
-                images = images_of(self.rfile.read(size))
+                body = self.rfile.read(size)
+                if len(body) < size:
+                    return None  # the client has hung up
+                images = images_of(body)
             except Mistake as mistake:
                 return self.answer(400, {"error": str(mistake)})
             with one_at_a_time:
@@ -89,7 +126,36 @@ def make_server(weights: pathlib.Path, host: str, port: int) -> http.server.Thre
         def log_message(self, *_):
             pass
 
-    return http.server.ThreadingHTTPServer((host, port), Handler)
+    return Server((host, port), Handler)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """At most so many connections at a time; one more is told so instead of taking a thread."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments):
+        self.room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(*arguments)
+
+    def process_request(self, request, client_address):
+        if self.room.acquire(timeout=WAIT_S):
+            return super().process_request(request, client_address)
+        with contextlib.suppress(OSError):
+            request.settimeout(WAIT_S)
+            request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+        return self.shutdown_request(request)
+
+    def process_request_thread(self, request, client_address):
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.room.release()
+
+    def handle_error(self, request, client_address):
+        """One line; a bad request never takes the server down."""
+        print(f"{client_address[0]}: {sys.exc_info()[1]!r}", file=sys.stderr)
 
 
 def main() -> None:

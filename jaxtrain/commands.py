@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from jaxtrain import trust
+from jaxtrain import redaction, trust
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 
@@ -70,7 +70,7 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
             print(json.dumps(arguments.found), file=output)
         return code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redaction.mask(str(error))}", file=sys.stderr)
         if os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
         return error.exit_code

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain import trust, yaml_limits
+from jaxtrain import redaction, trust, yaml_limits
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, leaves, translate
@@ -129,8 +129,13 @@ def _schema(sections: tuple[tuple[str, type[Section]], ...]) -> type[TrainingCon
 
 
 def dump(config: TrainingConfig) -> str:
-    """The resolved config as YAML that `load` reads back."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    """The resolved config as YAML that `load` reads back, a password that a script put into it masked."""
+    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+
+
+def plain(config: TrainingConfig) -> dict[str, Any]:
+    """The config as nested plain values to write or show: passwords masked."""
+    return redaction.masked(config.model_dump(mode="json"))
 
 
 def save(config: TrainingConfig, path: pathlib.Path) -> None:
@@ -193,10 +198,10 @@ def _plain(config: Any, resolve: bool = False) -> dict[str, Any]:
 def _refuse_secrets(values: Mapping[str, Any], path: pathlib.Path) -> None:
     """Settings are printed, saved in config.yaml and sent to trackers, so none of them may be a password or a token."""
     for key, value in flatten(values).items():
-        if re.search(r"://[^/@\s]*:[^/@\s]*@", str(value)):
+        if redaction.mask(str(value)) != str(value):
             raise UserError(
-                f"{path}: {key}: holds a password, which config.yaml and the trackers would show; leave it out of the "
-                "address and set it in the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+                f"{path}: {key}: holds a password or token, which config.yaml and the trackers would show; leave it "
+                "out of the address and set it in the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
             )
         secret = re.search(r"oc\.env:\s*(\w*(?:TOKEN|KEY|SECRET|PASSW|CREDENTIAL)\w*)", str(value), re.IGNORECASE)
         if secret:

@@ -25,6 +25,7 @@ def main(argv: commands.Arguments = None) -> int:
 def run(arguments: argparse.Namespace) -> None:
     commands.quiet_jax()
     from jaxtrain import config_io
+    from jaxtrain.runtime import plain_files
     from jaxtrain.train import run_dir
     from jaxtrain.train.trainer import Trainer
 
@@ -37,6 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     metrics = trainer.evaluate(arguments.split)
     result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}
     if task.report is not None:
+        plain_files.refuse_links(folder)
         source = trainer.source(arguments.split)
         result["files"] = [
             str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")

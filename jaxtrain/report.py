@@ -23,8 +23,11 @@ def main(argv: commands.Arguments = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     from jaxtrain.reporting import page, records
+    from jaxtrain.runtime import plain_files
 
     read = [records.read(folder) for folder in arguments.run]
+    if not arguments.output:
+        plain_files.refuse_links(read[0].folder)
     output = pathlib.Path(arguments.output or read[0].folder / "report.html")
     print(f"wrote {page.write(read, output)}")
     arguments.found = {"runs": [str(record.folder) for record in read], "report": str(output)}

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import traceback
 
-from jaxtrain import commands
+from jaxtrain import commands, redaction
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 
@@ -42,7 +42,7 @@ def together(command):
             if not jax.distributed.is_initialized():
                 raise
             if isinstance(error, UserError):
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                print(f"error: {redaction.mask(str(error))}", file=sys.stderr, flush=True)
                 leave(error.exit_code)
             traceback.print_exc()
             sys.stderr.flush()

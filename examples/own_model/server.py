@@ -54,6 +54,8 @@ def images_of(body: bytes) -> torch.Tensor:
         raise Mistake(f"got images of shape {list(images.shape)}, wanted 1 to {MOST_IMAGES} of 8 x 8 or 64 pixels")
     if not torch.isfinite(images).all():
         raise Mistake("a pixel is not a finite number")
+    if images.min() < 0 or images.max() > 1:
+        raise Mistake(f"pixels from {images.min():g} to {images.max():g}, wanted 0 to 1")
     return images.reshape(-1, 1, 8, 8)
 
 

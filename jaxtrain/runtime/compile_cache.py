@@ -1,6 +1,7 @@
 """XLA's persistent compile cache, on by default, and a count of what it saved."""
 
 import dataclasses
+import logging
 import os
 import pathlib
 
@@ -49,10 +50,18 @@ _totals = Totals()
 _listening = False
 
 
-def enable() -> pathlib.Path:
-    """Use the folder of JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxtrain/xla, for everything however quick."""
+def enable() -> pathlib.Path | None:
+    """Use the folder of JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxtrain/xla, for everything however quick.
+
+    What it holds is machine code, which runs when it is read: a folder that others own or could have written to is not
+    used, and None returned.
+    """
     path = folder()
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    reason = _made_private(path)
+    jax.config.update("jax_compilation_cache_dir", None if reason else str(path))
+    if reason:
+        logging.getLogger("jaxtrain").warning("%s: %s; nothing is kept of what is compiled", path, reason)
+        return None
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return path
@@ -62,6 +71,25 @@ def folder() -> pathlib.Path:
     """Local to the machine: XLA's autotuning results are kept there too, and a shared one would be slow."""
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     return pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or home / "jaxtrain" / "xla")
+
+
+def _made_private(path: pathlib.Path) -> str:
+    """Make the folder, for its owner alone; why it cannot be relied upon, or nothing."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = path.stat()
+        if told.st_uid != os.geteuid():
+            return f"the compile cache belongs to user {told.st_uid}, and what it holds would run here"
+        if told.st_mode & 0o022:
+            return (
+                "others may write into the compile cache, and what it holds would run here. Delete it, or empty it and "
+                f"chmod 700 {path}"
+            )
+        if told.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        return f"no folder for the compile cache: {error.strerror}"
+    return ""
 
 
 def watch() -> CompileCount:

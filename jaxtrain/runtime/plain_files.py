@@ -8,8 +8,9 @@ import stat
 
 from jaxtrain.errors import UserError
 
-FOLDERS = ("checkpoints", "exports", "reports", "tensorboard", "mlruns", "wandb")  # that a run writes into
-LINES = ("run.lock", "train.log", "metrics.jsonl")  # that it goes on writing; all else is written aside and renamed
+FOLDERS = ("checkpoints", "exports", "reports", "tensorboard", "mlflow_artifacts", "wandb")  # that a run writes into
+LINES = ("run.lock", "train.log", "metrics.jsonl", "mlflow.db", "mlflow_run.txt", "report.html")  # files of its own
+NAMED = ("exports", "reports")  # folders in which commands write files by name
 
 
 def open_plain(path: str | os.PathLike, flags: int) -> int:
@@ -26,7 +27,7 @@ def open_plain(path: str | os.PathLike, flags: int) -> int:
 
 
 def refuse_links(folder: pathlib.Path) -> None:
-    """Raises UserError where a name that a run writes to is a link, a pipe or a device."""
+    """Raises UserError where a name that a run or a command on it writes to is a link, a pipe or a device."""
     for name in (*FOLDERS, *LINES):
         path = folder / name
         try:
@@ -42,6 +43,13 @@ def refuse_links(folder: pathlib.Path) -> None:
             f"run.dir: {path}: wanted a {kind}, found {what}; a run writes within its folder only. Move it away, or "
             "choose another run.dir"
         )
+    for name in NAMED:
+        for place, folders, files in os.walk(folder / name):
+            for path in (pathlib.Path(place, inner) for inner in (*folders, *files)):
+                if path.is_symlink():
+                    raise UserError(
+                        f"{path}: is a link to {os.readlink(path)}; a run writes within its folder only. Move it away"
+                    )
 
 
 def delete(path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxtrain import config_io
+from jaxtrain import config_io, redaction
 from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
@@ -54,7 +54,7 @@ def changes(folder: pathlib.Path, config: TrainingConfig) -> list[str]:
     path = folder / "config.yaml"
     if not path.is_file():
         return []
-    saved, now = (config_io.flatten(v) for v in (config_io.read(path), config.model_dump(mode="json")))
+    saved, now = (config_io.flatten(v) for v in (config_io.read(path), config_io.plain(config)))
     return [f"{k}: {saved.get(k)} -> {v}" for k, v in now.items() if k in saved and saved[k] != v]
 
 
@@ -63,7 +63,7 @@ def write(folder: pathlib.Path, name: str, text: str) -> None:
     path = folder / name
     try:
         with replacing(path) as aside:
-            aside.write_text(text)
+            aside.write_text(redaction.mask(text))
     except OSError as error:
         raise UserError(
             f"run.dir: cannot write {path}: {error.strerror}; make room, or choose another run.dir"

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain import config_io
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
@@ -89,7 +90,7 @@ def tree(
         "updates": updates,
         "epoch": step // steps_per_epoch,
         "optimizer_class": f"torch.optim.{bridge.TORCH_CLASSES[config.optim.name]}",
-        "config": config.model_dump(mode="json"),
+        "config": config_io.plain(config),
     }
     if state.get("scale"):
         saved["scaler"] = bridge.to_scaler(state["scale"], SCALE_GROWTH_STEPS)

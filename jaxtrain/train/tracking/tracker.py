@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from jaxtrain import redaction
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import plain_files
 from jaxtrain.train.tracking.backends import Backend, make_backends
@@ -84,7 +85,7 @@ class Tracker:
     def _start_backends(self, step: int) -> None:
         from jaxtrain import config_io
 
-        settings, text = self.config.model_dump(mode="json"), config_io.dump(self.config)
+        settings, text = config_io.plain(self.config), config_io.dump(self.config)
         for name, construct in self._constructors.items():
             try:
                 backend = construct()
@@ -134,10 +135,10 @@ class Tracker:
 
     def info(self, message: str) -> None:
         if self.lines:
-            LOG.info(message)
+            LOG.info(redaction.mask(message))
 
     def warn(self, message: str) -> None:
-        LOG.warning(message)
+        LOG.warning(redaction.mask(message))
 
     def close(self, failed: bool = False) -> None:
         if self._bar is not None:

@@ -1,0 +1,33 @@
+"""Mask passwords and tokens in whatever is written or shown."""
+
+import re
+
+MASK = "***"
+_PATTERNS = [
+    # user:password@ of an address; `host:8080/path@v1` holds none
+    (re.compile(r"(://[^/@\s:'\"]*):(?!\d{1,5}(?:[/?#'\"\s]|$))[^\s'\"]*@"), rf"\1:{MASK}@"),
+    (re.compile(r"(://)[^/@\s:'\"]{16,}@"), rf"\1{MASK}@"),  # a token in the user's place
+    (
+        re.compile(r"([?&;](?:[\w.\-]*(?:token|key|secret|passw|signature|credential)[\w.\-]*)=)[^&\s'\"]+", re.I),
+        rf"\1{MASK}",
+    ),
+    (re.compile(r"\b(hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{16,}\b"), rf"\1{MASK}"),
+]
+
+
+def mask(text: str) -> str:
+    """The text with its passwords and tokens masked: in addresses, in their queries, and by their issuers' marks."""
+    for pattern, masked in _PATTERNS:
+        text = pattern.sub(masked, text)
+    return text
+
+
+def masked(value):
+    """The same for every text in a nested value."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(inner) for inner in value]
+    return value

@@ -14,4 +14,4 @@ def test_a_checkpoint_is_evaluated_without_the_weights_that_the_run_started_from
     folder = tmp_path / "run"
     assert run.main(["--config", str(tmp_path / "config.yaml"), f"run.dir={folder}", "train.epochs=1"]) == 0
     monkeypatch.setitem(small.TASKS, "train", dataclasses.replace(small.TASKS["train"], initial_weights=gone))
-    assert evaluate.main(["--run", str(folder)]) == 0
+    assert evaluate.main(["--run", str(folder), "--trust"]) == 0

@@ -1,7 +1,10 @@
 """The direction each optimizer takes, before learning rate, decay and clipping: gradients -> updates.
 
 Arithmetic is float32 whatever the parameters are; moments are stored in the parameters' dtype, as torch does. States
-carry optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads.
+carry optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads. Lion is
+optax's. The others are torch's rules: optax's adam takes 1 - 0.999^t in float32, 5e-5 off at the first step; its muon
+divides the momentum by 1 - beta^t; its adafactor factors the two largest axes instead of the last two; its trace gives
+other last bits, because XLA contracts its multiplication and addition.
 
 accept: whether the step is taken; else the state stays. It is decided here, before the updates are made from the new
 moments, so that XLA writes those in place: decided afterwards, the old ones are copied first.
@@ -67,17 +70,23 @@ def momentum(decay: float, nesterov: bool) -> Direction:
 
 
 def lion(beta1: float, beta2: float) -> Direction:
-    """sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2."""
+    """sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2; optax."""
+    return in_float32(optax.scale_by_lion(beta1, beta2))
 
-    def init(params: Arrays) -> optax.ScaleByLionState:
-        return optax.ScaleByLionState(jnp.int32(0), {key: jnp.zeros_like(value) for key, value in params.items()})
 
-    def update(grads: Arrays, state: Any, params=None, *, accept=True):
-        updates = {key: jnp.sign(_average(state.mu[key], grad, beta1)) for key, grad in grads.items()}
-        mu = {key: _average(state.mu[key], grad, beta2, accept) for key, grad in grads.items()}
-        return updates, optax.ScaleByLionState(jnp.where(accept, state.count + 1, state.count), _stored(mu, params))
+def in_float32(transformation: optax.GradientTransformation) -> Direction:
+    """Return a transformation of optax's that computes in float32 and keeps its state in the parameters' dtype.
 
-    return Direction(init, update)
+    A step that is not accepted leaves the state as it is.
+    """
+
+    def update(grads: Arrays, state, params: Arrays | None = None, *, accept=True):
+        wide = lambda tree: jax.tree.map(lambda x: _wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+        updates, moved = transformation.update(wide(grads), wide(state), params)
+        kept = lambda new, old: jnp.where(accept, new, old).astype(old.dtype)
+        return updates, jax.tree.map(kept, moved, state)
+
+    return Direction(transformation.init, update)
 
 
 class MuonState(NamedTuple):

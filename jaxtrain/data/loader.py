@@ -1,8 +1,11 @@
 """From positions to batches on the device: read, collate, place, keep a few ready."""
 
 import collections
+import contextlib
+import hashlib
 import itertools
 import math
+import pickle
 import queue
 import threading
 import time
@@ -19,12 +22,14 @@ from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStrea
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
 from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
+from jaxtrain.runtime import launch
 
 Stream = IndexStream | SamplerStream | IterableStream
 Calls = Iterable[tuple[int, int]]
 NAP_S = 0.1
 TEXTS_KEPT = 64  # batches: more than are read ahead and not yet reported
 TOO_LATE = object()
+_numbers = itertools.count()  # of the loaders of this process, the same on every process of a run
 
 
 class Loader:
@@ -64,6 +69,7 @@ class Loader:
         self.timeout_s = timeout_s
         self.reader = make_reader(source, collate, stream.batch_size, seed)
         self.pool = pool or workers.InlinePool(self.reader)
+        self._number, self._compared = next(_numbers), False
         self.keep_texts = keep_texts
         self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
@@ -98,7 +104,7 @@ class Loader:
         """
         ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
         room: queue.SimpleQueue = queue.SimpleQueue()
-        closed = threading.Event()
+        closed, consumer = threading.Event(), object()
         for _ in range(self.prefetch_batches):
             room.put(None)
 
@@ -123,11 +129,15 @@ class Loader:
                 if isinstance(item, BaseException):
                     raise item
                 room.put(None)
+                if isinstance(self.pool, workers.InlinePool) and self.pool.reader.draws:
+                    random_state.claim(consumer)  # what the consumer draws until it comes back is its own
                 yield item
         finally:
+            random_state.drop(consumer)
             closed.set()
             room.put(None)
-            thread.join(5)
+            with random_state.released():
+                thread.join(5)
             if thread.is_alive():
                 self.pool.close()
                 random_state.abandon()
@@ -140,7 +150,10 @@ class Loader:
         """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
         before = time.perf_counter()
         limit = self.timeout_s if isinstance(self.pool, workers.InlinePool) else math.inf
-        item = self._patiently(ready, before + limit)
+        with contextlib.suppress(queue.Empty):
+            return ready.get_nowait()
+        with random_state.released():
+            item = self._patiently(ready, before + limit)
         if item is TOO_LATE:
             random_state.abandon()
             raise DataError(
@@ -227,6 +240,8 @@ class Loader:
         while True:
             given = 0
             for batch in workers.iterate_epoch(pool, epoch):
+                if not self._compared and pool is self.pool:
+                    self._compare_with_other_processes(batch)
                 if given >= skip:
                     yield self._fill_up(batch, given * stream.batch_size, rows)
                 given += 1
@@ -247,6 +262,20 @@ class Loader:
             skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
             epoch += 1
 
+    def _compare_with_other_processes(self, batch: dict[str, Any]) -> None:
+        """Raise UserError where the processes read different streams, of which each would drop most rows."""
+        self._compared = True
+        if jax.process_count() == 1:
+            return
+        whole = hashlib.sha256(pickle.dumps(jax.tree.map(np.asarray, batch))).hexdigest()
+        if not launch.agree(f"stream/{self._number}", whole):
+            raise UserError(
+                "the IterableDataset gives other samples in every process: does it shard itself by rank, or draw from "
+                "an unseeded generator of its own? Every process must read the same samples, and trains on its rows of "
+                "each batch. Leave the sharding out (split_by_node, split_dataset_by_node), or set "
+                "data.num_workers=1: a worker process sees RANK=0 and WORLD_SIZE=1"
+            )
+
     def _fill_up(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> dict[str, Any]:
         size, rows = self.stream.batch_size, self.rows if rows is None else rows
         count = len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
@@ -265,7 +294,7 @@ def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: in
     elif isinstance(source, SequentialSource) and source.ready_made:
         collate = Named(None)
     if isinstance(source, SequentialSource):
-        return SequenceReader(source, collate, batch_size, seed)
+        return SequenceReader(source, collate, batch_size, seed, whole=jax.distributed.is_initialized())
     return Reader(source, collate, seed)
 
 

@@ -1,21 +1,22 @@
 """The process's random generators, which datasets draw from: the one file that seeds, saves and restores them.
 
-They are global, so whoever reads samples in this process holds them (`held`) meanwhile: the threads that read ahead
-for training and for evaluation would otherwise draw from each other's seeds.
+They are global, so they belong to one thread at a time. A thread that reads samples in this process holds them
+(`held`) for every batch; the thread that consumes the batches of a dataset that draws owns them whenever it does not
+wait for a batch. So the threads that read for training and for evaluation, and the user's own code, never draw from
+each other's seeds.
 """
 
 import contextlib
 import operator
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from torch_bridge.sources import ForeignSource, RandomState
 
-_lock = [threading.RLock()]
 _WORD = 2**64 - 1
 
 
@@ -49,16 +50,96 @@ def generators(source: Any) -> list[RandomState]:
     return [PythonRandom(), NumpyRandom(), *own]
 
 
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Be the only one who seeds, draws or restores."""
-    with _lock[0]:
-        yield
+class Ownership:
+    """A lock that a thread may hold beyond a block of code, and that any thread may give back for it."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._owner: int | None = None  # a thread
+        self._depth = 0  # blocks that hold it
+        self._claims: set[object] = set()  # of consumers that own it between two batches
+        self._waiting = 0  # consumers; they go before readers, which would otherwise read on and on
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._take(lambda me: self._owner == me or (self._owner is None and not self._waiting))
+        self._depth += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._depth -= 1
+                self._free()
+
+    def claim(self, consumer: object) -> None:
+        if consumer in self._claims and self._owner == threading.get_ident():
+            return
+        self._waiting += 1
+        try:
+            self._take(lambda me: self._owner in (None, me))
+            self._claims.add(consumer)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._changed.notify_all()
+
+    def drop(self, consumer: object) -> None:
+        with self._changed:
+            self._claims.discard(consumer)
+            self._free()
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        with self._changed:
+            mine = self._owner == threading.get_ident() and not self._depth
+            claims = self._claims if mine else set()
+            if mine:
+                self._claims = set()
+                self._free()
+        try:
+            yield
+        finally:
+            for consumer in claims:
+                self.claim(consumer)
+
+    def _take(self, free: Callable[[int], bool]) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: free(me))
+            self._owner = me
+
+    def _free(self) -> None:
+        if not self._depth and not self._claims:
+            self._owner = None
+            self._changed.notify_all()
+
+
+_ownership = [Ownership()]
+
+
+def held() -> contextlib.AbstractContextManager:
+    """Hold the generators for a block of code: nobody else seeds, draws or restores meanwhile."""
+    return _ownership[0].held()
+
+
+def claim(consumer: object) -> None:
+    """Make the generators belong to this thread until it waits for a batch (`released`), or `drop`s its claim."""
+    _ownership[0].claim(consumer)
+
+
+def drop(consumer: object) -> None:
+    """Give up a claim, from any thread."""
+    _ownership[0].drop(consumer)
+
+
+def released() -> contextlib.AbstractContextManager:
+    """Let others hold the generators for a block of code in which this thread draws nothing."""
+    return _ownership[0].released()
 
 
 def abandon() -> None:
     """Let others go on although the holder never will: its dataset hangs."""
-    _lock[0] = threading.RLock()
+    _ownership[0] = Ownership()
 
 
 @contextlib.contextmanager

@@ -50,6 +50,11 @@ class Reader:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"reading": _no_progress, "_buffers": Buffers()}
 
+    @property
+    def draws(self) -> bool:
+        """Return whether items were seen to draw from a global generator."""
+        return bool(self._drawn)
+
     def __call__(self, request: Request) -> dict[str, Any]:
         """Read a batch as if every generator were seeded before each of its items.
 
@@ -144,13 +149,19 @@ class Next:
 class SequenceReader:
     """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended.
 
-    What the dataset draws goes on from batch to batch, whoever else draws in this process meanwhile.
+    What the dataset draws goes on from batch to batch, whoever else draws in this process meanwhile. whole: the run has
+    several processes, and each of them reads the whole stream.
     """
 
-    def __init__(self, source: SequentialSource, collate: Callable | None, batch_size: int, seed: int = 0):
+    def __init__(
+        self, source: SequentialSource, collate: Callable | None, batch_size: int, seed: int = 0, whole: bool = False
+    ):
         self.source, self.collate, self.batch_size, self.seed = source, collate or default_collate, batch_size, seed
+        self.whole = whole
         self.reading: Callable[[int], None] = _no_progress
         self._begin()
+
+    draws = True  # perhaps; a stream cannot be read again to find out
 
     def _begin(self) -> None:
         self._random = random_state.Continued(self.source)
@@ -158,7 +169,7 @@ class SequenceReader:
         self._given = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        keys = ("source", "collate", "batch_size", "seed")
+        keys = ("source", "collate", "batch_size", "seed", "whole")
         return {key: self.__dict__[key] for key in keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

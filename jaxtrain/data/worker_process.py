@@ -15,11 +15,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxtrain.data.random_state import mix
+from jaxtrain.data.sample_reader import SequenceReader
 from jaxtrain.data.shared_memory import Ticket, Writer
 from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import SIGNALS
 
+# A stream that shards itself by rank is read whole: every process of the run takes its rows of the same batches.
+ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+ONE_PROCESS |= {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
 READY, BATCH, END, FAILED = "ready", "batch", "end", "failed"
 
 
@@ -38,6 +42,8 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     try:
         reader = frozen.thaw() if isinstance(frozen, Ticket) else frozen
+        if isinstance(reader, SequenceReader) and reader.whole:
+            os.environ.update({name: value for name, value in ONE_PROCESS.items() if name in os.environ})
         reader.reading = lambda index: progress.__setitem__(worker, index)
         if isinstance(reader.source, ForeignSource):
             reader.source.enter_worker(worker, workers, int(mix(reader.seed, worker)))

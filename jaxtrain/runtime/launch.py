@@ -190,6 +190,17 @@ def broadcast_from_process_zero(topic: str, decide: Callable[[], Any]) -> Any:
     return word["value"]
 
 
+def agree(topic: str, word: str) -> bool:
+    """Return whether every process says the same word under a topic, which each of them uses once."""
+    store, prefix = coordination(), f"jaxtrain/said/{topic}"
+    store.key_value_set(f"{prefix}/{jax.process_index()}", word, allow_overwrite=True)
+    said = {
+        store.blocking_key_value_get(f"{prefix}/{process}", DECIDE_TIMEOUT_S * 1000)
+        for process in range(jax.process_count())
+    }
+    return len(said) == 1
+
+
 def coordination():
     """The client of JAX's coordination service: a small key-value store that all processes share."""
     from jax._src.distributed import global_state

@@ -9,7 +9,6 @@ from flax import nnx
 
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import traced_hparams
-from jaxtrain.runtime.gc_control import gc_disabled
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
@@ -23,11 +22,10 @@ Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
 class Start:
     """Makes states of one code, sharded from their first byte on.
 
-    model: the user's, or None for the task's. skeleton, optimizer: what belongs to no particular state. shapes,
+    model: the user's, or None for the task's. model_def, optimizer: shared by all states. shapes,
     shardings: a state's.
     """
 
-    @gc_disabled()
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
         numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
@@ -69,7 +67,6 @@ class Start:
         """Shapes and shardings of a state, without its arrays."""
         return jax.tree.map(placed_shape, self.shapes, self.shardings)
 
-    @gc_disabled()
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
         """A new state: of the user's model where it is given, else of weights drawn from the seed."""
         seed = np.int64(seed).astype(np.int32)
@@ -77,5 +74,5 @@ class Start:
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """An array that is not there, on the devices where it would be."""
+    """The shape of an array, with the devices where it would lie."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

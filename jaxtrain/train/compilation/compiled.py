@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.gc_control import gc_disabled
 from jaxtrain.train.compilation import flops
 from jaxtrain.train.compilation.out_of_memory import OutOfMemoryError, is_out_of_memory
 
@@ -51,6 +50,10 @@ class Compiled:
         if signature not in self._programs:
             self._guarded(None, lambda: self._compile(signature, arguments), arguments)
 
+    def knows(self, *arguments) -> bool:
+        """Return True where a call with these arguments compiles nothing."""
+        return self._signature(arguments) in self._programs
+
     def __call__(self, *arguments):
         self.prepare(*arguments)
         program = self._programs[self._signature(arguments)]
@@ -77,9 +80,8 @@ class Compiled:
         if len(self._programs) >= self.shapes:
             raise RetraceError(self._explain(self._differences(arguments)))
         started = time.perf_counter()
-        with gc_disabled():
-            traced = self.jitted.trace(*arguments)
-            lowered = traced.lower()
+        traced = self.jitted.trace(*arguments)
+        lowered = traced.lower()
         program = lowered.compile()
         self.seconds += time.perf_counter() - started
         self.flops = self.flops or flops.count(traced.jaxpr.jaxpr)

@@ -38,6 +38,35 @@ class Loss(NamedTuple):
     parts: Mapping[str, Any] = {}
 
 
+class MeanLoss(Loss):
+    """A Loss whose micro-batches, and devices under ddp_local, count alike whatever their weight.
+
+    So torch counts a loss that is a plain value: the gradient of a step is the mean of its micro-batches' gradients.
+    An evaluation averages the batches' values by their weight, which is the number of rows.
+    """
+
+
+def as_loss(found: Any, rows: int) -> Loss:
+    """Return the result of a loss function of a user's own as a Loss.
+
+    found: a scalar, one value per sample (its mean counts), a Loss, or a pair: of a value and its weight, or of a value
+    and a dict of further values to log. rows: samples of the batch. Without a weight it is a MeanLoss.
+    """
+    if isinstance(found, Loss):
+        return found
+    value, weight, parts = found, None, {}
+    if isinstance(found, tuple) and len(found) == 2:
+        value = found[0]
+        weight, parts = (None, found[1]) if isinstance(found[1], Mapping) else (found[1], {})
+    if not hasattr(value, "ndim"):
+        raise UserError(
+            f"the loss returned {type(found).__name__}, wanted a scalar, one value per sample, jaxtrain.Loss, "
+            "(value, weight) or (value, dict of values to log)"
+        )
+    value = value.mean() if value.ndim else value
+    return MeanLoss(value, rows, parts) if weight is None else Loss(value, weight, parts)
+
+
 class Statistics(NamedTuple):
     """Hold one evaluation batch's contribution: `sums` are added over batches, `rows` ([batch, ...]) concatenated."""
 
@@ -167,6 +196,8 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
+    pads_batches: an uneven batch is filled up to data.batch_size with rows that are not `valid`, which the loss leaves
+        out by its weight. False: it comes in its true shape, as in torch.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
     """
@@ -182,6 +213,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     schedule: Callable[[C, Callable[[int], float], int], Callable[[int], float]] | None = None
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     traced_hparams: tuple[str, ...] = ()
+    pads_batches: bool = True
     couples_samples: bool = False
 
 

@@ -1,9 +1,13 @@
 """Make the Task that trains a torch module. torch is imported only once there is such a module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxtrain.task import Batch, Loss, Statistics, Task, TorchTwin
+import jax
+
+from jaxtrain.data import row_keys
+from jaxtrain.errors import UserError
+from jaxtrain.task import Batch, Loss, MeanLoss, Statistics, Task, TorchTwin
 
 if TYPE_CHECKING:
     from torch_bridge.training.torch_task import TorchTask
@@ -16,15 +20,25 @@ def is_torch_module(model: Any) -> bool:
     )
 
 
-def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch) -> Task:
-    """A Task that trains this very module; arguments as TorchTask takes them.
+def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False) -> Task:
+    """A Task that trains this very module; arguments as TorchTask takes them. single_row: batches of one sample will
+    come, which torch may refuse (BatchNorm).
 
     `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
     trained weights into the module itself. Raises UserError for a module that cannot be converted.
     """
     from torch_bridge.training.torch_task import TorchTask
 
-    made = TorchTask(module, loss, example_batch)
+    example = row_keys.without(example_batch)
+    made = TorchTask(module, loss, example)
+    if single_row:
+        try:
+            made.record(jax.tree.map(lambda value: value[:1], example), training=True)
+        except UserError as error:
+            raise UserError(
+                "training batches of one sample will come (an epoch's last one goes with data.drop_last=true), and on "
+                f"those {error}"
+            ) from error
     return task_of(lambda config: made, made.call, couples_samples=made.couples_samples)
 
 
@@ -37,9 +51,11 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
     return Task(
         build_model=lambda config, rngs: converted(config).build(),
         initial_weights=lambda config: converted(config).weights(),
-        loss=lambda model, batch, config, rngs: Loss(*converted(config).loss(model, batch, rngs)),
+        loss=lambda model, batch, config, rngs: _loss(converted(config).loss(model, batch, rngs), batch),
         outputs=lambda model, batch: model.definition.outputs(model, batch),
-        eval_statistics=lambda outputs, batch, config: Statistics(converted(config).eval_sums(outputs, batch)),
+        eval_statistics=lambda outputs, batch, config: Statistics(
+            converted(config).eval_sums(outputs, batch, row_keys.valid(batch))
+        ),
         compute=lambda sums, rows, config: converted(config).metrics(sums),
         trainable=lambda key, config: converted(config).trainable(key),
         twin=TorchTwin(
@@ -47,5 +63,11 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
             call=call,
             loss=lambda module, batch, config: converted(config).torch_loss(module, batch),
         ),
+        pads_batches=False,
         **options,
     )
+
+
+def _loss(found: Mapping[str, Any], batch: Batch) -> Loss:
+    weight, parts, rows = found.get("weight"), found["parts"], len(row_keys.valid(batch))
+    return MeanLoss(found["value"], rows, parts) if weight is None else Loss(found["value"], weight, parts)

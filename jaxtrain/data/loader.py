@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -32,11 +32,25 @@ TOO_LATE = object()
 _numbers = itertools.count()  # of the loaders of this process, the same on every process of a run
 
 
+class ShortBatches(Protocol):
+    """How batches of fewer samples than the stream's batch_size come to the devices."""
+
+    def rows(self, size: int) -> np.ndarray:
+        """Which rows of a batch of `size` samples this process reads."""
+        ...
+
+    def place(self, batch: dict, size: int) -> Any:
+        """Those rows as global device arrays."""
+        ...
+
+
 class Loader:
     """Batches of one split, each a dict of device arrays laid out by `place`.
 
     rows: which rows of the global batch this process reads. place: the host rows of one or more
-    consecutive batches -> global device arrays. pool: who reads; the thread that reads ahead, if left out.
+    consecutive batches -> global device arrays. short: the same for a batch of fewer samples, which then comes in its
+    true shape and in a call of its own; None: it is filled up with rows that are not valid. pool: who reads; the thread
+    that reads ahead, if left out.
     interrupted: asked while waiting; once true, the batches end. keep_texts: strings in the items are kept in `texts`,
     this process's rows by step; they are an error otherwise.
     Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
@@ -47,7 +61,7 @@ class Loader:
         self,
         source: Any,
         stream: Stream,
-        place: Callable[[list[dict]], dict],
+        place: Callable[[list[dict]], Any],
         rows: np.ndarray,
         collate: Callable | None = None,
         on_device: bool = False,
@@ -57,12 +71,14 @@ class Loader:
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
         keep_texts: bool = False,
+        short: ShortBatches | None = None,
     ):
         self.source = source
         self.interrupted = interrupted
         self.stream = stream
         self.place = place
         self.rows = rows
+        self.short = short
         self.collate = collate or default_collate
         self.on_device = on_device
         self.prefetch_batches = prefetch_batches
@@ -83,8 +99,8 @@ class Loader:
         """
         if isinstance(self.stream, IterableStream):
             pool = workers.InlinePool(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
-            return self._without_texts(step, next(self._sequence(pool, step, rows)))
-        batch, request = self._request(step, rows, together)
+            return self._without_texts(step, next(self._sequence(pool, step, rows))[1])
+        _, batch, request = self._request(step, rows, together)
         return batch if request is None else row_keys.join(batch, self._without_texts(step, self.reader(request)))
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +115,9 @@ class Loader:
     def batches(self, calls: Calls) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
         """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
 
-        A call of several steps gets their batches stacked along a new first axis. An error there is raised here. A
-        sequence that is to pass once ends where it ends, whatever the calls.
+        A call of several steps gets their batches stacked along a new first axis; where one of them is short, and keeps
+        its shape, the call is taken apart. An error there is raised here. A sequence that is to pass once ends where it
+        ends, whatever the calls.
         """
         ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
         room: queue.SimpleQueue = queue.SimpleQueue()
@@ -112,8 +129,9 @@ class Loader:
             try:
                 if isinstance(self.source, ForeignSource):
                     self.source.enter_thread()
-                for first, count, batches in self._read(calls):
-                    batch = self.place(batches)
+                for first, count, batches, size in self._read(calls):
+                    full = size == self.stream.batch_size
+                    batch = self.place(batches) if full else self.short.place(batches[0], size)
                     room.get()
                     if closed.is_set():
                         return
@@ -174,8 +192,8 @@ class Loader:
 
     # --- what is read -------------------------------------------------------------------------------------------
 
-    def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict]]]:
-        """(first step, count, host batches) of every call."""
+    def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict], int]]:
+        """(first step, count, host batches, samples in each) of every call."""
         calls = iter(calls)
         if isinstance(self.stream, IterableStream):
             begin = next(calls)
@@ -188,28 +206,34 @@ class Loader:
             together = list(itertools.islice(batches, count))
             if len(together) < count:
                 return
-            yield first, count, [self._without_texts(first + i, batch) for i, batch in enumerate(together)]
+            sizes = [size for size, _ in together]
+            arrays = [self._without_texts(first + i, batch) for i, (_, batch) in enumerate(together)]
+            if set(sizes) == {self.stream.batch_size}:
+                yield first, count, arrays, self.stream.batch_size
+            else:
+                yield from ((first + i, 1, [arrays[i]], size) for i, size in enumerate(sizes))
 
-    def _positions(self, calls: Calls) -> Iterator[dict[str, Any]]:
-        """The batch of every step, read ahead by the pool; those of one call share a shape."""
+    def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The size and the batch of every step, read ahead by the pool; those of one call share a shape."""
 
-        def asked() -> Iterator[tuple[dict, Request | None]]:
+        def asked() -> Iterator[tuple[int, dict, Request | None]]:
             for first, count in calls:
                 together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
                 yield from (self._request(first + i, None, together) for i in range(count))
 
         if self.on_device or self._columnar:
-            yield from (batch for batch, _ in asked())
+            yield from ((size, batch) for size, batch, _ in asked())
             return
-        known: collections.deque[dict] = collections.deque()
+        known: collections.deque[tuple[int, dict]] = collections.deque()
 
         def requests() -> Iterator[Request]:
-            for batch, request in asked():
-                known.append(batch)
+            for size, batch, request in asked():
+                known.append((size, batch))
                 yield request
 
         for answer in workers.round_robin(self.pool, requests()):
-            yield row_keys.join(known.popleft(), answer)
+            size, batch = known.popleft()
+            yield size, row_keys.join(batch, answer)
 
     @property
     def _columnar(self) -> bool:
@@ -218,23 +242,22 @@ class Loader:
         return columns and (self.source.batched or self.collate is default_collate)
 
     def _request(self, step: int, rows: np.ndarray | None, together: np.ndarray | None):
-        """What is known of a batch without reading, and what to read."""
+        """The samples of a batch, what is known of it without reading, and what to read."""
         indices, valid = self.stream.batch(step)
         together = indices if together is None else together
-        rows = self.rows if rows is None else rows
+        size = len(valid) if self.short is None else int(valid.sum())
+        rows = self._rows(size) if rows is None else rows
         indices, valid = indices[rows], valid[rows]
         columns = self.source.columns if isinstance(self.source, ArraySource) else {}
         batch = row_keys.rows(indices.astype(np.int32), valid, columns)
         if self.on_device:
-            return batch, None
+            return size, batch, None
         if self._columnar:
-            return batch | self.source[indices], None
-        return batch, Request(self.stream.place(step)[0], indices, together)
+            return size, batch | self.source[indices], None
+        return size, batch, Request(self.stream.place(step)[0], indices, together)
 
-    def _sequence(
-        self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """This process's rows of the batches from step `first` on. What comes before them is read and dropped."""
+    def _sequence(self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None) -> Iterator[Any]:
+        """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped."""
         stream = self.stream
         epoch, skip = stream.place(first)
         while True:
@@ -243,7 +266,7 @@ class Loader:
                 if not self._compared and pool is self.pool:
                     self._compare_with_other_processes(batch)
                 if given >= skip:
-                    yield self._fill_up(batch, given * stream.batch_size, rows)
+                    yield self._take_rows(batch, given * stream.batch_size, rows)
                 given += 1
             if stream.once:
                 return
@@ -276,15 +299,20 @@ class Loader:
                 "data.num_workers=1: a worker process sees RANK=0 and WORLD_SIZE=1"
             )
 
-    def _fill_up(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> dict[str, Any]:
-        size, rows = self.stream.batch_size, self.rows if rows is None else rows
+    def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:
+        size = self.stream.batch_size
         count = len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
+        size = size if self.short is None else count
+        rows = self._rows(size) if rows is None else rows
         take = np.where(rows < count, rows, 0)
         own = row_keys.rows((first + rows).astype(np.int32), rows < count, batch)
         picked = lambda leaf: Texts(leaf[i] for i in take) if isinstance(leaf, Texts) else leaf[take]
-        return own | jax.tree.map(picked, batch, is_leaf=lambda leaf: isinstance(leaf, Texts))
+        return size, own | jax.tree.map(picked, batch, is_leaf=lambda leaf: isinstance(leaf, Texts))
+
+    def _rows(self, size: int) -> np.ndarray:
+        return self.rows if size == self.stream.batch_size else self.short.rows(size)
 
 
 def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:

@@ -47,6 +47,10 @@ class Layout:
         """Rows over the batch axes; `leading` axes (steps per call, accumulation) before them stay whole."""
         return NamedSharding(self.mesh, P(*(None,) * leading, BATCH_AXES))
 
+    def rows(self, size: int, leading: int = 0) -> NamedSharding:
+        """As `batch`; a batch of a size that does not divide over the batch axes is held by every device."""
+        return self.replicated if size % self.batch_devices else self.batch(leading)
+
     def parameter(self, key: str, shape: tuple[int, ...]) -> NamedSharding:
         """Where a parameter is kept between steps."""
         return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp"))
@@ -141,11 +145,11 @@ def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.bat
 
 
 def local_rows(size: int, layout: Layout) -> np.ndarray:
-    """Which rows of a global batch of `size` this process reads, in order."""
+    """Return the rows of a global batch of `size` that this process reads, in order."""
     if not any(device.process_index == jax.process_index() for device in layout.mesh.devices.flat):
         return np.arange(size)  # stand-ins for devices that are elsewhere
     rows: set[int] = set()
-    for slices in layout.batch().addressable_devices_indices_map((size,)).values():
+    for slices in layout.rows(size).addressable_devices_indices_map((size,)).values():
         if slices is not None:
             rows.update(range(*slices[0].indices(size)))
     return np.array(sorted(rows))

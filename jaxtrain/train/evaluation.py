@@ -1,4 +1,4 @@
-"""Metrics of a whole split, exact: padded rows count nothing and batch size changes nothing."""
+"""Metrics of a whole split: sums and rows over its batches, each batch's loss by its weight."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

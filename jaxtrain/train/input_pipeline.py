@@ -8,12 +8,16 @@ import jax
 import numpy as np
 
 from jaxtrain.config import MOST_STEPS, TrainingConfig
+from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
-from jaxtrain.data.sources import ArraySource, ForeignSource, as_source
+from jaxtrain.data.sources import ArraySource, ForeignSource, as_source, batch_shapes
 from jaxtrain.data.workers import WorkerPool, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
 from jaxtrain.task import Task
+from jaxtrain.train.step.short_batches import ShortBatches, put
+
+MOST_SIZES = 8  # of the batches that a sampler or an IterableDataset gives, each compiled
 
 
 class InputPipeline:
@@ -90,10 +94,30 @@ class InputPipeline:
         source = self.source(split)
         if source is None:
             raise UserError(f"there is no `{split}` data to evaluate on")
-        unit = self.layout.batch_devices
-        size = -(-self._evaluation_size(source) // unit) * unit
+        size = self._evaluation_size(source)
+        if self.task.pads_batches:
+            unit = self.layout.batch_devices
+            size = -(-size // unit) * unit
         stream = make_stream(source, size, self.config.seed, False, False, False)
         return source, stream, self._loader(split, source, stream, 1)
+
+    def shapes(self, source: Any, stream: Stream) -> int:
+        """How many shapes the batches of a source come in: those that it announces, and those of uneven batches."""
+        if self.task.pads_batches:
+            return batch_shapes(source)
+        if isinstance(stream, IndexStream):
+            uneven = stream.size > stream.batch_size and stream.size % stream.batch_size and not stream.drop_last
+            return batch_shapes(source) * (2 if uneven else 1)
+        return MOST_SIZES
+
+    def example(self) -> dict[str, Any]:
+        """Two samples of the first training batch, in numpy."""
+        source, stream, collate = self.source("train"), self.train_loader.stream, self.task.collate
+        rows = np.array([0, min(1, stream.batch_size - 1)])
+        loader = Loader(
+            source, stream, lambda batches: batches[0], rows, collate, seed=self.config.seed, keep_texts=True
+        )
+        return loader.host_batch(0, rows)
 
     def columns(self, loader: Loader) -> dict[str, jax.Array]:
         """The dataset on the devices, where it lives there."""
@@ -146,7 +170,7 @@ class InputPipeline:
         return Loader(
             source,
             stream,
-            lambda batches: self._place(batches, accumulate, micro),
+            lambda batches: put(batches, accumulate, micro, self.layout),
             rows,
             self.task.collate,
             self._on_device(source),
@@ -156,6 +180,7 @@ class InputPipeline:
             self.config.seed,
             self.interrupted,
             keep_texts=True,
+            short=None if self.task.pads_batches else ShortBatches(self.layout, micro),
         )
 
     def _on_device(self, source: Any) -> bool:
@@ -166,19 +191,3 @@ class InputPipeline:
         fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
         ready = columnar and (source.batched or self.task.collate is None)
         return placement == "device" or (placement == "auto" and fits and ready)
-
-    def _place(self, batches: list[dict], accumulate: int, size: int) -> dict[str, jax.Array]:
-        """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples
-        of a micro-batch over all processes."""
-        sharding = self.layout.batch(leading=1 if len(batches) == 1 else 2)
-
-        def place(*rows: np.ndarray) -> jax.Array:
-            parts = [row.reshape(accumulate, -1, *row.shape[1:]) for row in rows]
-            local = parts[0] if len(parts) == 1 else np.stack(parts)
-            axis = local.ndim - rows[0].ndim
-            shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
-            return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
-
-        alone = jax.process_count() == 1
-        placed = jax.tree.map(place, *batches)
-        return jax.device_put(placed, sharding) if alone else placed  # at once: a transfer each would cost more

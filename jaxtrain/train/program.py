@@ -12,7 +12,6 @@ from flax import nnx
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
-from jaxtrain.data.sources import batch_shapes
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
@@ -29,6 +28,7 @@ from jaxtrain.train.compilation.flops import StepCost
 from jaxtrain.train.init_state import Start, placed_shape
 from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.resolve_task import with_defaults
+from jaxtrain.train.step.accumulation import refuse_sums
 from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
 from torch_bridge import state_dict as bridge
 
@@ -70,8 +70,10 @@ class Program:
         self._make_schedule()
         if abstract:
             self.state = self.start.abstract()
-        else:
-            self._start_afresh(model)
+            return
+        self._start_afresh(model)
+        if self.config.train.accumulate_steps > 1 and not task.pads_batches:
+            refuse_sums(task, self.resolved, self.model_def, self.state, self.data.example())
 
     # --- assembly -----------------------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Program:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
-        shapes = batch_shapes(self.data.source("train"))
+        shapes = self.data.shapes(self.data.source("train"), self.train_loader.stream)
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
         return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
 
@@ -240,7 +242,7 @@ class Program:
 
         def make() -> Compiled:
             jitted = self.jit(self.evaluation_step(), out_shardings=self.layout.replicated)
-            return Compiled(jitted, "the evaluation step", batch=3, shapes=batch_shapes(source))
+            return Compiled(jitted, "the evaluation step", batch=3, shapes=self.data.shapes(source, stream))
 
         compiled = self.cached(("evaluate", split), make)
 

@@ -8,35 +8,30 @@ import numpy as np
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data import row_keys
-from jaxtrain.data.loader import Loader, make_stream, own_batch_size
+from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.errors import UserError
-from jaxtrain.losses import weighted_mean
-from jaxtrain.task import Loss, Task, find_task
+from jaxtrain.task import Task, as_loss, find_task
 from jaxtrain.torch_task import task_of_torch_module
 
 
 def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
     """The task given, named, or made of a loss. Raises UserError for none.
 
-    loss: (model, batch, rngs) -> one value per sample, whose mean leaves out the rows that only fill up a batch; or a
-    scalar, or a Loss.
+    loss: (model, batch, rngs) -> a scalar, one value per sample (its mean counts), a Loss, or a pair: of a value and
+    its weight, or of a value and a dict of further values to log.
     """
     if isinstance(task, Task):
         return task
     name = task or config.task
     if loss is not None:
-
-        def call(model, batch, _, rngs):
-            value = loss(model, batch, rngs)
-            if isinstance(value, Loss):
-                return value
-            valid = row_keys.valid(batch)
-            return Loss(*weighted_mean(value, valid)) if value.ndim else Loss(value, valid.sum())
-
-        return Task(build_model=lambda config, rngs: None, loss=call)
+        return Task(
+            build_model=lambda config, rngs: None,
+            loss=lambda model, batch, config, rngs: as_loss(loss(model, batch, rngs), len(row_keys.valid(batch))),
+            pads_batches=False,
+        )
     if name is None:
         raise UserError(
-            "no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> a value per sample"
+            "no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> a scalar"
         )
     return find_task(name)
 
@@ -51,8 +46,16 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
         )
     size = own_batch_size(source) or config.data.batch_size
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
-    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed)
-    return task_of_torch_module(module, loss, loader.host_batch(0, rows=np.array([0, min(1, size - 1)])))
+    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed, keep_texts=True)
+    example = loader.host_batch(0, rows=np.array([0, min(1, size - 1)]))
+    return task_of_torch_module(module, loss, example, _single_row(stream, size // config.train.accumulate_steps))
+
+
+def _single_row(stream: Stream, micro: int) -> bool:
+    """Return True where micro-batches of a single sample will come, as far as the order of samples is known."""
+    if stream.steps_per_epoch is None:
+        return micro == 1
+    return micro == 1 or int(stream.batch(stream.steps_per_epoch - 1)[1].sum()) % micro == 1
 
 
 def with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:

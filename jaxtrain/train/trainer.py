@@ -41,11 +41,11 @@ class Trainer:
     holds the trained weights at the end; a torch module is converted (docs/from_torch.md) and stays torch's.
     train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> a
-    value per sample, a scalar or task.Loss, for a model without a task; batches are dicts, "0", "1", ... for tuples.
-    For a torch module: a torch loss module, a torch function of (output, batch), or None for the loss that the module
-    returns. callbacks: objects with any of the hooks in docs/callbacks.md; they ask the run for something through
-    `trainer.run`. devices: all there are, if left out. abstract: shapes and shardings only, to compile for devices that
-    are elsewhere.
+    scalar, a value per sample, (value, weight) or Loss, for a model without a task; batches are dicts, "0", "1", ...
+    for tuples, and the last of an epoch has its true size. For a torch module: a torch loss module, a torch function of
+    (output, batch), or None for the loss that the module returns. callbacks: objects with any of the hooks in
+    docs/callbacks.md; they ask the run for something through `trainer.run`. devices: all there are, if left out.
+    abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
 
     `program` is what the run compiles: step, hyper-parameters, evaluation.

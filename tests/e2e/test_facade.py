@@ -6,7 +6,8 @@ import pytest
 import torch
 from flax import nnx
 
-from jaxtrain import Trainer, TrainingConfig, nn
+from jaxtrain import Loss, Trainer, TrainingConfig, nn
+from jaxtrain.task import MeanLoss
 from jaxtrain.train.resolve_task import resolve_task
 
 
@@ -20,8 +21,7 @@ class Net(nnx.Module):
 
 
 def squared_error(model, batch, rngs):
-    error = jnp.square(model(batch["0"], rngs=rngs) - batch["1"])
-    return jnp.where(batch["valid"], error, 0).sum() / jnp.maximum(batch["valid"].sum(), 1)
+    return jnp.square(model(batch["0"], rngs=rngs) - batch["1"]).mean()
 
 
 def dataset(size: int, seed: int) -> torch.utils.data.Dataset:
@@ -63,8 +63,18 @@ def test_an_uneven_last_batch_trains_on_every_sample_once(trainer):
     assert sorted(indices) == list(range(200))
 
 
-def test_a_loss_per_sample_leaves_out_the_rows_that_only_fill_up_a_batch():
-    task = resolve_task(None, lambda model, batch, rngs: batch["0"] * model, TrainingConfig())
-    batch = {"0": jnp.array([1.0, 3.0, jnp.nan]), "valid": jnp.array([True, True, False])}
-    value, weight = task.loss(2.0, batch, None, None)[:2]
-    assert (float(value), float(weight)) == (4.0, 2.0)
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (jnp.array([1.0, 3.0]), MeanLoss(2.0, 2, {})),
+        (jnp.array(5.0), MeanLoss(5.0, 2, {})),
+        ((jnp.array(5.0), 7.0), Loss(5.0, 7.0, {})),
+        ((jnp.array(5.0), {"accuracy": 0.5}), MeanLoss(5.0, 2, {"accuracy": 0.5})),
+        (Loss(5.0, 7.0), Loss(5.0, 7.0)),
+    ],
+)
+def test_a_loss_is_a_value_with_or_without_a_weight(found, wanted):
+    task = resolve_task(None, lambda model, batch, rngs: found, TrainingConfig())
+    loss = task.loss(None, {"valid": np.ones(2, bool)}, None, None)
+    assert type(loss) is type(wanted)
+    assert loss == wanted

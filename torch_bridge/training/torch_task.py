@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
@@ -14,14 +15,12 @@ from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.training.batch_plan import Plan
 from torch_bridge.training.loss_entry import LossEntry, check_loss, main_output, takes_target
 
-RESERVED = ("valid", "index")
-
 
 class TorchTask:
     """The module, its recorded forward pass and its recorded loss.
 
-    loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: one
-    collated batch in numpy, with `valid` and `index`; its batch size does not matter. inputs: batch entries that the
+    loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: the
+    dataset's entries of one collated batch in numpy; its batch size does not matter. inputs: batch entries that the
     module takes, in order, found by name where left out. target: the entry that a loss module compares with.
     Raises UserError that lists everything that cannot be converted, with the lines of the module.
     """
@@ -36,7 +35,7 @@ class TorchTask:
     ):
         module = unwrapped(module)
         self.module = module
-        example = {key: value for key, value in example_batch.items() if key not in RESERVED}
+        example = dict(example_batch)
         self.plan = Plan.of(module, list(example), inputs, target)
         check_loss(loss)
         if loss is not None and takes_target(loss) and self.plan.target is None:
@@ -49,10 +48,14 @@ class TorchTask:
         self.forward_record = Record(Forward(module))
         self.loss_record = Record(LossEntry(module, loss, self.plan))
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
-        valid = np.ones(len(example_batch["valid"]), bool)
+        for training in (False, True):
+            self.record(example, training)
+
+    def record(self, batch: Mapping[str, Any], training: bool) -> None:
+        """Record the loss of such a batch, where no record holds for its sizes yet. Raises UserError as the class."""
+        entries = {key: batch[key] for key in self.entries}
         try:
-            for training in (False, True):
-                self.loss_record.graph((example, valid), training)
+            self.loss_record.graph((entries,), training)
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
 
@@ -69,36 +72,37 @@ class TorchTask:
     def trainable(self, key: str) -> bool:
         return self.trained.get(key, True)
 
-    def loss(self, model: ConvertedModule, batch: Mapping[str, Any], rngs: Callable | None) -> tuple[Any, Any]:
-        """(value, weight) of the batch; rngs=None: evaluation mode."""
+    def loss(self, model: ConvertedModule, batch: Mapping[str, Any], rngs: Callable | None) -> dict[str, Any]:
+        """As LossEntry gives it; rngs=None: evaluation mode."""
         entries = {key: batch[key] for key in self.entries}
-        valid = jnp.asarray(batch["valid"])
-        return self.loss_record.run(model, (entries, valid), rngs, valid)
+        return self.loss_record.run(model, (entries,), rngs)
 
     def outputs(self, model: ConvertedModule, batch: Mapping[str, Any]) -> Any:
         """Evaluation outputs, those with one row per sample, by name where there are several."""
-        return _per_sample(self.plan.call(model, dict(batch), with_target=False), len(batch["valid"]))
+        return _per_sample(self.plan.call(model, dict(batch), with_target=False), self._rows(batch))
 
     def call(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
         """As `outputs`, by the torch module."""
         with torch.no_grad():
-            return _per_sample(self.plan.call(module, dict(batch), with_target=False), len(batch["valid"]))
+            return _per_sample(self.plan.call(module, dict(batch), with_target=False), self._rows(batch))
 
     def torch_loss(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
         """As `loss`, by the torch module."""
         wide = {key: value.long() if value.dtype == torch.int32 else value for key, value in batch.items()}
         entries = {key: wide[key] for key in self.entries}
-        return LossEntry(module, self.criterion, self.plan)(entries, batch["valid"])[0]
+        return LossEntry(module, self.criterion, self.plan)(entries)["value"]
 
-    def eval_sums(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Correct and seen rows, where the output is [batch, class] and the target int [batch]; {} elsewhere."""
+    def eval_sums(self, outputs: Any, batch: Mapping[str, Any], valid: Any) -> dict[str, Any]:
+        """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch]."""
         logits = main_output(outputs)
         target = batch.get(self.plan.target) if self.plan.target else None
         if logits.ndim != 2 or target is None or target.ndim != 1 or not jnp.issubdtype(target.dtype, jnp.integer):
             return {}
-        valid = batch["valid"]
         correct = (jnp.argmax(logits, -1) == target) & valid
         return {"correct": jnp.sum(correct), "seen": jnp.sum(valid)}
+
+    def _rows(self, batch: Mapping[str, Any]) -> int:
+        return pytree.tree_leaves({key: batch[key] for key in self.entries})[0].shape[0]
 
     @staticmethod
     def metrics(sums: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from jaxtrain.data.collate import collate
@@ -34,7 +33,6 @@ def _definition(text: str) -> TorchTask:
     if source is None:
         raise UserError("data.target gives no training data, and the module is recorded with its first samples")
     example = collate([source[0], source[min(1, len(source) - 1)]])
-    example = {**example, "valid": np.ones(2, bool), "index": np.arange(2, dtype=np.int32)}
     criterion = None
     if loss["target"] is not None:
         criterion = find(loss["target"], "loss.target")

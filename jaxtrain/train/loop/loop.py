@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxtrain.data import row_keys
 from jaxtrain.data.sources import describe_size
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
@@ -126,11 +127,11 @@ class Loop:
     def _call(self, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
         """Run so many steps in one call; return their metrics and the metrics' names."""
         program, clock = self.program, self.record.clock
-        is_new = count not in self.programs
-        if is_new:
+        if count not in self.programs:
             self.programs[count] = program.packed_train_step(count)
         step, packed = self.programs[count]
         arguments = (program.state, batch, self.hyper, self.columns)
+        is_new = not step.knows(*arguments)
         with clock.phase("compile") if is_new else contextlib.nullcontext():
             with self.preemption.resting():
                 step.prepare(*arguments)
@@ -139,7 +140,7 @@ class Loop:
             program.state, metrics = step(*arguments)
             if is_new:
                 jax.block_until_ready(metrics)
-                self._tell_compiled(step, count)
+                self._tell_compiled(step, count, batch)
         return metrics, packed.names
 
     def _after(self, step: int) -> bool:
@@ -261,8 +262,13 @@ class Loop:
             f"({program.layout.strategy}, {self.config.precision.policy})"
         )
 
-    def _tell_compiled(self, step: Compiled, count: int) -> None:
+    def _tell_compiled(self, step: Compiled, count: int, batch: Any) -> None:
         clock = self.record.clock
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        rows = sum(row_keys.valid(part)[0].size if count > 1 else row_keys.valid(part).size for part in parts)
+        if rows < self.config.data.batch_size:
+            self.tracker.info(f"compiled once more, for batches of {rows} samples: {step.seconds:.1f} s")
+            return
         if clock.work.flops is None and step.flops:
             flops = model_flops(step.flops, self.config.train.remat) / count
             clock.work = dataclasses.replace(clock.work, flops=flops)

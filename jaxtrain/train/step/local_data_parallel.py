@@ -9,11 +9,11 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from jaxtrain.runtime.mesh import BATCH_AXES, Layout
-from jaxtrain.task import Batch, Loss
+from jaxtrain.task import Loss, MeanLoss
 from jaxtrain.train.state import Arrays, TrainState
 
-# (state, batch, random key, loss scale, numbers) -> gradients, Loss, buffers, tokens
-Compute = Callable[[TrainState, Batch, jax.Array, jax.Array, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
+# (state, batch or its parts, random key, loss scale, numbers) -> gradients, Loss, buffers, tokens
+Compute = Callable[[TrainState, Any, jax.Array, jax.Array, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
 
 
 def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute:
@@ -25,22 +25,27 @@ def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute
     which takes plain means, equal to these where every device's rows weigh the same.
     """
 
-    def own_rows(state: TrainState, batch: Batch, rng: jax.Array, scale: jax.Array, numbers: Arrays) -> Any:
+    def own_rows(state: TrainState, batch: Any, rng: jax.Array, scale: jax.Array, numbers: Arrays) -> Any:
         device = jax.lax.axis_index(BATCH_AXES)
         grads, loss, buffers, tokens = compute(state, batch, jax.random.fold_in(rng, device), scale, numbers)
-        share = jnp.float32(1) if mean_of_means else loss.weight
+        share = share_of(loss, mean_of_means)
         by_share = jax.tree.map(lambda x: share * x.astype(jnp.float32), (grads, loss.value, loss.parts))
         firsts = jax.tree.map(lambda x: jnp.where(device == 0, x, 0).astype(jnp.float32), _halves(buffers))
         joined, taken_apart = ravel_pytree((by_share, firsts, share, loss.weight, tokens))
         sums, firsts, shares, weight, tokens = taken_apart(jax.lax.psum(joined, BATCH_AXES))
         shares = jnp.maximum(shares, jnp.finfo(jnp.float32).tiny)
         means = jax.tree.map(lambda x, like: (x / shares).astype(like.dtype), sums, (grads, loss.value, loss.parts))
-        return means[0], Loss(means[1], weight, means[2]), _whole(firsts, buffers), tokens
+        return means[0], loss._replace(value=means[1], weight=weight, parts=means[2]), _whole(firsts, buffers), tokens
 
     rows = P(None, BATCH_AXES)  # of leaves [micro_batch, sample, ...]
     return jax.shard_map(
         own_rows, mesh=layout.mesh, in_specs=(P(), rows, P(), P(), P()), out_specs=P(), check_vma=False
     )
+
+
+def share_of(loss: Loss, mean_of_means: bool) -> jax.Array:
+    """How much a micro-batch, or a device's rows, count among the others."""
+    return jnp.float32(1) if mean_of_means or isinstance(loss, MeanLoss) else loss.weight
 
 
 def _halves(buffers: Arrays) -> dict[str, Any]:

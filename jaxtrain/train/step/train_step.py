@@ -16,12 +16,13 @@ from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.prng import Rngs
-from jaxtrain.task import Batch, Loss, Task
+from jaxtrain.task import Batch, Loss, MeanLoss, Task
 from jaxtrain.train.state import Arrays, ModelDef, TrainState
 from jaxtrain.train.step import local_data_parallel, step_guard
 
-Step = Callable[[TrainState, Batch, dict, Arrays], tuple[TrainState, dict]]
-Gradients = Callable[[TrainState, Batch, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
+Parts = tuple[Batch, ...]  # of one batch: leaves [micro_batch, sample, ...], of different sizes (ShortBatches)
+Step = Callable[[TrainState, Batch | Parts, dict, Arrays], tuple[TrainState, dict]]
+Gradients = Callable[[TrainState, Parts, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]
 
 
 def make_train_step(
@@ -29,17 +30,16 @@ def make_train_step(
 ) -> Step:
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
-    batch: leaves [micro_batch, sample, ...]. hyper: `factor` float32 [updates] of the schedule, `lr` and
+    batch: leaves [micro_batch, sample, ...], or Parts. hyper: `factor` float32 [updates] of the schedule, `lr` and
     `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
     (Task.traced_hparams). columns: the dataset, where it lives on the device.
     """
     gradients = make_gradients(task, config, model_def, precision, layout)
     guard = step_guard.Guard.of(config, precision)
 
-    def train_step(state: TrainState, batch: Batch, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
-        batch = gather(batch, columns)
+    def train_step(state: TrainState, batch: Batch | Parts, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
         settings = traced_hparams.put(config, hyper["numbers"])
-        grads, loss, buffers, tokens = gradients(state, batch, hyper["numbers"])
+        grads, loss, buffers, tokens = gradients(state, gather_parts(batch, columns), hyper["numbers"])
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
@@ -73,8 +73,13 @@ def make_train_step(
     return train_step
 
 
+def gather_parts(batch: Batch | Parts, columns: Arrays) -> Parts:
+    """The parts of a batch with their rows of the columns. Traced."""
+    return tuple(gather(part, columns) for part in (batch if isinstance(batch, tuple) else (batch,)))
+
+
 def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Gradients:
-    """(state, gathered batch, numbers) -> gradients by parameter, Loss, the buffers after the forward pass and the
+    """(state, gathered parts, numbers) -> gradients by parameter, Loss, the buffers after the forward pass and the
     batch's tokens."""
 
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
@@ -82,31 +87,33 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
         model = model_def.merge(layout.gather(pieces), {}, buffers)
         gather_again = layout.gather if layout.gathers else None
         with layout.spread(), rematerialise(config.train.remat, pieces, gather_again) as scope:
-            value, weight, parts = task.loss(model, batch, settings, Rngs(rng))
+            found = task.loss(model, batch, settings, Rngs(rng))
         if scope.policy != "none" and not scope.blocks:
             raise UserError(
                 f"train.remat: {scope.policy}, but this model marks no blocks to recompute; let it call them through "
                 "jaxtrain.nn.block(module, x, rngs=rngs) (a torch module: keep them in a ModuleList), or take "
                 "train.remat=none"
             )
-        loss = Loss(value.astype(jnp.float32), jnp.asarray(weight, jnp.float32), dict(parts))
+        kind = MeanLoss if isinstance(found, MeanLoss) else Loss
+        loss = kind(found.value.astype(jnp.float32), jnp.asarray(found.weight, jnp.float32), dict(found.parts))
         return loss.value * scale, (loss, model_def.split(model)[2])
 
     mean_of_means = config.train.accumulate_mean == "micro"
 
-    def compute(state: TrainState, batch: Batch, rng: jax.Array, scale: jax.Array, numbers: Arrays):
+    def compute(state: TrainState, parts: Parts, rng: jax.Array, scale: jax.Array, numbers: Arrays):
         loss_of = functools.partial(loss_fn, traced_hparams.put(config, numbers))
         with traced_hparams.in_force(numbers):
-            accumulated = _accumulate(loss_of, config.train.accumulate_steps, mean_of_means)
-            return *accumulated(state, batch, rng, scale), count_tokens(batch)
+            found = _accumulate(loss_of, mean_of_means)(state, parts, rng, scale)
+            return *found, functools.reduce(jnp.add, map(count_tokens, parts))
 
-    if layout.per_device:
-        compute = local_data_parallel.per_device(compute, layout, mean_of_means)
+    per_device = local_data_parallel.per_device(compute, layout, mean_of_means) if layout.per_device else compute
 
-    def gradients(state: TrainState, batch: Batch, numbers: Arrays):
+    def gradients(state: TrainState, parts: Parts, numbers: Arrays):
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         scale = state.scale["value"] if precision.scaled else jnp.float32(1)
-        grads, loss, buffers, tokens = compute(state, batch, rng, scale, numbers)
+        divides = all(row_keys.valid(part).shape[1] % layout.batch_devices == 0 for part in parts)
+        run = per_device if divides else compute  # a rest that does not is on every device
+        grads, loss, buffers, tokens = run(state, parts, rng, scale, numbers)
         return layout.scatter(grads), loss, buffers, tokens
 
     return gradients
@@ -179,9 +186,9 @@ def count_tokens(batch: Batch) -> jax.Array:
     return jnp.sum((mask > 0) & valid.reshape(valid.shape + (1,) * (mask.ndim - valid.ndim))).astype(jnp.float32)
 
 
-def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):
+def _accumulate(loss_fn, mean_of_means: bool):
     """Gradients, Loss and buffers of a batch cut into micro-batches: those of the whole batch at once, exactly, because
-    every micro-batch counts by its weight (by 1 where the originals' mean of means is asked for)."""
+    every micro-batch counts by its weight. It counts by 1 for a MeanLoss, and where mean_of_means is asked for."""
     grad_fn = jax.grad(loss_fn, has_aux=True)
 
     def whole(state: TrainState, batch: Batch, rng, scale):
@@ -189,31 +196,38 @@ def _accumulate(loss_fn, micro_batches: int, mean_of_means: bool):
         grads, (loss, buffers) = grad_fn(state.params, state.frozen, state.buffers, batch, rng, scale)
         return jax.tree.map(lambda grad: grad / scale.astype(grad.dtype), grads), loss, buffers
 
-    def in_parts(state: TrainState, batch: Batch, rng, scale):
+    def in_turn(state: TrainState, parts: Parts, rng, scale):
         def micro(carry, inputs):
             buffers, total_grads, total = carry
             index, part = inputs
             key = jax.random.fold_in(rng, index)
             grads, (loss, buffers) = grad_fn(state.params, state.frozen, buffers, part, key, scale)
-            share = jnp.float32(1) if mean_of_means else loss.weight
+            share = local_data_parallel.share_of(loss, mean_of_means)
             add = lambda sums, values: jax.tree.map(lambda s, v: s + share * v.astype(jnp.float32), sums, values)
             values = {"loss": loss.value, **loss.parts}
             sums = (add(total[0], values), total[1] + share, total[2] + loss.weight)
             return (buffers, add(total_grads, grads), sums), None
 
-        part = jax.tree.map(lambda leaf: leaf[0], batch)
-        _, (loss, _) = jax.eval_shape(grad_fn, state.params, state.frozen, state.buffers, part, rng, scale)
+        first = jax.tree.map(lambda leaf: leaf[0], parts[0])
+        _, (loss, _) = jax.eval_shape(grad_fn, state.params, state.frozen, state.buffers, first, rng, scale)
         zeros = {name: jnp.float32(0) for name in ("loss", *loss.parts)}
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params)
-        start = (state.buffers, grads, (zeros, jnp.float32(0), jnp.float32(0)))
-        parts = (jnp.arange(micro_batches), batch)
-        (buffers, grads, (values, share, weight)), _ = jax.lax.scan(micro, start, parts)
+        carry, begin = (state.buffers, grads, (zeros, jnp.float32(0), jnp.float32(0))), 0
+        for part in parts:
+            end = begin + row_keys.valid(part).shape[0]
+            carry, _ = jax.lax.scan(micro, carry, (jnp.arange(begin, end), part))
+            begin = end
+        buffers, grads, (values, share, weight) = carry
         share = jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
         grads = jax.tree.map(lambda grad, p: (grad / (share * scale)).astype(p.dtype), grads, state.params)
         values = {name: value / share for name, value in values.items()}
-        return grads, Loss(values.pop("loss"), weight, values), buffers
+        return grads, loss._replace(value=values.pop("loss"), weight=weight, parts=values), buffers
 
-    return whole if micro_batches == 1 else in_parts
+    def accumulated(state: TrainState, parts: Parts, rng, scale):
+        alone = len(parts) == 1 and row_keys.valid(parts[0]).shape[0] == 1
+        return whole(state, parts[0], rng, scale) if alone else in_turn(state, parts, rng, scale)
+
+    return accumulated
 
 
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.data.loader import gather
 from jaxtrain.train.program import Program
-from jaxtrain.train.step.train_step import make_gradients
+from jaxtrain.train.step.train_step import gather_parts, make_gradients
 from jaxtrain.train.tracking.tracker import Tracker
 
 BINS = 64
@@ -44,7 +43,7 @@ class Histograms:
         def histograms(state, batch, columns, numbers):
             if several:
                 batch = jax.tree.map(lambda leaf: leaf[0], batch)
-            grads, *_ = gradients(state, gather(batch, columns), numbers)
+            grads, *_ = gradients(state, gather_parts(batch, columns), numbers)
             named = {"parameters": state.params, "gradients": grads}
             return {f"{kind}/{key}": histogram(v) for kind, arrays in named.items() for key, v in arrays.items()}
 

@@ -38,7 +38,7 @@ docs: .venv/installed-test
 	touch $@
 
 .venv/installed-test: .venv/installed-run
-	$(PIP_INSTALL) -e '.[torch,images,text,fmri,tracking,tune,plan,dev]'
+	$(PIP_INSTALL) -e '.[torch,images,text,fmri,tracking,tune,plan,drop-in,dev]'
 	touch $@
 
 clean:

@@ -256,24 +256,27 @@ class CompiledStep:
         self.grad_norm: LazyScalar | None = None
         self._programs: dict[Any, Any] = {}
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, update: bool | None = None) -> Any:
         """One call on a batch of tensors or arrays: the loss, or (loss, values to log) as the loss function gives them.
 
-        Every `accumulate`-th call updates the weights. Raises UserError where the batch or the loss cannot be recorded.
+        Every `accumulate`-th call updates the weights with the mean of their gradients. update: decide it here instead,
+        True or False; gradients are then summed, as backward() does. Raises UserError where the batch or the loss
+        cannot be recorded.
         """
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         self.weights.refresh()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
         trained = self.updates.trained()
-        updating = (self.count + 1) % self.accumulate == 0
+        updating = (self.count + 1) % self.accumulate == 0 if update is None else update
+        divisor = self.accumulate if update is None else 1
         shapes = tuple((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
-        key = (spec, batch_type, modes, trained, self.updates.switches(), updating, shapes)
+        key = (spec, batch_type, modes, trained, self.updates.switches(), updating, divisor, shapes)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._program(leaves, spec, batch_type, modes, trained, updating)
+            program = self._programs[key] = self._program(leaves, spec, batch_type, modes, trained, updating, divisor)
         return program(leaves)
 
-    def _program(self, leaves, spec, batch_type, modes, trained, updating: bool) -> Callable:
+    def _program(self, leaves, spec, batch_type, modes, trained, updating: bool, divisor: int) -> Callable:
         weights = self.weights
         graph = self.record.graph(leaves, spec, modes, batch_type)
         reached = {weights.aliases.get(name, name) for name in graph.differentiable()}
@@ -309,8 +312,8 @@ class CompiledStep:
             (arrays_now, opt_state, grads), (loss, parts, _) = accumulate(
                 arrays_now, opt_state, grads, inputs, numbers, count
             )
-            if self.accumulate > 1:
-                grads = {name: value / self.accumulate for name, value in grads.items()}
+            if divisor > 1:
+                grads = {name: value / divisor for name, value in grads.items()}
             norm = None
             if self.clip_norm is not None:
                 norm = global_norm(grads)

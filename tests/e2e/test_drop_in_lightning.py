@@ -1,0 +1,170 @@
+"""`from jaxtrain.lightning import Trainer`: Lightning's own loop, curves and checkpoints, the step compiled."""
+
+import csv
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jaxtrain import UserError
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+
+declare_torchvision()
+lightning = pytest.importorskip("lightning")
+from lightning.pytorch import callbacks, loggers  # noqa: E402
+
+import jaxtrain.lightning as ours  # noqa: E402
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+ENGINES = {"lightning": lightning.Trainer, "jaxtrain": ours.Trainer}
+DRAW = torch.Generator().manual_seed(0)
+X, Y = torch.randn(50, 6, generator=DRAW), torch.randint(0, 3, (50,), generator=DRAW)
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, lr: float = 1e-2, dropout: float = 0.0):
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("progress", 0.1 * self.global_step)
+        return loss * (1 + 0.01 * self.current_epoch)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log_dict({"val_loss": F.cross_entropy(self(x), y), "val_acc": (self(x).argmax(1) == y).float().mean()})
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def loader(batch: int):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch)
+
+
+def trainer(engine: str, folder, *more, **options):
+    options = {"max_epochs": 3, "log_every_n_steps": 1} | options
+    kept = callbacks.ModelCheckpoint(str(folder / "kept"), save_top_k=-1, monitor="val_loss")
+    return ENGINES[engine](
+        default_root_dir=str(folder), accelerator="cpu", devices=1, enable_progress_bar=False,
+        enable_model_summary=False, logger=loggers.CSVLogger(str(folder), version=0),
+        callbacks=[kept, *more], **options,
+    )  # fmt: skip
+
+
+def logged(folder) -> list[dict[str, float]]:
+    with open(folder / "lightning_logs/version_0/metrics.csv") as file:
+        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def assert_same(theirs, mine) -> None:
+    for (key, want), got in zip(theirs.state_dict().items(), mine.state_dict().values(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}], ids=["plain", "more"]
+)
+def test_curves_metrics_and_files_are_lightnings(tmp_path, options):
+    modules = {name: Classifier() for name in ENGINES}
+    for name, module in modules.items():
+        trainer(name, tmp_path / name, **options).fit(module, loader(8), loader(32))
+    assert_same(*modules.values())
+    theirs, mine = (logged(tmp_path / name) for name in ENGINES)
+    assert [list(row) for row in mine] == [list(row) for row in theirs]
+    for want, got in zip(theirs, mine, strict=True):
+        np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-4, atol=1e-6)
+    kept = [sorted(path.name for path in (tmp_path / name / "kept").iterdir()) for name in ENGINES]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize(("first", "second"), [("lightning", "jaxtrain"), ("jaxtrain", "lightning")])
+def test_each_side_goes_on_from_the_others_ckpt(tmp_path, first, second):
+    whole = Classifier()
+    trainer("lightning", tmp_path / "whole", max_epochs=4).fit(whole, loader(8), loader(32))
+    half = trainer(first, tmp_path / "half", max_epochs=2)
+    half.fit(Classifier(), loader(8), loader(32))
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    module = Classifier()
+    trainer(second, tmp_path / "rest", max_epochs=4).fit(
+        module, loader(8), loader(32), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert_same(whole, module)
+    loaded = Classifier.load_from_checkpoint(tmp_path / "half.ckpt")
+    assert loaded.hparams.lr == 1e-2
+
+
+def test_a_resumed_run_with_dropout_has_the_bits_of_an_uninterrupted_one(tmp_path):
+    whole, parts = Classifier(dropout=0.2), Classifier(dropout=0.2)
+    trainer("jaxtrain", tmp_path / "whole", max_epochs=2).fit(whole, loader(8), loader(32))
+    half = trainer("jaxtrain", tmp_path / "half", max_epochs=1)
+    half.fit(Classifier(dropout=0.2), loader(8), loader(32))
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    trainer("jaxtrain", tmp_path / "rest", max_epochs=2).fit(
+        parts, loader(8), loader(32), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+class Unfreeze(callbacks.BaseFinetuning):
+    """Transfer learning: the body joins after an epoch."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer, lr=1e-3)
+
+
+class HeadOnly(Classifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(filter(lambda p: p.requires_grad, self.parameters()), lr=0.1)
+
+
+def test_unfreezing_a_backbone_after_an_epoch(tmp_path):
+    modules = {name: HeadOnly() for name in ENGINES}
+    for name, module in modules.items():
+        trainer(name, tmp_path / name, Unfreeze()).fit(module, loader(8), loader(32))
+    assert_same(*modules.values())
+
+
+class Manual(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class ReadsGradients(Classifier):
+    def on_after_backward(self):
+        pass
+
+
+class UsesIndex(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(Manual, "manual optimization"), (ReadsGradients, "on_after_backward is not called"), (UsesIndex, "batch_idx")],
+)
+def test_what_has_no_counterpart_is_refused_before_training(tmp_path, make, words):
+    module = make()
+    with pytest.raises(UserError, match=words):
+        trainer("jaxtrain", tmp_path).fit(module, loader(8), loader(32))
+    assert_same(make(), module)

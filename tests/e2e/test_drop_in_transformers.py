@@ -1,0 +1,152 @@
+"""`from jaxtrain.transformers import Trainer`: transformers' own loop, curves and checkpoints, the step compiled."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from jaxtrain import UserError
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+declare_torchvision()
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import jaxtrain.transformers as ours  # noqa: E402
+
+ENGINES = {"transformers": transformers.Trainer, "jaxtrain": ours.Trainer}
+
+
+def classifier(dropout: float = 0.0):
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+            max_position_embeddings=40,
+        )
+    )  # fmt: skip
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        ids = torch.randint(1, 60, (8,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": int(ids.sum()) % 3}
+
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def trainer(engine: str, folder, model=None, **more):
+    options = {
+        "per_device_train_batch_size": 8, "num_train_epochs": 3, "learning_rate": 1e-3, "weight_decay": 0.1,
+        "warmup_steps": 3, "logging_steps": 1, "report_to": [], "use_cpu": True, "eval_strategy": "epoch",
+        "save_strategy": "epoch", "disable_tqdm": True,
+    } | more  # fmt: skip
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **options)
+    return ENGINES[engine](
+        classifier() if model is None else model,
+        arguments,
+        train_dataset=Sentences(),
+        eval_dataset=Sentences(),
+        compute_metrics=accuracy,
+    )
+
+
+def curve(made) -> list[float]:
+    names = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy")
+    return [entry[name] for entry in made.state.log_history for name in names if name in entry]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_accumulation_steps": 3}, {"label_smoothing_factor": 0.1, "lr_scheduler_type": "cosine"}],
+    ids=["plain", "accumulation", "smoothing"],
+)
+def test_the_curve_and_the_files_are_transformers(tmp_path, options):
+    runs = {name: trainer(name, tmp_path / name, **options) for name in ENGINES}
+    for made in runs.values():
+        made.train()
+    theirs, mine = runs.values()
+    np.testing.assert_allclose(curve(mine), curve(theirs), rtol=1e-4, atol=1e-6)
+    listed = [sorted(str(p.relative_to(tmp_path / name)) for p in (tmp_path / name).rglob("*")) for name in ENGINES]
+    assert listed[0] == listed[1]
+
+
+@pytest.mark.parametrize(("first", "second"), [("transformers", "jaxtrain"), ("jaxtrain", "transformers")])
+def test_each_side_goes_on_from_the_others_checkpoint(tmp_path, first, second):
+    whole = trainer("transformers", tmp_path / "whole")
+    whole.train()
+    trainer(first, tmp_path / "parts", max_steps=7, num_train_epochs=1, lr_scheduler_type="constant").train()
+    reference = trainer("transformers", tmp_path / "reference", max_steps=14, lr_scheduler_type="constant")
+    reference.train()
+    resumed = trainer(second, tmp_path / "parts", max_steps=14, lr_scheduler_type="constant")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "parts/checkpoint-7"))
+    for key, value in reference.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_resumed_run_with_dropout_has_the_bits_of_an_uninterrupted_one(tmp_path):
+    whole = trainer("jaxtrain", tmp_path / "whole", classifier(0.1))
+    whole.train()
+    parts = trainer("jaxtrain", tmp_path / "whole", classifier(0.1))
+    parts.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-7"))
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(parts.model.state_dict()[key], value), key
+    state = json.loads((tmp_path / "whole/checkpoint-21/trainer_state.json").read_text())
+    assert state["global_step"] == 21
+
+
+class Weighted:
+    """A subclass of the user's with a loss of its own."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = torch.nn.functional.cross_entropy(outputs.logits, labels, torch.tensor([1.0, 2.0, 0.5]))
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_subclass_that_overrides_compute_loss(tmp_path):
+    curves = {}
+    for name, base in ENGINES.items():
+        kind = type("Own", (Weighted, base), {})
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / name), per_device_train_batch_size=8, max_steps=6, logging_steps=1, report_to=[],
+            use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        made = kind(classifier(), arguments, train_dataset=Sentences())
+        made.train()
+        curves[name] = curve(made)
+    np.testing.assert_allclose(curves["jaxtrain"], curves["transformers"], rtol=1e-4, atol=1e-6)
+
+
+class Halves(transformers.TrainerCallback):
+    """Reads and changes weights between steps."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        with torch.no_grad():
+            model.classifier.bias.mul_(0.5)
+
+
+def test_a_callback_that_changes_weights_between_steps_is_obeyed(tmp_path):
+    ends = {}
+    for name in ENGINES:
+        made = trainer(name, tmp_path / name, max_steps=5, eval_strategy="no", save_strategy="no")
+        made.add_callback(Halves())
+        made.train()
+        ends[name] = made.model.classifier.bias.detach()
+    torch.testing.assert_close(ends["jaxtrain"], ends["transformers"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [{"torch_compile": True}, {"push_to_hub": True}])
+def test_an_argument_without_counterpart_is_named_before_training(tmp_path, option):
+    with pytest.raises(UserError, match=next(iter(option))):
+        trainer("jaxtrain", tmp_path, **option)

@@ -26,6 +26,11 @@ def folder_of(config: TrainingConfig) -> pathlib.Path:
     return pathlib.Path(config.run.dir or pathlib.Path("runs") / (config.run.name or "run"))
 
 
+def same(one: str | pathlib.Path, other: str | pathlib.Path) -> bool:
+    """Whether two paths name one folder."""
+    return pathlib.Path(one).expanduser().resolve() == pathlib.Path(other).expanduser().resolve()
+
+
 def environment(devices: int) -> dict[str, Any]:
     """What a result depends on: the devices of its mesh, versions, git revision."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")

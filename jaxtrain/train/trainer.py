@@ -22,7 +22,7 @@ from jaxtrain.runtime.preemption import Preempted, Stopped
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
-from jaxtrain.train import run_dir
+from jaxtrain.train import fingerprint, run_dir
 from jaxtrain.train.checkpoint import init_from
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.loop.callbacks import Callbacks, Control
@@ -65,8 +65,10 @@ class Trainer:
         abstract: bool = False,
     ):
         config = TrainingConfig() if config is None else config
-        self.user_model = model
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
+        self.user_model, self.user_loss = model, loss
+        self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})
+        self._fingerprint: fingerprint.Fingerprint | None = None
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
             task, model = task_of_module(model, train_dataset, config, loss, task), None
@@ -127,26 +129,56 @@ class Trainer:
         if self.user_model is not None:
             raise ValueError("a variant starts from fresh weights; this trainer was given a model")
         other = copy.copy(self)
-        other.program = self.program.variant(config)
+        other.program, other._fingerprint = self.program.variant(config), None
         return other
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def train(self, resume: str = "auto", after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
-        """Train to the end of the config, resuming what the run folder holds.
+        """Train to the end of the config, resuming what the run folder holds of this very run.
 
         Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
-        originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or another run's folder.
-        after_evaluation: (step, validation metrics) -> True ends the run there.
+        originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another
+        one's, or this one's whatever has changed. after_evaluation: (step, validation metrics) -> True ends the run
+        there. A folder that holds another run (docs/checkpoints.md) is refused; where none was named, a new one is
+        taken: see `folder`.
         """
+        forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
+        warnings = self._choose_folder("auto" if forced else resume, forced)
         with self._locked():
-            history = self._train_locked(resume, after_evaluation)
+            history = self._train_locked("auto" if forced else resume, after_evaluation, warnings)
+        self.user_data.after_training()
         self.write_back()
         return history
 
-    def _train_locked(self, resume: str, after_evaluation: AfterEvaluation | None) -> dict[str, Any]:
+    @property
+    def fingerprint(self) -> fingerprint.Fingerprint:
+        """What makes this run another than others; of the first weights, so first asked for before they change."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint.of(self)
+        return self._fingerprint
+
+    def _choose_folder(self, resume: str, forced: bool) -> list[str]:
+        """Take the folder that this run has or gets; return what there is to say about that."""
+        now, total = self.fingerprint, self.total_steps  # before anything is restored
+
+        def choose() -> list:
+            chosen = fingerprint.choose(self.folder, self.config, now, total, resume, forced)
+            return [str(chosen.folder), chosen.warnings]
+
+        folder, warnings = broadcast_from_process_zero("folder", choose)
+        if pathlib.Path(folder) != self.folder:
+            run = self.config.run.model_copy(update={"dir": folder})
+            self.program.config = self.config.model_copy(update={"run": run})
+        return warnings
+
+    def _train_locked(
+        self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
+    ) -> dict[str, Any]:
         started = time.time()
         tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
+        for warning in warnings if jax.process_index() == 0 else []:
+            tracker.warn(warning)
         watchdog = Watchdog(self.folder, self.config.train.hang_timeout_s)
         watchdog.start()
         failed = True
@@ -206,6 +238,8 @@ class Trainer:
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
             run_dir.write_start(self.folder, config, self.layout.mesh.size)
+            self._fingerprint = self.fingerprint.record(self.folder, step is not None and origin is checkpoints)
+        loop.record.identity = self.fingerprint.identity
         return loop
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:

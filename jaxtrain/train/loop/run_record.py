@@ -74,6 +74,7 @@ class RunRecord:
         self.skipped = self.skipped_in_a_row = self.last_skipped = 0
         self.samples_per_s = 0.0  # of the whole run, once it has ended
         self.step = 0
+        self.identity: str | None = None  # of the run (fingerprint.json)
         self.evaluated_step: int | None = None
         self.evaluation_due = False  # after `step`, and not done yet
 
@@ -196,6 +197,7 @@ class RunRecord:
         if evaluated:
             self.evaluated_step = self.step
         return {
+            "run": self.identity,
             "step": self.step,
             "metrics": self.last_metrics if evaluated else {},
             "evaluation_due": self.evaluation_due,

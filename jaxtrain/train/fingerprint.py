@@ -1,0 +1,322 @@
+"""Tell which run a folder holds, so that no other one goes on in it.
+
+    fingerprint.json    the run's number, and digests of what makes it this run and no other
+
+settings, model, loss and data decide. weights and code only decide where nothing is left to train: a script that draws
+its initial weights without a seed, or whose code was mended, may be started again and goes on, and says so. What may
+change at any time is FREE.
+"""
+
+import contextlib
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import os
+import pathlib
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flax import nnx
+
+from jaxtrain import config_io
+from jaxtrain.config import TrainingConfig
+from jaxtrain.errors import UserError
+from jaxtrain.train import object_digest, run_dir
+from jaxtrain.train.checkpoint import manifest
+from jaxtrain.train.object_digest import Leaves
+
+if TYPE_CHECKING:
+    from jaxtrain.train.trainer import Trainer
+
+FILE = "fingerprint.json"
+DECIDING = ("settings", "model", "loss", "data")
+NAMED = {"code": "the code", "data": "the data", "loss": "the loss"}
+FREE = (  # settings that a run may change when it goes on: its length, what it says, how it is computed and watched
+    "task", "deterministic", "init_from", "run.*", "tracking.*", "checkpoint.*", "shard.*", "train.epochs",
+    "train.steps", "train.log_every_steps", "train.steps_per_call", "train.remat", "train.hang_timeout_s",
+    "train.nan_policy", "train.max_skipped_steps", "evaluation.every_epochs", "evaluation.every_steps",
+    "evaluation.patience", "evaluation.min_delta", "data.eval_batch_size", "data.num_workers", "data.start_method",
+    "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
+)  # fmt: skip
+SHOWN = 3  # differences in a sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """parts: of settings, model, loss, data, weights and code, the digests of everything in it, by name.
+
+    identity: one number for the run, the same in all its checkpoints.
+    """
+
+    identity: str
+    parts: Mapping[str, Leaves]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Leaves]) -> "Fingerprint":
+        text = json.dumps({name: parts[name] for name in sorted(parts)}, sort_keys=True)
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:32], dict(parts))
+
+    def differences(self, saved: "Fingerprint", names: tuple[str, ...]) -> list[str]:
+        """ "settings.optim.lr" for everything that both know and that does not agree."""
+        found = []
+        for name in names:
+            ours, theirs = self.parts.get(name, {}), saved.parts.get(name, {})
+            found += [f"{name}.{key}" for key in ours if key in theirs and not set(ours[key]) & set(theirs[key])]
+        return found
+
+    def record(self, folder: pathlib.Path, goes_on: bool) -> "Fingerprint":
+        """Write fingerprint.json, and give this fingerprint the identity of the run in the folder where it goes on."""
+        saved = read(folder) if goes_on else None
+        mine = self if saved is None else dataclasses.replace(self, identity=saved.identity)
+        if saved is None or not (folder / FILE).is_file() or mine.differences(saved, DECIDING):
+            run_dir.write(folder, FILE, json.dumps({"identity": mine.identity, "parts": mine.parts}, indent=1))
+        return mine
+
+
+def read(folder: pathlib.Path) -> Fingerprint | None:
+    """That of a folder; of one that an older version wrote, its settings alone. None where there is none."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return Fingerprint(content["identity"], content["parts"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / FILE}: cannot be read ({error}); move it away to go on without it") from None
+    if not (folder / "config.yaml").is_file():
+        return None
+    return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})
+
+
+def of(trainer: "Trainer") -> Fingerprint:
+    """That of the run that a fresh trainer is about to begin."""
+    return Fingerprint.of(
+        {
+            "settings": _settings(trainer.config.model_dump(mode="json")),
+            "model": _model(trainer),
+            "loss": _loss(trainer.user_loss, trainer.task),
+            "data": _data(trainer),
+            "weights": _weights(trainer),
+            "code": _code(trainer),
+        }
+    )
+
+
+def _settings(values: Mapping[str, Any]) -> Leaves:
+    found: Leaves = {}
+    for key, value in config_io.flatten(values).items():
+        if key == "init_from":
+            found["init_from"] = [str(value is not None)]
+            if value is not None and os.path.exists(os.path.expanduser(value)):
+                found["what init_from holds"] = object_digest.digests_of_path(os.path.expanduser(value))
+        elif any(fnmatch.fnmatchcase(key, free) for free in FREE):
+            continue
+        elif key.startswith("data.") and isinstance(value, str) and os.path.exists(os.path.expanduser(value)):
+            found[key] = object_digest.digests_of_path(os.path.expanduser(value))
+        else:
+            found[key] = [json.dumps(value, sort_keys=True)]
+    return found
+
+
+def _model(trainer: "Trainer") -> Leaves:
+    """Kind, type and shape of every array, and what the modules of a model that was given hold besides."""
+    found: Leaves = {}
+    for kind in ("params", "frozen", "buffers"):
+        arrays = getattr(trainer.program.start.shapes, kind)
+        found |= {key: [f"{kind} {array.dtype} {list(array.shape)}"] for key, array in arrays.items()}
+    found["all arrays"] = [hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()[:24]]
+    return found | _structure(trainer.user_model, "")
+
+
+def _structure(module: Any, place: str) -> Leaves:
+    """Types and settings of the parts of a torch or flax module; no arrays."""
+    if module is None:
+        return {}
+    if hasattr(module, "named_modules"):
+        parts = {name: (part, part.extra_repr()) for name, part in module.named_modules()}
+    else:
+        graph = nnx.iter_graph(module)
+        parts = {".".join(map(str, path)): (part, "") for path, part in graph if isinstance(part, nnx.Module)}
+    found: Leaves = {}
+    for name, (part, told) in parts.items():
+        held = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
+        kept = {
+            key: value for key, value in held.items() if value is None or isinstance(value, (bool, int, float, str))
+        }
+        functions = {key: value for key, value in held.items() if hasattr(value, "__qualname__")}
+        leaves = object_digest.describe([type(part), told, sorted(kept.items()), sorted(functions)], "part")
+        leaves |= object_digest.describe(functions, "functions")
+        text = json.dumps(leaves, sort_keys=True)
+        found[f"{place}{name or 'model'} ({type(part).__name__})"] = [hashlib.sha256(text.encode()).hexdigest()[:24]]
+    return found
+
+
+def _loss(loss: Any, task: Any) -> Leaves:
+    """What the loss and the functions of a task read from around them; a loss module's type and settings."""
+    found: Leaves = {}
+    for field in dataclasses.fields(task):
+        found |= object_digest.captured(getattr(task, field.name), f"task.{field.name}")
+    if hasattr(loss, "named_modules"):
+        return found | _structure(loss, "loss ") | {"loss": [type(loss).__qualname__]}
+    return found | object_digest.describe(loss, "loss")
+
+
+def _data(trainer: "Trainer") -> Leaves:
+    """What the datasets that were given hold, and how many samples there are."""
+    found = dict(trainer.user_data.leaves)
+    for split, dataset in trainer.user_data.datasets.items():
+        source = trainer.source(split) if dataset is not None or split == "train" else None
+        size = len(source) if hasattr(source, "__len__") else getattr(source, "size", None)
+        found |= {f"{split} given": [str(dataset is not None)]} | (
+            {} if size is None else {f"{split} size": [str(size)]}
+        )
+    return found
+
+
+def _weights(trainer: "Trainer") -> Leaves:
+    """Of a model that was given: one that the task builds follows from the seed."""
+    if trainer.user_model is None:
+        return {}
+    arrays = {**trainer.state.params, **trainer.state.frozen}
+    return {key: [object_digest.sample_of_array(array)] for key, array in arrays.items()}
+
+
+def _code(trainer: "Trainer") -> Leaves:
+    task, given = trainer.task, trainer.user_data.datasets
+    parts = {"model": trainer.user_model, "loss": trainer.user_loss, **given}
+    parts |= {f"task.{field.name}": getattr(task, field.name) for field in dataclasses.fields(task)}
+    found = {name: object_digest.code_of(part) for name, part in parts.items() if callable(part) or name in given}
+    return {name: [code] for name, code in found.items() if code}
+
+
+class UserData:
+    """The datasets that a user gave, described before anything is read of them.
+
+    Reading changes some (a cache, a count): what training changed in one does not make it another afterwards, in this
+    process; what its owner changed does.
+    """
+
+    _known: ClassVar[dict[int, tuple[Any, Leaves, set[str]]]] = {}  # the dataset, as it was at first, what changed
+
+    def __init__(self, datasets: Mapping[str, Any]):
+        self.datasets = dict(datasets)
+        self.leaves: Leaves = {}
+        for split, dataset in self.datasets.items():
+            if dataset is not None:
+                now = object_digest.describe(dataset)
+                _, first, changed = self._known.get(id(dataset), (None, now, set()))
+                now |= {key: first[key] for key in changed}
+                self._remember(dataset, now, changed)
+                self.leaves |= {f"{split}{key}": told for key, told in now.items()}
+
+    def _remember(self, dataset: Any, now: Leaves, changed: set[str]) -> None:
+        number = id(dataset)
+        with contextlib.suppress(TypeError):  # a dict or a list: training changes none
+            self._known[number] = (weakref.ref(dataset, lambda _: self._known.pop(number, None)), now, changed)
+
+    def after_training(self) -> None:
+        for dataset in self.datasets.values():
+            if id(dataset) in self._known:
+                _, first, changed = self._known[id(dataset)]
+                last = object_digest.describe(dataset)
+                changed |= {key for key in first if last.get(key) != first[key]}
+
+
+# --- which folder ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The folder of a run, and what there is to say about it."""
+
+    folder: pathlib.Path
+    warnings: list[str]
+
+
+def choose(
+    folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int, resume: str, forced: bool
+) -> Choice:
+    """The run's own folder. Where nobody named one (runs/run) and it holds another run, runs/run_2, runs/run_3, ...
+
+    forced: the user wants this folder, whatever it holds.
+
+    Raises UserError where a folder that was named holds another run.
+    """
+    if forced:
+        return Choice(folder, [])
+    named = config.run.dir is not None or config.run.name is not None
+    first, number, why = folder, 1, ""
+    while True:
+        saved = read(folder) if _is_used(folder, named) else None
+        if saved is None or (resume == "never" and named):
+            break
+        other = now.differences(saved, DECIDING)
+        soft = now.differences(saved, ("weights", *_comparable_code(now, saved)))
+        if not other and _is_complete(folder, config, total_steps):
+            other = soft
+        if not other and resume != "never":
+            lines = (
+                [f"{folder}: {_sentence(soft, folder, config)}; going on from its checkpoint all the same"]
+                if soft
+                else []
+            )
+            return Choice(folder, lines + ([f"{first} {why}: this run is in {folder}"] if why else []))
+        if named:
+            raise UserError(
+                f"{folder}: holds another run: {_sentence(other, folder, config)}. Choose another run.dir or run.name; "
+                f"or go on in it all the same with resume={str(folder)!r} (--resume {folder})"
+            )
+        why = why or f"holds another run ({_sentence(other, folder, config) or 'resume=never'})"
+        number += 1
+        folder = first.with_name(f"{first.name}_{number}")
+    return Choice(folder, [f"{first} {why}: this run is in {folder}"] if why else [])
+
+
+def _comparable_code(now: Fingerprint, saved: Fingerprint) -> tuple[str, ...]:
+    """Bytecode of another Python cannot be compared."""
+    versions = {told.partition(":")[0] for f in (now, saved) for [told] in f.parts.get("code", {}).values()}
+    return ("code",) if len(versions) <= 1 else ()
+
+
+def _is_used(folder: pathlib.Path, named: bool) -> bool:
+    """Whether a run has saved something there; where folders are numbered, whether one trains there now."""
+    checkpoints = folder / "checkpoints"
+    saved = checkpoints.is_dir() and any(path.name.split(".")[0].isdigit() for path in checkpoints.iterdir())
+    lock = folder / "run.lock"
+    return saved or (not named and lock.is_file() and lock.stat().st_size > 0)
+
+
+def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int) -> bool:
+    """Whether nothing would be trained: the newest checkpoint is the last one, or was stopped early."""
+    steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
+    if not steps:
+        return False
+    if max(steps) >= total_steps:
+        return True
+    try:
+        meta = manifest.read(folder / "checkpoints" / str(max(steps)))
+    except UserError:
+        return False  # damaged: the run goes on from an earlier one
+    patience = config.evaluation.patience
+    return patience is not None and meta.get("best", {}).get("bad", 0) >= patience
+
+
+def _sentence(differences: list[str], folder: pathlib.Path, config: TrainingConfig) -> str:
+    """What differs, in words: the first few."""
+    before = config_io.flatten(config_io.read(folder / "config.yaml")) if (folder / "config.yaml").is_file() else {}
+    now = config_io.flatten(config.model_dump(mode="json"))
+    words = []
+    for difference in differences:
+        part, _, key = difference.partition(".")
+        if part == "settings":
+            known = key in before and before[key] != now.get(key)
+            words.append(f"{key} was {before[key]} and is {now.get(key)}" if known else f"{key} has changed")
+        elif part == "model":
+            words.append(f"the model differs in {key}")
+        else:
+            words.append(
+                f"{NAMED[part]} differs ({key})" if part != "weights" else "the model begins from other weights"
+            )
+    words = list(dict.fromkeys(words))
+    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")

@@ -129,7 +129,8 @@ class RunRecord:
             last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
             raise NotFiniteError(
                 f"{what}. The update was not applied; the batch's sample indices are in {path}. {last}. "
-                "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip"
+                "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip, and go on with "
+                f"resume={str(run_dir.folder_of(self.config))!r} (--resume)"
             )
 
     def _may_continue(self) -> bool:

@@ -145,9 +145,11 @@ class Trainer:
         """
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
         warnings = self._choose_folder("auto" if forced else resume, forced)
-        with self._locked():
-            history = self._train_locked("auto" if forced else resume, after_evaluation, warnings)
-        self.user_data.after_training()
+        try:
+            with self._locked():
+                history = self._train_locked("auto" if forced else resume, after_evaluation, warnings)
+        finally:
+            self.user_data.after_training()
         self.write_back()
         return history
 

@@ -77,7 +77,9 @@ def test_resuming_with_another_model_lists_the_differences(capsys, tmp_path):
     trainer = tiny("digits.classify", tmp_path, "train.steps=3")
     trainer.train()
     before = (tmp_path / "config.yaml").read_text()
-    error = message(capsys, "--config", CONFIG, f"run.dir={tmp_path}", "shard.devices=1", "model.embed_dim=32")
+    command = ["--config", CONFIG, f"run.dir={tmp_path}", "shard.devices=1", "model.embed_dim=32"]
+    assert "holds another run: model.embed_dim was 16 and is 32" in message(capsys, *command)
+    error = message(capsys, *command, "--resume", str(tmp_path))
     assert "the checkpoint does not fit this config" in error
     assert "params.blocks.0.attn.in_proj_bias is [48], the config wants [96]" in error
     assert (tmp_path / "config.yaml").read_text() == before

@@ -254,14 +254,15 @@ def test_a_signal_ends_train_with_75_and_the_next_call_goes_on(tmp_path):
     whole = trainer(tmp_path / "whole", samples=Signalling(), **settings)
     whole.train()
     handler = signal.getsignal(signal.SIGUSR1)
+    samples = Signalling(at=90)
     with pytest.raises(SystemExit) as caught:
-        trainer(tmp_path / "told", samples=Signalling(at=90), **settings).train()
+        trainer(tmp_path / "told", samples=samples, **settings).train()
     assert caught.value.code == 75
     assert signal.getsignal(signal.SIGUSR1) == handler
     saved = Checkpoints(tmp_path / "told/checkpoints", 2, 1, "loss", "min").newest_good()
     assert saved is not None
     assert saved < 24
-    resumed = trainer(tmp_path / "told", samples=Signalling(), **settings)
+    resumed = trainer(tmp_path / "told", samples=samples, **settings)
     resumed.train()
     assert_same_bits(arrays(whole), arrays(resumed))
     assert untimed(tmp_path / "told") == untimed(tmp_path / "whole")

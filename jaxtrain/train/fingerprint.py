@@ -16,19 +16,18 @@ import os
 import pathlib
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.task import Task
 from jaxtrain.train import object_digest, run_dir
 from jaxtrain.train.checkpoint import manifest
 from jaxtrain.train.object_digest import Leaves
-
-if TYPE_CHECKING:
-    from jaxtrain.train.trainer import Trainer
+from jaxtrain.train.program import Program
 
 FILE = "fingerprint.json"
 DECIDING = ("settings", "model", "loss", "data")
@@ -89,16 +88,16 @@ def read(folder: pathlib.Path) -> Fingerprint | None:
     return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})
 
 
-def of(trainer: "Trainer") -> Fingerprint:
-    """That of the run that a fresh trainer is about to begin."""
+def of(program: Program, model: Any, loss: Any, data: "UserData") -> Fingerprint:
+    """That of the run that a fresh program is about to begin. model, loss: the user's, or None."""
     return Fingerprint.of(
         {
-            "settings": _settings(trainer.config.model_dump(mode="json")),
-            "model": _model(trainer),
-            "loss": _loss(trainer.user_loss, trainer.task),
-            "data": _data(trainer),
-            "weights": _weights(trainer),
-            "code": _code(trainer),
+            "settings": _settings(program.config.model_dump(mode="json")),
+            "model": _model(program, model),
+            "loss": _loss(loss, program.task),
+            "data": _data(program, data),
+            "weights": _weights(program, model),
+            "code": _code(program.task, model, loss, data),
         }
     )
 
@@ -115,18 +114,18 @@ def _settings(values: Mapping[str, Any]) -> Leaves:
         elif key.startswith("data.") and isinstance(value, str) and os.path.exists(os.path.expanduser(value)):
             found[key] = object_digest.digests_of_path(os.path.expanduser(value))
         else:
-            found[key] = [json.dumps(value, sort_keys=True)]
+            found[key] = [_short(json.dumps(value, sort_keys=True))]  # no value: the file may be shown around
     return found
 
 
-def _model(trainer: "Trainer") -> Leaves:
+def _model(program: Program, model: Any) -> Leaves:
     """Kind, type and shape of every array, and what the modules of a model that was given hold besides."""
     found: Leaves = {}
     for kind in ("params", "frozen", "buffers"):
-        arrays = getattr(trainer.program.start.shapes, kind)
+        arrays = getattr(program.start.shapes, kind)
         found |= {key: [f"{kind} {array.dtype} {list(array.shape)}"] for key, array in arrays.items()}
-    found["all arrays"] = [hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()[:24]]
-    return found | _structure(trainer.user_model, "")
+    found["all arrays"] = [_short(" ".join(sorted(found)))]
+    return found | _structure(model, "")
 
 
 def _structure(module: Any, place: str) -> Leaves:
@@ -148,8 +147,12 @@ def _structure(module: Any, place: str) -> Leaves:
         leaves = object_digest.describe([type(part), told, sorted(kept.items()), sorted(functions)], "part")
         leaves |= object_digest.describe(functions, "functions")
         text = json.dumps(leaves, sort_keys=True)
-        found[f"{place}{name or 'model'} ({type(part).__name__})"] = [hashlib.sha256(text.encode()).hexdigest()[:24]]
+        found[f"{place}{name or 'model'} ({type(part).__name__})"] = [_short(text)]
     return found
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _loss(loss: Any, task: Any) -> Leaves:
@@ -162,11 +165,11 @@ def _loss(loss: Any, task: Any) -> Leaves:
     return found | object_digest.describe(loss, "loss")
 
 
-def _data(trainer: "Trainer") -> Leaves:
+def _data(program: Program, data: "UserData") -> Leaves:
     """What the datasets that were given hold, and how many samples there are."""
-    found = dict(trainer.user_data.leaves)
-    for split, dataset in trainer.user_data.datasets.items():
-        source = trainer.source(split) if dataset is not None or split == "train" else None
+    found = dict(data.leaves)
+    for split, dataset in data.datasets.items():
+        source = program.data.source(split) if dataset is not None or split == "train" else None
         size = len(source) if hasattr(source, "__len__") else getattr(source, "size", None)
         found |= {f"{split} given": [str(dataset is not None)]} | (
             {} if size is None else {f"{split} size": [str(size)]}
@@ -174,19 +177,21 @@ def _data(trainer: "Trainer") -> Leaves:
     return found
 
 
-def _weights(trainer: "Trainer") -> Leaves:
+def _weights(program: Program, model: Any) -> Leaves:
     """Of a model that was given: one that the task builds follows from the seed."""
-    if trainer.user_model is None:
+    if model is None:
         return {}
-    arrays = {**trainer.state.params, **trainer.state.frozen}
+    arrays = {**program.state.params, **program.state.frozen}
     return {key: [object_digest.sample_of_array(array)] for key, array in arrays.items()}
 
 
-def _code(trainer: "Trainer") -> Leaves:
-    task, given = trainer.task, trainer.user_data.datasets
-    parts = {"model": trainer.user_model, "loss": trainer.user_loss, **given}
+def _code(task: Task, model: Any, loss: Any, data: "UserData") -> Leaves:
+    parts = {"model": model, "loss": loss, **data.datasets}
     parts |= {f"task.{field.name}": getattr(task, field.name) for field in dataclasses.fields(task)}
-    found = {name: object_digest.code_of(part) for name, part in parts.items() if callable(part) or name in given}
+    used = {
+        name: part for name, part in parts.items() if callable(part) or (name in data.datasets and part is not None)
+    }
+    found = {name: object_digest.code_of(part) for name, part in used.items()}
     return {name: [code] for name, code in found.items() if code}
 
 

@@ -157,7 +157,7 @@ class Trainer:
     def fingerprint(self) -> fingerprint.Fingerprint:
         """What makes this run another than others; of the first weights, so first asked for before they change."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint.of(self)
+            self._fingerprint = fingerprint.of(self.program, self.user_model, self.user_loss, self.user_data)
         return self._fingerprint
 
     def _choose_folder(self, resume: str, forced: bool) -> list[str]:

@@ -167,23 +167,24 @@ def config_json(model) -> dict:
     """The base model's config.json: inline, or from its folder."""
     if model.base_config is not None:
         return dict(model.base_config)
-    from jaxtrain.systems.memory_lm.adapter import folder_of
-
     return load_config_file(folder_of(model.base_model_name))
 
 
 def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
     """The model of a `memory_lm.adapter` config, before its base weights are loaded."""
-    frozen = config.model.freeze_base_model
-    dtype = jnp.dtype(config.model.base_dtype) if frozen else jnp.float32
     return MemoryAdapter(
         backbone_config(config.model),
         config.memory,
         config.model.dropout,
         rngs=rngs,
-        dtype=dtype,
+        dtype=jnp.dtype(base_dtype(config)),
         scan_layers=config.model.scan_layers,
     )
+
+
+def base_dtype(config) -> str:
+    """The dtype that the base model's weights are kept in: float32 where they are trained."""
+    return config.model.base_dtype if config.model.freeze_base_model else "float32"
 
 
 def folder_of(name: str) -> pathlib.Path:

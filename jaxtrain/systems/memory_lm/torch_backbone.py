@@ -17,6 +17,13 @@ ACTIVATIONS = {
 }
 
 
+class Linear(nn.Linear):
+    """Computes in the weight's dtype, as jaxtrain.nn.Linear: a bfloat16 base model meets float32 adapters."""
+
+    def forward(self, x):
+        return functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -24,14 +31,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        return (x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
 
 def rotate(x, angles, scale: float = 1.0):
     """x: [batch, time, head, width]; angles: [batch, time, width / 2]."""
     angles = torch.cat([angles, angles], -1)[:, :, None]
     first, second = x.chunk(2, -1)
-    return x * (angles.cos() * scale) + torch.cat([-second, first], -1) * (angles.sin() * scale)
+    turned = x * (angles.cos() * scale) + torch.cat([-second, first], -1) * (angles.sin() * scale)
+    return turned.to(x.dtype)
 
 
 def attention(q, k, v, mask=None):
@@ -52,10 +60,10 @@ class Attention(nn.Module):
     def __init__(self, config, window):
         super().__init__()
         width, heads, kv = config.hidden_size, config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(width, heads, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(heads, width, bias=config.out_bias)
+        self.q_proj = Linear(width, heads, bias=config.qkv_bias)
+        self.k_proj = Linear(width, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(width, kv, bias=config.qkv_bias)
+        self.o_proj = Linear(heads, width, bias=config.out_bias)
         if config.head_norms:
             self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.norm_eps) for _ in range(2))
         self.config, self.window = config, window
@@ -77,9 +85,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x):
@@ -111,7 +119,7 @@ class CausalLM(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -127,8 +135,10 @@ class LoRALinear(nn.Module):
         self.scale, self.dropout = alpha / rank, nn.Dropout(dropout)
 
     def forward(self, x):
-        update = functional.linear(functional.linear(self.dropout(x), self.lora_A), self.lora_B)
-        return functional.linear(x, self.weight, self.bias) + update * self.scale
+        y = functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        x = self.dropout(x).to(self.lora_A.dtype)
+        update = functional.linear(functional.linear(x, self.lora_A), self.lora_B)
+        return y + (update * self.scale).to(y.dtype)
 
 
 def apply_lora(model: nn.Module, memory) -> None:

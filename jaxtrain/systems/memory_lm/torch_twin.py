@@ -8,6 +8,7 @@ from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_m
 from jaxtrain.systems.memory_lm.torch_backbone import (
     ACTIVATIONS,
     CausalLM,
+    Linear,
     RMSNorm,
     apply_lora,
     attention,
@@ -70,12 +71,13 @@ class Chapters(nn.Module):
 class Router(nn.Module):
     def __init__(self, memory, width: int):
         super().__init__()
-        self.router = nn.Linear(width, memory.num_chapters)
+        self.router = Linear(width, memory.num_chapters)
         self.memory = memory
 
     def forward(self, hidden, view, strategy):
         """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's logit."""
         memory = self.memory
+        hidden = hidden.to(torch.promote_types(hidden.dtype, self.router.weight.dtype))
         if strategy == "token":
             pooled = hidden
         elif strategy == "prefix":
@@ -127,10 +129,10 @@ class MemoryAttention(nn.Module):
         self.low_rank = memory.use_low_rank_projections and not reduced
         for name, (into, out) in (sizes | {"o": (inner, width)}).items():
             if self.low_rank:
-                setattr(self, f"{name}_down", nn.Linear(into, memory.projection_rank, bias=False))
-                setattr(self, f"{name}_up", nn.Linear(memory.projection_rank, out, bias=False))
+                setattr(self, f"{name}_down", Linear(into, memory.projection_rank, bias=False))
+                setattr(self, f"{name}_up", Linear(memory.projection_rank, out, bias=False))
             else:
-                setattr(self, f"{name}_proj", nn.Linear(into, out, bias=False))
+                setattr(self, f"{name}_proj", Linear(into, out, bias=False))
         self.memory = memory
 
     def project(self, name, x):
@@ -324,9 +326,9 @@ class Adapter(nn.Module):
 class MemoryAdapter(MemoryModel):
     """A pretrained decoder whose layers also read memory; `base_model` holds Hugging Face's keys."""
 
-    def __init__(self, config, memory):
+    def __init__(self, config, memory, base_dtype=torch.float32):
         super().__init__()
-        self.base_model = CausalLM(config)
+        self.base_model = CausalLM(config).to(base_dtype)
         if memory.lora:
             apply_lora(self.base_model, memory)
         self.place(memory, config.num_layers, config.hidden_size)
@@ -344,7 +346,7 @@ class MemoryAdapter(MemoryModel):
             if routing is not None:
                 chosen[i], routing = routing[2].softmax(-1), routing[:2]
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
-            x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing)
+            x = x + adapter.memory_attn(adapter.memory_layernorm(x), bank, routing).to(x.dtype)
         return self.base_model.lm_head(decoder.norm(x)), chosen
 
 
@@ -352,16 +354,16 @@ def build(config):
     """The twin of either task's config."""
     if config.model.base_config is None and config.model.base_model_name is None:
         return MemoryTransformer(config.model, config.memory)
-    from jaxtrain.systems.memory_lm.adapter import backbone_config
+    from jaxtrain.systems.memory_lm.adapter import backbone_config, base_dtype
 
-    return MemoryAdapter(backbone_config(config.model), config.memory)
+    return MemoryAdapter(backbone_config(config.model), config.memory, getattr(torch, base_dtype(config)))
 
 
 def call(module, batch):
     """What `losses.outputs` gives: log-probabilities of the labels, and mean chapter probabilities by layer."""
     logits, labels, chosen = _run(module, batch)
     keep = labels != IGNORE
-    picked = logits.log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+    picked = logits.float().log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     result = {"log_probability": torch.where(keep, picked, 0.0)}
     for layer, p in chosen.items():
         result[f"chapters/{layer}"] = p.reshape(len(p), -1, p.shape[-1]).mean(1)
@@ -371,7 +373,7 @@ def call(module, batch):
 def loss(module, batch, config):
     """Mean cross-entropy in nats per label, without the router's terms."""
     logits, labels, _ = _run(module, batch)
-    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
 
 def _run(module, batch):

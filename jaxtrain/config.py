@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 MOST_STEPS = 100_000_000  # of a run: the schedule keeps a number for each
 MOST_SAMPLES = 1 << 24  # of a batch
 MOST_LAYERS = 10_000  # of a model; every one is traced
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "muon", "adafactor")
 
 
 class Section(BaseModel):
@@ -88,7 +89,7 @@ class GroupConfig(Section):
 
 
 class OptimConfig(Section):
-    name: Literal["adamw", "adam", "sgd", "lion", "muon", "adafactor"] = "adamw"
+    name: str = "adamw"  # adam, sgd, lion, muon, adafactor; my_package.my_function returns an optax transformation
     lr: float = Field(default=1e-3, ge=0)  # peak value, per optimizer step, after warm-up
     weight_decay: float = Field(default=0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
     decay_bias_and_norm: bool = True  # torch decays everything; False spares biases and normalisation gains
@@ -101,6 +102,14 @@ class OptimConfig(Section):
     groups: dict[str, GroupConfig] = {}  # by the names that the task's param_group gives
     ema_decay: float | None = Field(default=None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _known_or_imported(cls, name: str) -> str:
+        imported = "." in name and all(part.isidentifier() for part in name.split("."))
+        if name not in OPTIMIZERS and not imported:
+            raise ValueError(f"{name!r} is unknown; wanted {', '.join(OPTIMIZERS)}, or my_package.my_function")
+        return name
 
 
 class TrainConfig(Section):

@@ -186,8 +186,12 @@ ELSEWHERE = {
 NOT_RUN = {
     "installs an environment; the continuous integration and tests/chaos/packaging.py do": [
         "python -m tests.chaos.packaging",
+        "make docs",
+        "make lint",
         "make run",
         "make test",
+        "make test-all",
+        "make typecheck",
         "pip install -e '.[cuda,torch]'",
         "pip install -e '.[torch]'",
         "pip install 'jaxtrain[cuda]'",

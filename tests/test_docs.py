@@ -52,10 +52,15 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch):
     from jaxtrain.systems.digits.torch_twin import DigitsViT
 
     monkeypatch.chdir(tmp_path)
-    own, back = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    torchs, flaxs, back = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     namespace: dict = {}
-    exec(own, namespace)
-    assert namespace["trainer"].evaluate()["loss"] < 0.1
+    for folder, own in (("torchs", torchs), ("flaxs", flaxs)):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        exec(own, namespace)
+        assert namespace["trainer"].evaluate()["loss"] < 0.1
+    with torch.no_grad():
+        assert torch.nn.MSELoss()(namespace["model"](namespace["x"])[:, 0], namespace["x"].sum(1)) < 0.1
     weights = pathlib.Path("runs/digits/exports/best.pt")  # the quick start writes it; here a twin's own
     weights.parent.mkdir(parents=True)
     torch.save(DigitsViT(load_config("configs/digits.yaml").model).state_dict(), weights)

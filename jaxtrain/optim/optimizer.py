@@ -6,17 +6,19 @@ search over them shares one compiled step.
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxtrain.config import OptimConfig
 from jaxtrain.errors import UserError
 from jaxtrain.optim import transforms
 
 Params = dict[str, jax.Array]
-DECOUPLED = ("adamw", "lion", "muon", "adafactor")  # the others add decay to the gradient, as torch's adam and sgd
+COUPLED = ("adam", "sgd")  # add weight decay to the gradient, as torch does; the others decay the parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +111,14 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
         known = ", ".join(sorted(set(groups.values())))
         raise UserError(f"optim.groups: {', '.join(unknown)} unknown; this task has the groups {known}")
     decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
-    return Optimizer(direction(config), groups, decays, config.name in DECOUPLED, config.clip_norm)
+    return Optimizer(direction(config), groups, decays, config.name not in COUPLED, config.clip_norm)
 
 
 def direction(config: OptimConfig) -> transforms.Direction:
-    """Return the gradient transformation that `optim.name` selects."""
+    """Return the gradient transformation that `optim.name` selects.
+
+    Raises UserError for a function of the user's own that cannot be imported or returns something else.
+    """
     b1, b2, eps = config.beta1, config.beta2, config.eps
     known = {
         "adamw": lambda: transforms.adam(b1, b2, eps),
@@ -123,7 +128,30 @@ def direction(config: OptimConfig) -> transforms.Direction:
         "muon": lambda: transforms.muon(config.momentum or 0.95, b1, b2, eps),
         "adafactor": lambda: transforms.adafactor(),
     }
-    return known[config.name]()
+    return known[config.name]() if config.name in known else _imported(config)
+
+
+def _imported(config: OptimConfig) -> transforms.Direction:
+    """Call the function at the import path `optim.name` with the config."""
+    module, _, name = config.name.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"optim.name: {config.name} cannot be imported: {error}") from error
+    made = function(config)
+    if not isinstance(made, optax.GradientTransformation):
+        raise UserError(
+            f"optim.name: {config.name} returned {type(made).__name__}, wanted an optax.GradientTransformation"
+        )
+    with jax.ensure_compile_time_eval():
+        one = {"probe": jnp.ones(1, jnp.float32)}
+        moved = made.update(one, made.init(one), one)[0]["probe"][0]
+    if float(moved) < 0:  # a learning rate brings optax's minus sign
+        raise UserError(
+            f"optim.name: {config.name} returned an optimizer with its learning rate in it; wanted the direction "
+            "alone, as optax.scale_by_adam gives it: optim.lr and optim.schedule multiply it"
+        )
+    return transforms.of_optax(made)
 
 
 def rates(config: OptimConfig, groups: set[str]) -> dict[str, dict[str, float]]:

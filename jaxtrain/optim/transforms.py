@@ -171,6 +171,18 @@ def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-3
     return Direction(init, update)
 
 
+def of_optax(transformation: optax.GradientTransformation) -> Direction:
+    """Return an optax transformation whose state stays where the step is not accepted."""
+    inner = optax.with_extra_args_support(transformation)
+
+    def update(grads: Arrays, state: Any, params=None, *, accept=True):
+        updates, moved = inner.update({key: _wide(grad) for key, grad in grads.items()}, state, params)
+        kept = lambda new, old: jnp.where(accept, new, old).astype(jnp.asarray(old).dtype)
+        return updates, jax.tree.map(kept, moved, state)
+
+    return Direction(inner.init, update)
+
+
 def _wide(value: jax.Array) -> jax.Array:
     return value.astype(jnp.float32)
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -210,3 +211,63 @@ def test_complex_parameters_move_as_torchs(name, theirs):
         lr, decay = {"all": np.float32(1e-2)}, {"all": np.float32(0.1)}
         params, state, _ = optimizer.update({"w": slope}, state, params, lr, decay)
     np.testing.assert_allclose(params["w"], weight.detach().numpy(), rtol=1e-5)
+
+
+def belief(config):
+    return optax.scale_by_belief(config.beta1, config.beta2, 1e-16)
+
+
+def with_its_rate(config):
+    return optax.adabelief(config.lr)
+
+
+def nothing(config):
+    return None
+
+
+def test_an_optax_transformation_by_import_path_moves_as_in_optaxs_own_chain_to_1e_6():
+    name = "tests.unit.engine.test_optimizers.belief"
+    found, _ = ours(OptimConfig(name=name, weight_decay=0.1, clip_norm=None))
+    chain = optax.chain(
+        optax.scale_by_belief(0.9, 0.999, 1e-16), optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(rate_at)
+    )
+    params, state = start(), chain.init(start())
+    step = jax.jit(chain.update)
+    for number in range(STEPS):
+        updates, state = step(gradients(number), state, params)
+        params = optax.apply_updates(params, updates)
+    assert difference(found, jax.device_get(params)) < 1e-6
+
+
+def rate_at(count):
+    return 1e-2 * (1 - count / STEPS)
+
+
+def test_a_step_that_is_not_accepted_leaves_an_imported_optimizers_state():
+    optimizer = optimizers.build(
+        OptimConfig(name="tests.unit.engine.test_optimizers.belief"), start(), lambda key: "default"
+    )
+    state = optimizer.init(start())
+    rates = {"default": 0.1}
+    params, moved, _ = optimizer.update(gradients(0), state, start(), rates, rates, accept=np.bool_(False))
+    for before, after in zip(jax.tree.leaves((start(), state)), jax.tree.leaves((params, moved)), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_package.adam", "no_such_package.adam cannot be imported: No module named 'no_such_package'"),
+        ("tests.unit.engine.test_optimizers.absent", "cannot be imported: module .* has no attribute 'absent'"),
+        ("tests.unit.engine.test_optimizers.nothing", "returned NoneType, wanted an optax.GradientTransformation"),
+        ("tests.unit.engine.test_optimizers.with_its_rate", "returned an optimizer with its learning rate in it"),
+    ],
+)
+def test_an_import_path_that_gives_no_optimizer_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        optimizers.build(OptimConfig(name=name), start(), lambda key: "default")
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'adamx' is unknown; wanted adamw, adam, sgd, lion, muon, adafactor"):
+        OptimConfig(name="adamx")

@@ -143,7 +143,7 @@ class Metrics(Generic[C]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Visuals(Generic[C]):
-    """What a person looks at.
+    """Draw pictures and reports for people.
 
     pictures: (model, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
         from the first validation batch after every evaluation, where there is a tracker.

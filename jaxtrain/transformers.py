@@ -32,7 +32,7 @@ STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # besid
 
 
 class _CompiledTraining:
-    """What both trainers change of transformers': the step, and that weights are written back before they are read."""
+    """Replace transformers' training step in both trainers, and write weights back before they are read."""
 
     _step: CompiledStep | None = None
     _micro = 0  # micro-batches since the last update

@@ -52,7 +52,7 @@ def restricted(known: Collection[str] = (), advice: str = _ADVICE) -> Iterator[N
 
 
 def allows_task(name: str) -> bool:
-    """Whether a task from outside jaxtrain may be imported."""
+    """Return True if a task from outside jaxtrain may be imported."""
     limits = _restricted.get()
     return limits is None or name in limits.known or _is_allowed_package(name.partition(".")[0])
 
@@ -123,7 +123,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _find(path: str) -> Any:
-    """What an import path of an allowed package names; None where there is no such thing."""
+    """Return the object at an import path in an allowed package; None if there is none."""
     parts = path.split(".")
     if not all(part.isidentifier() and not part.startswith("__") for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""What a YAML text may cost: refused before anything is built of it, since a few lines can stand for billions."""
+"""Limit the cost of reading YAML, before anything is built: a few lines can expand to billions of nodes."""
 
 import yaml
 

@@ -50,7 +50,7 @@ def _plain_step(kind: type) -> Any:
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step() is one of torch.optim's own."""
+    """Return True if its step() is one of torch.optim's own."""
     return _plain_step(type(optimizer)).__module__.startswith("torch.optim.")
 
 

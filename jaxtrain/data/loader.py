@@ -237,7 +237,7 @@ class Loader:
 
     @property
     def _columnar(self) -> bool:
-        """Whether a batch is a slice of arrays."""
+        """Return True if a batch is a slice of arrays."""
         columns = isinstance(self.source, ArraySource)
         return columns and (self.source.batched or self.collate is default_collate)
 

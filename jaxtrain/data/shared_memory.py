@@ -168,7 +168,7 @@ class Frozen:
 
 
 class Ticket:
-    """What a process needs to thaw a Frozen value. It goes along as the process starts, with the descriptor."""
+    """Hold what another process needs to rebuild a Frozen value; passed with the descriptor when it starts."""
 
     def __init__(self, head: bytes, spans: list[tuple[int, int]], handle: int):
         self.head, self.spans, self.handle = head, spans, handle

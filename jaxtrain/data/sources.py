@@ -1,4 +1,4 @@
-"""What can be trained on: torch Datasets, sequences, arrays."""
+"""Wrap the data that can be trained on: torch Datasets, sequences, arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -41,7 +41,7 @@ _BY_HEAD = (0, 2, 1, 3)  # results are [batch, head, token, width], laid out [ba
 
 
 class Kind(NamedTuple):
-    """What a call computes. window: keys less than so many tokens before a query are visible; 0: all. padded: lengths
+    """Hold a call's static options. window: number of tokens before a query that are visible; 0: all. padded: lengths
     are given. biased: a bias is."""
 
     scale: float

@@ -25,7 +25,7 @@ WIDTHS = (16, 32, 64, 128)
 
 
 class Sizes(NamedTuple):
-    """What the kernels are compiled for. queries, heads: of the whole array, before padding and cutting."""
+    """Hold the kernels' static options. queries, heads: of the whole array, before padding and cutting."""
 
     scale: float
     causal: bool

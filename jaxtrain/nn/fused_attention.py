@@ -151,7 +151,7 @@ _TRIALS = ((65, {}), (65, {"causal": True}), (64, {"lengths": [64, 40]}), (65, {
 
 
 def _tried(name: str, kernel, cases) -> bool:
-    """Whether a small trial on this process's device gives the formula's results and gradients."""
+    """Return True if a small trial on this process's device gives the formula's results and gradients."""
     if jax.default_backend() != "gpu":
         return False
     before = chosen.copy()

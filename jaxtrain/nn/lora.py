@@ -43,7 +43,7 @@ class LoRALinear(nnx.Module):
 
     @property
     def update(self):
-        """What merging adds to the weight: [out, in]."""
+        """Return the update that merging adds to the weight: [out, in]."""
         return (self.lora_B[...].astype(jnp.float32) @ self.lora_A[...].astype(jnp.float32)) * self.scale
 
     def merge(self) -> None:

@@ -141,7 +141,7 @@ class Preemption:
         threading.Thread(target=self._see_it_through, args=[ended], name="jaxtrain-preempted", daemon=True).start()
 
     def _may_wait(self, why: str) -> bool:
-        """Whether there is no deadline: the process goes on after a Ctrl-C to a script or notebook."""
+        """Return True if there is no deadline: the process continues after Ctrl-C in a script or notebook."""
         return why.startswith("SIGINT") and not self._command and _processes() == 1
 
     @property
@@ -154,7 +154,7 @@ class Preemption:
         return INTERRUPTED if self.why.startswith("SIGINT") else EXIT_CODE
 
     def saved(self) -> BaseException:
-        """What to raise once the run is saved."""
+        """Return the exception to raise once the run is saved."""
         return Stopped(self.what) if self._may_wait(self.why) else Preempted(self.exit_code)
 
     # --- the run ------------------------------------------------------------------------------------------------

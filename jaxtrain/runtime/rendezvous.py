@@ -135,7 +135,7 @@ def _hear(key: selectors.SelectorKey, selector: selectors.BaseSelector, come: di
 
 
 def _hung_up(guest: socket.socket) -> bool:
-    """Whether a guest that had come is gone: it was started again."""
+    """Return True if a process that had connected is gone: it was restarted."""
     try:
         return guest.recv(1) == b""
     except BlockingIOError:

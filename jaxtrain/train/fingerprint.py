@@ -156,7 +156,7 @@ def _short(text: str) -> str:
 
 
 def _loss(loss: Any, task: Any) -> Leaves:
-    """What the loss and the functions of a task read from around them; a loss module's type and settings."""
+    """Digest what the loss and a task's functions read from their surroundings; a loss module's type and settings."""
     found: Leaves = {}
     for field in dataclasses.fields(task):
         found |= object_digest.captured(getattr(task, field.name), f"task.{field.name}")
@@ -166,7 +166,7 @@ def _loss(loss: Any, task: Any) -> Leaves:
 
 
 def _data(program: Program, data: "UserData") -> Leaves:
-    """What the datasets that were given hold, and how many samples there are."""
+    """Digest the given datasets' content and number of samples."""
     found = dict(data.leaves)
     for split, dataset in data.datasets.items():
         source = program.data.source(split) if dataset is not None or split == "train" else None
@@ -285,7 +285,7 @@ def _comparable_code(now: Fingerprint, saved: Fingerprint) -> tuple[str, ...]:
 
 
 def _is_used(folder: pathlib.Path, named: bool) -> bool:
-    """Whether a run has saved something there; where folders are numbered, whether one trains there now."""
+    """Return True if a run has saved something there; if folders are numbered, if one trains there now."""
     checkpoints = folder / "checkpoints"
     saved = checkpoints.is_dir() and any(path.name.split(".")[0].isdigit() for path in checkpoints.iterdir())
     lock = folder / "run.lock"
@@ -293,7 +293,7 @@ def _is_used(folder: pathlib.Path, named: bool) -> bool:
 
 
 def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int) -> bool:
-    """Whether nothing would be trained: the newest checkpoint is the last one, or was stopped early."""
+    """Return True if nothing would be trained: the newest checkpoint is the last one, or was stopped early."""
     steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
     if not steps:
         return False
@@ -308,7 +308,7 @@ def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int)
 
 
 def _sentence(differences: list[str], folder: pathlib.Path, config: TrainingConfig) -> str:
-    """What differs, in words: the first few."""
+    """Describe the first few differences."""
     before = config_io.flatten(config_io.read(folder / "config.yaml")) if (folder / "config.yaml").is_file() else {}
     now = config_io.flatten(config.model_dump(mode="json"))
     words = []

@@ -182,7 +182,7 @@ class _Walk:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object holds. Of a DataLoader only what decides its batches: workers and pinning may change."""
+    """Digest an object's content. Of a DataLoader only what decides its batches: workers and pinning may change."""
     if hasattr(value, "batch_sampler") and hasattr(value, "collate_fn"):
         names = ("dataset", "batch_size", "drop_last", "batch_sampler", "sampler", "collate_fn")
         return [(name, getattr(value, name)) for name in names]

@@ -155,7 +155,7 @@ class Program:
         return self.cached(("train", steps), make)
 
     def cached(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """What this program or a variant of it compiled under this key, or compiles now."""
+        """Return the function under this key, compiled by this program, by a variant of it, or now."""
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
@@ -182,7 +182,7 @@ class Program:
         return jax.jit(function, compiler_options=wanted or None, **options)
 
     def work(self) -> StepCost:
-        """What one step is worth, but for its FLOPs, which the compiled step knows."""
+        """Return the work of one step, without its FLOPs, which only the compiled step knows."""
         precision = self.config.precision
         peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
         return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
@@ -208,7 +208,7 @@ class Program:
     # --- hyper-parameters ---------------------------------------------------------------------------------------
 
     def hyper(self, lr_scale: float = 1.0) -> dict:
-        """What the step takes as numbers, not as code: a change compiles nothing anew."""
+        """Return the hyper-parameters that enter the step as arrays; changing one recompiles nothing."""
         return jax.device_put(self.host_hyper(lr_scale), self.layout.replicated)
 
     def host_hyper(self, lr_scale: float = 1.0) -> dict:

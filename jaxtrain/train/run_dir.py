@@ -27,12 +27,12 @@ def folder_of(config: TrainingConfig) -> pathlib.Path:
 
 
 def same(one: str | pathlib.Path, other: str | pathlib.Path) -> bool:
-    """Whether two paths name one folder."""
+    """Return True if two paths name one folder."""
     return pathlib.Path(one).expanduser().resolve() == pathlib.Path(other).expanduser().resolve()
 
 
 def environment(devices: int) -> dict[str, Any]:
-    """What a result depends on: the devices of its mesh, versions, git revision."""
+    """Return what a result depends on: the devices of its mesh, versions, git revision."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {

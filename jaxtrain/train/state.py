@@ -94,7 +94,7 @@ def initial_scale(precision: PrecisionConfig) -> Arrays:
 
 
 def initial_guard(guarded: bool) -> Arrays:
-    """What the spike guard remembers: mean gradient norm and the updates behind it."""
+    """Hold the state of the spike guard: the mean gradient norm and the number of updates behind it."""
     return {"mean_norm": jnp.float32(0), "count": jnp.int32(0)} if guarded else {}
 
 

@@ -155,7 +155,7 @@ class Trainer:
 
     @property
     def fingerprint(self) -> fingerprint.Fingerprint:
-        """What makes this run another than others; of the first weights, so first asked for before they change."""
+        """Return what tells this run from others; includes the initial weights, so read it before they change."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint.of(self.program, self.user_model, self.user_loss, self.user_data)
         return self._fingerprint
@@ -269,7 +269,7 @@ class Trainer:
         return self.program.evaluate(split)
 
     def describe(self) -> str:
-        """What the run would do, in a few lines."""
+        """Describe the run in a few lines."""
         trained = sum(value.size for value in self.state.params.values())
         fixed = sum(value.size for value in self.state.frozen.values())
         splits = {name: self.source(name) for name in ("train", "validation", "test")}

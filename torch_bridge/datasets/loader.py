@@ -41,7 +41,7 @@ class Collated:
 
 
 class _LoaderHooks(TorchHooks):
-    """What a DataLoader says about how it is read."""
+    """Hold a DataLoader's reading options."""
 
     def __init__(self, loader: data.DataLoader):
         self.dataset = loader.dataset

@@ -18,7 +18,7 @@ MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
 
 
 class KnownValues:
-    """What is known of the tensors of one record.
+    """Track the known values of one export's tensors.
 
     module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
     taken as passed. read: names of the buffers that were read.

@@ -29,7 +29,7 @@ _DEPTH = 3  # containers inside containers
 
 
 class Watch:
-    """What one call of a module changes in Python: attributes of its submodules, random generators.
+    """Detect changes that a module's call makes in Python: attributes of its submodules, random generators.
 
     changed: (module, its path, attribute, value before, value after). drawn: the lines that drew random numbers.
     """

@@ -58,7 +58,7 @@ def _parts_of(found: Any) -> dict[str, Any]:
 
 
 def takes_target(loss: Any) -> bool:
-    """Whether a loss is called as (output, target): loss modules and torch.nn.functional's own."""
+    """Return True if a loss is called as (output, target): loss modules and functions of torch.nn.functional."""
     return isinstance(loss, torch.nn.Module) or getattr(loss, "__module__", None) == F.__name__
 
 

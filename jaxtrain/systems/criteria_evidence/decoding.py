@@ -49,7 +49,7 @@ def predict(
     max_length: int = 256,
     evidence_max_length: int = 512,
 ) -> list[dict[str, Any]]:
-    """What the original's predict() of that architecture gives, field by field.
+    """Return the fields of the original's predict() for that architecture.
 
     texts: strings; for joint mappings with "sentence" and "context". Starts and ends are the first maxima on their own
     over the padded length. An answer is "" where it is empty.

@@ -63,7 +63,7 @@ class Encoder(Section):
 
     @property
     def has_pooler(self) -> bool:
-        """Whether the encoder gives a pooled output beside the hidden states."""
+        """Return True if the encoder returns a pooled output beside the hidden states."""
         return self.kind != "deberta"
 
     @property

@@ -68,7 +68,7 @@ def rename(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def initial_weights(config: Any) -> dict[str, Any] | None:
-    """What a fresh run starts from: the pretrained encoders under the model's own keys; None without any."""
+    """Return a fresh run's initial weights: the pretrained encoders under the model's own keys; None without any."""
     model, found = config.model, {}
     sources = {"evidence_encoder": "evidence_pretrained", "encoder": "pretrained"}
     joint = hasattr(model, "evidence_encoder")
@@ -167,7 +167,7 @@ def save(architecture: str, config: Any, state: Mapping[str, Any], folder: str |
 
 
 def tokenizer_files(config: Any, tokenizer: Any) -> dict[str, str]:
-    """What AutoTokenizer.from_pretrained reads beside a model, by file name."""
+    """Return the files that AutoTokenizer.from_pretrained reads beside a model, by file name."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": tokenizer.pad_token}
     settings["model_max_length"] = min(config.model.encoder.longest, 512)
     return {"tokenizer.json": tokenizer.json, "tokenizer_config.json": json.dumps(settings, indent=1)}

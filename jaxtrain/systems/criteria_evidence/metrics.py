@@ -120,7 +120,7 @@ def auroc(labels, probabilities) -> float | None:
 
 
 def validation_scores(logits, labels, batch_size: int) -> dict[str, float | None]:
-    """What the original's Trainer.validate reports, by its keys."""
+    """Return the metrics of the original's Trainer.validate, under its keys."""
     labels = np.asarray(labels)
     predictions = np.argmax(logits, axis=-1)
     precision, recall, f1 = macro(labels, predictions, "macro")
@@ -186,7 +186,7 @@ def evaluator_scores(
     criteria: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """What the original's Evaluator reports. task_type: criteria or evidence; any other raises TypeError, as there.
+    """Return the original Evaluator's metrics. task_type: criteria or evidence; any other raises TypeError, as there.
 
     Raises ValueError where a class occurs neither in truth nor in prediction, as scikit-learn's report by names does.
     """

@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa and DeBERTa share. Attribute names are those of transformers, so keys need no table.
+"""Implement the layers of BERT, RoBERTa and DeBERTa with transformers' attribute names, so keys need no table.
 
 Sources: Devlin et al. 2019; Liu et al. 2019; He et al. 2021; key names as in transformers 4.57 and 5.
 """

@@ -8,7 +8,7 @@ from jaxtrain.config import DataConfig, Section
 
 
 class ModelOptions(Section):
-    """What both generations share."""
+    """Hold the settings that both generations share."""
 
     video_height: int = Field(90, ge=1)  # pixels of a frame
     video_width: int = Field(160, ge=1)
@@ -70,7 +70,7 @@ class LossOptions(Section):
 
 
 class LesionOptions(Section):
-    """What `jaxtrain.evaluate --run DIR lesion.at=voxels lesion.region=F.nii.gz` silences before it decodes."""
+    """Choose what `jaxtrain.evaluate --run DIR lesion.at=voxels lesion.region=F.nii.gz` silences before decoding."""
 
     at: Literal["bottleneck", "voxels"] | None = None  # null: none
     places: list[int] = []  # units of the bottleneck, or voxels in the order of the mask

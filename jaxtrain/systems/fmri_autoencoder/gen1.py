@@ -148,7 +148,7 @@ class Gen1Decoder(nnx.Module):
         return self.text_head(self.trunk(bottleneck))
 
     def get_layer_outputs(self, bottleneck) -> dict[str, jax.Array]:
-        """What every layer gives in evaluation mode, by its name; `video`, `audio`, `text` are the last layers'."""
+        """Return every layer's output in evaluation mode, by name; `video`, `audio`, `text` are the last layers'."""
         outputs = {}
         x = bottleneck
         for name in ("layer7", "layer8", "layer9"):

@@ -200,7 +200,7 @@ class HeadDecoder(nnx.Module):
         return self.text_head(self.trunk(bottleneck))
 
     def get_layer_outputs(self, bottleneck) -> dict[str, jax.Array]:
-        """What every layer gives in evaluation mode, by its name; `video`, `audio`, `text` are the last layers' raw
+        """Return every layer's output in evaluation mode, by name; `video`, `audio`, `text` are the last layers' raw
         outputs, before sigmoid, reshaping and upsampling."""
         outputs = {}
         x = bottleneck

@@ -40,7 +40,7 @@ def convolve(features: np.ndarray, kernel: np.ndarray, mode: str) -> np.ndarray:
 
 
 def respond(features: np.ndarray, tr: float, kind: str = "causal") -> np.ndarray:
-    """What the brain sees of features [time, ...]: convolved with the response; integer codes come back unchanged.
+    """Convolve features [time, ...] with the hemodynamic response; integer codes come back unchanged.
 
     kind: `causal` scales the kernel to sum 1, so that a lasting stimulus keeps its value, and delays it, an impulse at
     volume 30 peaking at 34. `original` reproduces the original: largest value 1 (a lasting stimulus grows to 1.8), and

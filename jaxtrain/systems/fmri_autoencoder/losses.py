@@ -92,7 +92,7 @@ def matched(kind: str, prediction, target):
 
 
 def internal_losses(outputs, video, audio, text, fmri, valid, options) -> dict:
-    """What the model itself returns in training mode: plain mean squared errors, `total_loss` weighted."""
+    """Compute the model's own training-mode losses: plain mean squared errors, `total_loss` weighted."""
     targets = dict(zip(MODALITIES, (video, audio, text), strict=True))
     losses = {}
     for kind, target in targets.items():

@@ -138,7 +138,7 @@ class HJepaData(DataConfig):
 
 
 class ProbeConfig(Section):
-    """What evaluation judges features by, besides the loss. Labels train nothing but the judges' own copies."""
+    """Choose how evaluation scores features besides the loss. Labels only train the probes, never the model."""
 
     samples: int = Field(50_000, ge=2)  # of a split that `jaxtrain.evaluate` judges, spread evenly over it
     knn_k: int = Field(20, ge=1)

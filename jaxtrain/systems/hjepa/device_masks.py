@@ -13,7 +13,7 @@ ATTEMPTS = 10  # candidates per block, of which the first that overlaps no earli
 
 
 class Blocks(NamedTuple):
-    """What to draw per image. count: rectangles. scale: range of a rectangle's share of the grid. aspect: range of its
+    """Hold a mask's shape. count: rectangles. scale: range of a rectangle's share of the grid. aspect: range of its
     width / height. divisor: the fallback of a rectangle that fits nowhere is grid // divisor wide and high."""
 
     count: int

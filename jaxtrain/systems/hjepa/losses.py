@@ -18,7 +18,7 @@ from jaxtrain.systems.hjepa.regularizers import Terms, normalize, ntxent, sigreg
 
 
 class LossInputs(NamedTuple):
-    """What a loss may look at. predictions, targets: per level [batch, token, width].
+    """Hold the inputs of a loss. predictions, targets: per level [batch, token, width].
 
     context: [batch, 1 + token, width] of the context encoder, class token first. masks: per level, or None.
     directions: SIGReg's slices [slice, width], or a pair. rows: bool [batch], samples that are no padding.

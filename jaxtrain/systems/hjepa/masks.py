@@ -213,5 +213,5 @@ def _deviation(values: np.ndarray) -> float:
 
 
 def training_mask(masks: dict) -> np.ndarray:
-    """What training uses of the hierarchy: the union of level 0's targets, bool [batch, patch], True = predict."""
+    """Return the mask that training uses: the union of level 0's targets, bool [batch, patch], True = predict."""
     return masks["level_0"]["targets"].any(1)

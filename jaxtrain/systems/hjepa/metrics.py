@@ -207,7 +207,7 @@ def batch_rank(features: np.ndarray, rows: int = 100) -> float:
 
 
 def collapse_metrics(context: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """What the original logs of a batch: std over all elements, mean row norm, `batch_rank`. At most the batch size."""
+    """Compute the original's logged statistics of a batch: std of all elements, mean row norm, rank (<= batch size)."""
     found = {}
     for name, features in (("context", context), ("target", target)):
         rows = np.asarray(features).reshape(len(features), -1)

@@ -227,7 +227,7 @@ class HJEPA(nnx.Module):
         return pool(self.hierarchy_projections[level](tokens), level)
 
     def original_validity(self, masked: Masked) -> list:
-        """What the original reports as `masks_valid`: the mask, sent through a pyramid's layers if there is one."""
+        """Return the original's `masks_valid`: the mask, downsampled by the pyramid's layers if there is one."""
         if not self.use_fpn:
             return [pooled_validity(masked.real, level) for level in range(self.num_hierarchies)]
         width = self.context_encoder.vit.size.embed_dim

@@ -94,7 +94,7 @@ def _original_update(model: HJEPA, step, config) -> None:
 
 
 def extra_metrics(config, step) -> dict:
-    """What every logged point also holds."""
+    """Return further values for every logged point."""
     return {"ema_momentum": momentum(config, step)} if config.model.use_target_encoder else {}
 
 
@@ -125,7 +125,7 @@ def loss(model: HJEPA, batch, config, rngs) -> Loss:
 
 
 def _terms(model: HJEPA, view: View, outputs, config, rngs) -> dict:
-    """What the registered loss gives for one view."""
+    """Compute the registered loss of one view."""
     function = loss_of(config)
     masks = [counted(view.masked, level, view.valid) for level in range(model.num_hierarchies)]
     directions = function.directions(outputs.context_features.shape[-1], rngs)

@@ -1,4 +1,4 @@
-"""What a step looks at: crops of the batch's images, and the mask of each."""
+"""Draw a step's views: crops of the batch's images, and a mask for each."""
 
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def views_of(model, batch, config, rngs) -> list[View]:
 
 
 def several_crops(config) -> bool:
-    """Whether a training image is cropped more than once."""
+    """Return True if a training image is cropped more than once."""
     return config.data.augmentation.global_crops > 1 or config.data.augmentation.local_crops > 0
 
 

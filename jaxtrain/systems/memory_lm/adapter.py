@@ -31,7 +31,7 @@ from torch_bridge.layouts import named_variables
 
 
 class Adapter(nnx.Module):
-    """What one decoder layer gains: h + memory_attn(memory_layernorm(h))."""
+    """Add memory to one decoder layer: h + memory_attn(memory_layernorm(h))."""
 
     def __init__(self, memory, config: BackboneConfig, dropout: float, *, rngs: nnx.Rngs):
         self.memory_layernorm = nn.RMSNorm(config.hidden_size, eps=1e-6)

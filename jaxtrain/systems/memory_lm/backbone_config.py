@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says about a Llama-like decoder."""
+"""Read the config.json of a Llama-like decoder from Hugging Face."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What decoding carries from one call to the next, in arrays of fixed size, so that a step compiles once."""
+"""Hold the state of decoding between calls, in arrays of fixed size, so that a step compiles once."""
 
 import dataclasses
 from typing import Any
@@ -36,7 +36,7 @@ def empty_cache(layers, capacity: int, batch: int, heads: int, head: int, dtype,
 
 
 def empty_routing(memory, layers: list[int], batch: int, width: int, dtype) -> dict[str, Any]:
-    """What the routers of a `memory` section carry, by memory layer."""
+    """Return the initial state of the routers of a `memory` section, by memory layer."""
     strategy = memory.routing_strategy_inference
     if not memory.use_chapters or strategy not in ("rolling", "hybrid", "prefix"):
         return {}

@@ -36,7 +36,7 @@ def documents(split: str, limit_bytes: int) -> list[str]:
 
 
 def identity() -> str:
-    """What the corpus depends on."""
+    """Return the settings that the corpus depends on."""
     return f"python-{sys.version}"
 
 

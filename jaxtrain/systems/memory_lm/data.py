@@ -85,14 +85,14 @@ def tokenizer_of(config):
 
 
 def tokenizer_files(config) -> dict[str, str]:
-    """What AutoTokenizer.from_pretrained reads beside an exported model, by file name; nothing for bytes, which
+    """Return the files that AutoTokenizer.from_pretrained reads beside a model, by file name; none for bytes, which
     transformers has no tokenizer for."""
     tokenizer = tokenizer_of(config)
     return tokenizer.files() if isinstance(tokenizer, PretrainedTokenizer) else {}
 
 
 def training_texts(config) -> Iterator[str]:
-    """What a BPE is trained on: the training split's text."""
+    """Iterate over the text that a BPE tokenizer is trained on: the training split's."""
     data = config.data
     if data.dataset_name == BUILTIN:
         yield from corpus.documents("train", data.corpus_bytes)
@@ -216,7 +216,7 @@ def _revision(name: str) -> str | None:
 
 
 def _files(name: str) -> list | str:
-    """What changes when the dataset or tokenizer of that name does."""
+    """Return a fingerprint that changes when the dataset or tokenizer of that name does."""
     if name == BUILTIN:
         return corpus.identity()
     path = pathlib.Path(name)

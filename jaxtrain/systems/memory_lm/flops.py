@@ -19,7 +19,7 @@ PER_SCORE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the count needs of either kind of model."""
+    """Hold the sizes that the FLOP count needs, for either kind of model."""
 
     width: int
     heads: int

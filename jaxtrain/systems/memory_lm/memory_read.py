@@ -36,7 +36,7 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
 
 
 def read_memory(attention, bank, memory, x, routing=None, strategy: str = "token", rngs=None):
-    """What the memory adds to the stream: [batch, time, width].
+    """Return the memory's contribution to the residual stream: [batch, time, width].
 
     x: the normalised stream. routing: the chapters chosen, None for a bank that is read whole. strategy: by which;
     tells the choices of tokens from those that the tokens of a packed document share.

@@ -28,7 +28,7 @@ def trainable(key: str, config) -> bool:
 
 
 def has_lora(key: str, config) -> bool:
-    """Whether `base_model.<name>.weight` belongs to a Linear that LoRA replaces."""
+    """Return True if `base_model.<name>.weight` belongs to a Linear that LoRA replaces."""
     name = key.removeprefix("base_model.").rsplit(".", 1)[0]
     linear = not name.endswith(("norm", "embed_tokens"))
     return config.memory.lora and linear and any(target in name for target in config.memory.lora_targets)

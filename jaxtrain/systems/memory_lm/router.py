@@ -14,7 +14,7 @@ LOSSES = ("load_balance", "auxiliary", "z_loss")
 
 
 class Routing(NamedTuple):
-    """What a router chose. indices: int [..., k] of chapters, weights: float [..., k] summing to 1, both by descending
+    """Hold a router's choice. indices: int [..., k], chapters; weights: float [..., k], sum 1; both by descending
     weight; logits: float [..., chapter]. The leading axes are the batch, for token routing [batch, time]."""
 
     indices: jax.Array

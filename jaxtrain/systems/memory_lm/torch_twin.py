@@ -270,7 +270,7 @@ class Block(nn.Module):
 
 
 class MemoryModel(nn.Module):
-    """What both models share: banks, routers, and which layer reads which."""
+    """Implement what both models share: banks, routers, and the bank of each layer."""
 
     def place(self, memory, layers: int, width: int):
         self.memory = memory
@@ -360,7 +360,7 @@ def build(config):
 
 
 def call(module, batch):
-    """What `losses.outputs` gives: log-probabilities of the labels, and mean chapter probabilities by layer."""
+    """Compute `losses.outputs`: log-probabilities of the labels, and mean chapter probabilities by layer."""
     logits, labels, chosen = _run(module, batch)
     keep = labels != IGNORE
     picked = logits.float().log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None])[..., 0]

@@ -21,7 +21,7 @@ from jaxtrain.systems.set_completion.vocabulary import (
 
 
 class Capstone(NamedTuple):
-    """What a token asks for: at least `min_ap` points of `family`."""
+    """Describe an ability token: at least `min_ap` points of `family`."""
 
     token: str
     family: str
@@ -133,7 +133,7 @@ def _placements(families, tiers, free, placed, subs):
 
 
 def expand(tokens: Sequence[str]) -> list[str]:
-    """What the model is shown for the tokens of a build: with each tier all tiers below; [<NULL>] for none.
+    """Return the model's input tokens for a build: with each tier all tiers below it; [<NULL>] for an empty build.
 
     A tier asked for twice appears twice, as in the original.
     """

@@ -29,7 +29,7 @@ class ModelConfig(Section):
         return self.vocab_size - 1 if self.pad_token_id is None else self.pad_token_id
 
     def arguments(self) -> dict:
-        """What `SetCompletionModel(**arguments)` takes; also what model_params.json holds."""
+        """Return the arguments of `SetCompletionModel(**arguments)`; model_params.json holds the same."""
         filled = {"output_dim": self.output_dim or self.vocab_size, "pad_token_id": self.padding}
         return self.model_dump() | filled
 

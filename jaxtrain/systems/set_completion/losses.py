@@ -1,4 +1,4 @@
-"""What the completion task minimises, for batches whose inputs are given and for those masked in the step."""
+"""Compute the completion task's loss, for batches with given inputs and for batches masked in the step."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def readable(ids):
 
 
 def visible_ids(batch, config, rngs):
-    """What the model may see, int [batch, position], PADDING elsewhere.
+    """Mask a batch: return the tokens the model sees, int [batch, position], PADDING elsewhere.
 
     `inputs` of the batch where it has them (validation, the original's datasets); else the sets in `targets` are masked
     here, anew at every step in training. Ids of <PAD> count as padding.

@@ -92,7 +92,7 @@ def _broken(key: str, module_name: str, error: Exception) -> UserError:
 
 
 def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:
-    """What is at an import path, called. Raises UserError where the arguments do not fit."""
+    """Import the object at a path and call it. Raises UserError if the arguments do not fit."""
     made = find(path, key)
     try:
         return made(**kwargs)

@@ -107,12 +107,12 @@ class Checkpoints:
         return ranked[0] if ranked else None
 
     def meta(self, step: int) -> dict:
-        """What the host knew at `step`. Raises UserError where the file is damaged."""
+        """Return the host's part of the checkpoint at `step`. Raises UserError if the file is damaged."""
         folder = self.folder / str(step)
         return history_file.read(folder, manifest.read(folder))
 
     def problems(self, step: int) -> list[str]:
-        """What is not as it was written, file by file; empty where the checkpoint is whole, and of this step and run.
+        """List the files that differ from what was written; empty for an intact checkpoint of this step and run.
 
         Raises UserError where it cannot be read.
         """
@@ -216,7 +216,7 @@ class Checkpoints:
 
     @property
     def retry_due(self) -> bool:
-        """Whether a failed save should be tried again, at whatever step. One process only: several save together."""
+        """Return True if a failed save is due for a retry at any step. Only with one process: several save together."""
         return jax.process_count() == 1 and self._saving is None and time.monotonic() >= self._retry_at
 
     def save_for_sure(self, state: TrainState, step: int, meta: dict, patience_s: float) -> None:

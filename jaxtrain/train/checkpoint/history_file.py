@@ -35,7 +35,7 @@ def write(folder: pathlib.Path, histories: Mapping[str, list]) -> dict[str, Any]
 
 
 def after(histories: Mapping[str, list], written: Mapping[str, int]) -> dict[str, Any]:
-    """What meta.json says of histories of which the file has `written`; {}: of which there is no file."""
+    """Return meta.json's entry for histories of which the file holds `written` points; {} if there is no file."""
     rest = {name: entries[written.get(name, 0) :] for name, entries in histories.items()}
     return rest | ({WRITTEN: dict(written)} if written else {})
 

@@ -23,7 +23,7 @@ from torch_bridge.state_dict import place
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """What was taken: lines to log, and the plateau rule's state where the file holds one."""
+    """Hold what was loaded: lines to log, and the plateau rule's state if the file holds one."""
 
     lines: list[str]
     plateau: Mapping[str, Any] | None = None

@@ -82,7 +82,7 @@ def _refuse_unreadable(path: pathlib.Path, error: OSError) -> None:
 
 
 def problems(folder: pathlib.Path, step: int | None = None, run: str | None = None) -> list[str]:
-    """What is not as it was written; empty where the folder is whole. step, run: what its name and place say it is of.
+    """List the files that differ from what was written; empty for an intact folder. step, run: of its name and place.
 
     Raises Unreadable.
     """

@@ -1,4 +1,4 @@
-"""What every save would leave behind in orbax, for good, kept small.
+"""Bound the memory that every orbax save would otherwise keep for good.
 
 tensorstore (0.1.72 to 0.1.86) never frees the JSON it hands to Python, 260 bytes a call. orbax (0.12) lets it complete
 the spec of a local folder, which is complete already, once for every array of a save, and asks four times for its own

@@ -1,4 +1,4 @@
-"""What of a config is code: two runs with the same one share compiled programs, however their numbers differ."""
+"""Compute the key of compiled programs: runs with the same key share them, however their numbers differ."""
 
 import json
 from typing import Any

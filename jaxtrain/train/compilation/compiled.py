@@ -95,7 +95,7 @@ class Compiled:
         return list(self._programs.values())
 
     def _differences(self, arguments: tuple) -> list[str]:
-        """What is not as in the first call, argument by argument: "batch['image']: float32[8, 1] -> float32[4, 1]"."""
+        """Describe how arguments differ from the first call's: "batch['image']: float32[8, 1] -> float32[4, 1]"."""
         changed = []
         for name, old, new in zip(_names(self.jitted, len(arguments)), self._first, arguments, strict=True):
             known = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(old)[0]}

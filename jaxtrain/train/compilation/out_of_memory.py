@@ -1,4 +1,4 @@
-"""What to change when the device's memory does not suffice, with the numbers of the compiled step."""
+"""Advise on out-of-memory errors with the numbers of the compiled step."""
 
 import dataclasses
 from typing import Any

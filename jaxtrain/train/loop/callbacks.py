@@ -60,7 +60,7 @@ class StepMetrics(Mapping):
 
 
 class Control:
-    """What a callback may ask of the run that calls it, as `trainer.run`: it happens after the present step.
+    """Take a callback's requests to the run, as `trainer.run`; they are served after the current step.
 
     Where there are several processes, all must ask for the same.
     """

@@ -174,7 +174,7 @@ class RunRecord:
         }
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """What summary.json tells of a run that ended after so many seconds."""
+        """Return the content of summary.json for a run that ended after so many seconds."""
         state, per_epoch = self.program.state, self.program.steps_per_epoch
         return {
             "task": self.config.task,

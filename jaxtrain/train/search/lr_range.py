@@ -56,7 +56,7 @@ class RangeTest:
         return self.lr[self.minimum] / 10
 
     def document(self) -> dict[str, Any]:
-        """What `lr_find.json` holds."""
+        """Return the content of `lr_find.json`."""
         return {
             "suggestion": {"steepest": self.steepest, "minimum_tenth": self.minimum_tenth},
             "stopped": self.stopped,

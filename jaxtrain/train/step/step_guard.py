@@ -1,4 +1,4 @@
-"""Whether a step's update is applied: the dynamic loss scale of float16, NaN and infinity, spikes."""
+"""Decide if a step's update is applied: dynamic loss scale of float16, NaN and infinity, spikes."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class GuardResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """What makes a step skip its update. A skipped step moves neither weights nor schedule, only the data position."""
+    """Skip the updates of bad steps. A skipped step changes neither weights nor schedule, only the data position."""
 
     not_finite: bool
     spike_factor: float | None

@@ -1,4 +1,4 @@
-"""What the machine is doing: memory and utilisation of host and devices."""
+"""Measure memory and utilisation of host and devices."""
 
 import os
 import pathlib

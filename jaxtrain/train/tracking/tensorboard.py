@@ -72,7 +72,7 @@ class _Files(FileWriter):
 
 
 class _Events:
-    """What FileWriter asks of its event_writer."""
+    """Implement the interface that FileWriter expects of its event_writer."""
 
     def __init__(self, logdir: str):
         self._logdir = logdir

@@ -1,4 +1,4 @@
-"""What a run tells: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
+"""Write a run's logs: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What the model says a lesion would do: silence or scale units of the bottleneck, or voxels, and decode again.
+"""Simulate lesions: silence or scale units of the bottleneck, or voxels, and decode again.
 
 A lesion of the bottleneck changes the film, sound and text that are rebuilt and the voxels that are predicted. A lesion
 of voxels asks which bottleneck the damaged brain would have had: the ridge solution that explains the changed voxels by

@@ -92,7 +92,7 @@ class SherlockDataset(ScanSource):
     # --- what the original offers besides ----------------------------------------------------------------------
 
     def get_data_dict(self) -> dict[str, Any]:
-        """What another split can share: `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
+        """Return the data that another split can share: `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
         return self.shared
 
     def get_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -163,7 +163,7 @@ class MultimodalDataset(SherlockDataset):
 
 
 class _Given:
-    """What Settings.of reads of a config."""
+    """Hold the part of a config that Settings.of reads."""
 
     compat = "correct"
 

@@ -89,7 +89,7 @@ class TrainingConfig:
 
 
 def is_checkpoint_file(resume_from: str | None) -> bool:
-    """Whether it is a checkpoint of the original's form, and not a run folder."""
+    """Return True for a checkpoint in the original's format, False for a run folder."""
     return resume_from is not None and pathlib.Path(resume_from).suffix == ".pt"
 
 

@@ -36,7 +36,7 @@ def schedule(config, given, steps_per_epoch: int):
 
 @dataclasses.dataclass(frozen=True)
 class OriginalRate:
-    """What both originals were told. steps: training batches per epoch."""
+    """Build the schedule that both originals use. steps: training batches per epoch."""
 
     base: float
     steps: int

@@ -79,7 +79,7 @@ def _say(results: dict) -> None:
 
 
 def labelled(splits: list[dict]) -> bool:
-    """Whether every sample has a class and there are several."""
+    """Return True if every sample has a class and there is more than one class."""
     return all((split["label"] >= 0).all() for split in splits) and len(np.unique(splits[0]["label"])) > 1
 
 

@@ -66,7 +66,7 @@ class CheckpointManager:
         return metric < self.best_metric if self.mode == "min" else metric > self.best_metric
 
     def update_best_metric(self, metric: float) -> bool:
-        """Whether `metric` is the best so far; remembers it if so."""
+        """Return True if `metric` is the best so far, and remember it."""
         better = self.is_better(metric)
         if better:
             self.best_metric = float(metric)

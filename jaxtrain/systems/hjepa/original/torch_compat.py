@@ -83,7 +83,7 @@ def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """What create_loss_from_config gives: the loss by its settings. HJEPATrainer trains with it."""
+    """Hold a loss and its settings, as create_loss_from_config returns them. HJEPATrainer trains with it."""
 
     section: LossConfig
 

@@ -1,4 +1,4 @@
-"""What `jaxtrain.evaluate` writes besides metrics: multiple-choice results and how chapters are used."""
+"""Write the files that `jaxtrain.evaluate` adds to the metrics: multiple-choice results and chapter usage."""
 
 import json
 import pathlib

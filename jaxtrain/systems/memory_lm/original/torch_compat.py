@@ -116,7 +116,7 @@ def save_config(config: Config, path: str | pathlib.Path) -> None:
 
 
 class _Facade:
-    """What the original's two model classes share: torch tensors in, a dict of torch tensors out."""
+    """Implement what the original's two model classes share: torch tensors in, a dict of torch tensors out."""
 
     module: nnx.Module
 

@@ -1,4 +1,4 @@
-"""What each feature of an autoencoder does, measured over a whole split: the numbers behind the dashboard."""
+"""Measure every feature of an autoencoder over a whole split: the numbers behind the dashboard."""
 
 import dataclasses
 from collections.abc import Iterator

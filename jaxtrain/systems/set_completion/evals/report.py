@@ -1,4 +1,4 @@
-"""What `jaxtrain.evaluate` writes beside the metrics: comparisons, dashboards, the original's own files."""
+"""Write the files that `jaxtrain.evaluate` adds to the metrics: comparisons, dashboards, the original's own files."""
 
 import dataclasses
 import json

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxtrain.config import MOST_STEPS, TrainingConfig
+from jaxtrain.data import row_keys
 from jaxtrain.data.index_stream import IndexStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sources import ArraySource, ForeignSource, as_source, batch_shapes
@@ -170,7 +171,7 @@ class InputPipeline:
         return Loader(
             source,
             stream,
-            lambda batches: put(batches, accumulate, micro, self.layout),
+            lambda batches: put([self._unreserved(batch) for batch in batches], accumulate, micro, self.layout),
             rows,
             self.task.collate,
             self._on_device(source),
@@ -182,6 +183,16 @@ class InputPipeline:
             keep_texts=True,
             short=None if self.task.pads_batches else ShortBatches(self.layout, micro),
         )
+
+    def _unreserved(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Raise UserError where a task would take the dataset's entries for the loader's, which it reads by name."""
+        taken = row_keys.reserved(batch) if self.task.pads_batches else []
+        if taken:
+            raise UserError(
+                f"the dataset has an entry `{taken[0]}`, which in a task's batches names the loader's own "
+                "(jaxtrain/task.py); give it another name in the Dataset"
+            )
+        return batch
 
     def _on_device(self, source: Any) -> bool:
         placement = self.config.data.placement

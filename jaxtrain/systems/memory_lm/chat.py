@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.errors import UserError
+
 ASSISTANT = ("assistant", "model", "gpt", "bot")
 Span = tuple[int, int]
 
@@ -22,9 +24,35 @@ def messages_of(row: Mapping[str, Any]) -> list | None:
 def turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(role, text) of each turn; `from` and `value` are other names of `role` and `content`."""
     return [
-        (str(turn.get("role") or turn.get("from") or "unknown"), str(turn.get("content") or turn.get("value") or ""))
+        (
+            str(turn.get("role") or turn.get("from") or "unknown"),
+            content(turn.get("content") or turn.get("value") or ""),
+        )
         for turn in messages
     ]
+
+
+class Parts(str):
+    """The text of a turn that came as a list of parts, which a template may read itself."""
+
+    parts: list[dict[str, str]]
+
+
+def content(value: Any) -> str:
+    """Return the text of a turn: a string, or a list of parts `{"type": "text", "text": ...}` (or of strings), joined.
+
+    Raises UserError for a part that is no text.
+    """
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    texts = [part if isinstance(part, str) else part.get("text") for part in value]
+    for part, text in zip(value, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type", "unknown") if isinstance(part, Mapping) else type(part).__name__
+            raise UserError(f"a chat turn has a part of type {kind}; this model reads text only: leave such rows out")
+    joined = Parts("".join(texts))
+    joined.parts = [{"type": "text", "text": text} for text in texts]
+    return joined
 
 
 def is_assistant(role: str) -> bool:
@@ -54,7 +82,7 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
     each assistant turn with the marker that ends it, as far as the template puts it there."""
     if tokenizer.chat_template is None or manner != "auto":
         return transcript(conversation, tokenizer.eos_token or "")
-    messages = as_messages(conversation)
+    messages = as_messages(conversation, _reads_parts(tokenizer, conversation))
     text = _template(tokenizer, messages)
     spans, place = [], 0
     for i, message in enumerate(messages):
@@ -64,27 +92,41 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
         if text.startswith(before) and text.startswith(after.rstrip("\n")):
             spans.append((len(before), len(after.rstrip("\n"))))
         else:  # a template that rewrites earlier turns: the content alone
-            place = text.find(message["content"], place)
-            if place >= 0 and message["content"]:
-                spans.append((place, place + len(message["content"])))
+            said = conversation[i][1]
+            place = text.find(said, place)
+            if place >= 0 and said:
+                spans.append((place, place + len(said)))
         place = spans[-1][1] if spans else 0
     return text, spans
 
 
-def as_messages(conversation: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """Turns under the roles that templates know."""
+def as_messages(conversation: Sequence[tuple[str, str]], parts: bool = False) -> list[dict[str, Any]]:
+    """Return turns under the roles that templates know. parts: leave the parts of a turn to the template."""
     names = {"human": "user", "unknown": "user"}
+    role_of = lambda role: "assistant" if is_assistant(role) else names.get(role.lower(), role.lower())
     return [
-        {"role": "assistant" if is_assistant(role) else names.get(role.lower(), role.lower()), "content": content}
-        for role, content in conversation
+        {"role": role_of(role), "content": said.parts if parts and isinstance(said, Parts) else said}
+        for role, said in conversation
     ]
+
+
+def _reads_parts(tokenizer: Any, conversation: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a turn came in parts and the template reads them; one for strings raises, or prints the list."""
+    if not any(isinstance(said, Parts) for _, said in conversation):
+        return False
+    probe = "a part of a turn"
+    try:
+        text = _template(tokenizer, [{"role": "user", "content": [{"type": "text", "text": probe}]}])
+    except Exception:  # whatever a template raises
+        return False
+    return probe in text and "'type'" not in text
 
 
 def prompt(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str = "auto") -> str:
     """The text after which the assistant is to answer."""
     if tokenizer.chat_template is None or manner != "auto":
         return transcript(conversation, tokenizer.eos_token or "")[0] + "\n<|assistant|>\n"
-    return _template(tokenizer, as_messages(conversation), True)
+    return _template(tokenizer, as_messages(conversation, _reads_parts(tokenizer, conversation)), True)
 
 
 def _template(tokenizer: Any, messages: list, generation_prompt: bool = False) -> str:

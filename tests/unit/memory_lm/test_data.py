@@ -60,6 +60,31 @@ def test_a_template_is_applied_and_its_end_marker_is_taught():
     assert prompt == "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
 
 
+PARTED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% for part in m['content'] %}"
+    "{{ '[' + part['text'] + ']' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i?"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "Ye"}, {"type": "text", "text": "s."}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(None, "Yes.<|endoftext|>"), (CHATML, "Yes.<|im_end|>"), (PARTED, "[Ye][s.]")]
+)
+def test_content_in_parts_is_read_as_the_template_reads_it(template, said):
+    text = train_bpe(["<|im_start|> <|im_end|> user assistant Hi? Yes. [ ]"], 300)
+    tokenizer = ByteTokenizer() if template is None else from_json(text, pad="<pad>", chat_template=template)
+    assert said in learned(tokenizer, {"messages": IN_PARTS})
+
+
+def test_a_part_that_is_no_text_is_refused():
+    messages = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}, *CHAT]
+    with pytest.raises(UserError, match="a part of type image"):
+        learned(ByteTokenizer(), {"messages": messages})
+
+
 def test_a_row_without_text_is_refused_with_its_columns():
     with pytest.raises(UserError, match="the columns a"):
         Encoder(ByteTokenizer(), 8, "instruction_finetuning").encode({"a": 1})

@@ -1,7 +1,7 @@
 """Every setting of the core, with its unit: the one page of knobs. A task adds its own sections (`model`, `loss`, more
 `data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -9,6 +9,10 @@ MOST_STEPS = 100_000_000  # of a run: the schedule keeps a number for each
 MOST_SAMPLES = 1 << 24  # of a batch
 MOST_LAYERS = 10_000  # of a model; every one is traced
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "muon", "adafactor")
+
+
+class ImportPath:
+    """Mark a setting that names code: `Annotated[str, ImportPath]`. Code in a stranger's run folder is not imported."""
 
 
 class Section(BaseModel):
@@ -89,7 +93,7 @@ class GroupConfig(Section):
 
 
 class OptimConfig(Section):
-    name: str = "adamw"  # adam, sgd, lion, muon, adafactor; my_package.my_function returns an optax transformation
+    name: Annotated[str, ImportPath] = "adamw"  # adam, sgd, lion, muon, adafactor; or my_package.function (optax)
     lr: float = Field(default=1e-3, ge=0)  # peak value, per optimizer step, after warm-up
     weight_decay: float = Field(default=0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
     decay_bias_and_norm: bool = True  # torch decays everything; False spares biases and normalisation gains

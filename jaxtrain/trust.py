@@ -17,11 +17,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from jaxtrain.config import OPTIMIZERS, ImportPath
 from jaxtrain.errors import UserError
 
 VARIABLE = "JAXTRAIN_TRUST"
 EXAMPLES = "jaxtrain.systems.torch_module.torch_examples"
 OWN = {f"{EXAMPLES}.{name}" for name in ("DigitsNet", "digits", "digits_tuples", "keywords", "hugging_face", "timm")}
+OWN |= {*OPTIMIZERS}
 BASES = {("torch.nn.modules.module", "Module"), ("torch.utils.data.dataset", "Dataset")}
 
 _ADVICE = "Where you know who made the folder, add --trust"
@@ -34,10 +36,6 @@ class _Restriction:
 
 
 _restricted: contextvars.ContextVar[_Restriction | None] = contextvars.ContextVar("restricted", default=None)
-
-
-class ImportPath:
-    """Marks a setting that names code: `Annotated[str, ImportPath]`."""
 
 
 @contextlib.contextmanager

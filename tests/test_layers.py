@@ -1,7 +1,13 @@
 """Torch stays in its files, and the settings need no JAX. `make lint` checks the layers (import-linter)."""
 
+import pathlib
+import re
+import tomllib
+
 import grimp
 import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 TORCH_PACKAGES = {
     "files",
@@ -40,3 +46,9 @@ def _may_import_torch(module: str) -> bool:
 
 def test_the_core_settings_import_nothing_beyond_pydantic(imports):
     assert imports.find_modules_directly_imported_by("jaxtrain.config") <= {"typing", "pydantic"}
+
+
+def test_every_module_stands_in_a_layer(imports):
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layered = set(re.findall(r"[\w.]+", " ".join(linter["contracts"][0]["layers"])))
+    assert imports.find_children("jaxtrain") | imports.find_children("torch_bridge") == layered - {"benchmarks"}

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jaxtrain.config import DataConfig, Section
-from jaxtrain.trust import ImportPath
+from jaxtrain.config import DataConfig, ImportPath, Section
 
 
 class Model(Section):

@@ -51,6 +51,14 @@ def test_datasets_and_losses_are_code_too(section, tmp_path, capsys):
     assert f"{section}.target names os.getcwd" in capsys.readouterr().err
 
 
+def test_an_optimizer_is_code_too(tmp_path, capsys):
+    place = folder(tmp_path)
+    config = json.loads((place / "config.yaml").read_text())
+    (place / "config.yaml").write_text(json.dumps(config | {"optim": {"name": "os.getcwd"}}))
+    assert evaluate.main(["--run", str(place)]) == 2
+    assert "optim.name names os.getcwd" in capsys.readouterr().err
+
+
 def test_own_examples_and_torch_modules_are_taken(tmp_path):
     with trust.restricted():
         config_io.load(folder(tmp_path) / "config.yaml")

@@ -309,6 +309,20 @@ def detach(call, x):
     return jax.lax.stop_gradient(x)
 
 
+@lowering("torch_bridge.rewritten.default")
+def rewritten(call, value, before):
+    """A value that was written without autograd's knowledge: its gradient is that of what was there before."""
+    return _rewritten(value, cast(before, value.dtype))
+
+
+@jax.custom_jvp
+def _rewritten(value, before):
+    return value
+
+
+_rewritten.defjvp(lambda values, tangents: (values[0], tangents[1]))
+
+
 @lowering("complex.default")
 def complex_(call, real, imag):
     return jax.lax.complex(*jnp.broadcast_arrays(real, imag))

@@ -46,6 +46,11 @@ ADVICE_WRITTEN = (
     "torch.nn.utils.parametrize, or write them between steps."
 )
 
+ADVICE_HOOKS = (
+    "Remove these hooks before converting, or register them on tensors: tensor.register_hook inside forward, "
+    "parameter.register_hook outside."
+)
+
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 MACHINERY = (
     "/torch/",

@@ -17,10 +17,11 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import gradients, python_state
+from torch_bridge.lowering import gradients, hooks, python_state
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
+    ADVICE_HOOKS,
     ADVICE_OPERATORS,
     ADVICE_READY,
     ADVICE_WRITTEN,
@@ -33,6 +34,7 @@ from torch_bridge.lowering.errors import (
 )
 from torch_bridge.lowering.export_patches import recordable
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.tracking import untrack
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ HIGHER_ORDER = (
     "wrap_with_autocast",
     gradients.OWN_GRADIENT,
     gradients.GRADIENT,
+    hooks.HOOK,
 )
 
 
@@ -65,16 +68,21 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
     unready = list(_unready(module))
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
+    unhooked = list(hooks.unsupported(module))
+    if unhooked:
+        raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
     program: Any = None
     error, obstacles = None, []
     watch = python_state.Watch(module)
-    with _quiet(), recordable(module) as plain:
+    with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin):
         try:
             with python_state.watched(module, watch, plain.known.begin):
                 program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             frozen_state = list(python_state.obstacles(module, inputs, watch))
-            _cut_gradients(program.graph_module)
+            hooks.check_frozen(program, plain.frozen.names(plain.parameters))
+            untrack(program.graph_module)
             program = program.run_decompositions(decompositions())
+            hooks.enclose_hooks(program.graph_module)
             gradients.enclose(program.graph_module)
         except Exception as caught:  # anything the module's own code may raise while it is recorded
             error = caught
@@ -136,30 +144,6 @@ def decompositions() -> dict[Any, Callable]:
     }
 
 
-def _cut_gradients(graph_module: torch.fx.GraphModule) -> None:
-    """Stop gradients of results computed under torch.no_grad(); decomposition would lose that."""
-    for inner in graph_module.modules():
-        if not isinstance(inner, torch.fx.GraphModule):
-            continue
-        for node in list(inner.graph.nodes):
-            if node.op == "call_function" and str(node.target) == "wrap_with_set_grad_enabled" and not node.args[0]:
-                for result in list(node.users):
-                    if isinstance(result.meta.get("val"), torch.Tensor):
-                        _detach(inner.graph, result)
-        inner.recompile()
-
-
-def _detach(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    if not node.meta["val"].is_floating_point():
-        return
-    users = list(node.users)
-    with graph.inserting_after(node):
-        cut = graph.call_function(torch.ops.aten.detach.default, (node,))
-    cut.meta = dict(node.meta)
-    for user in users:
-        user.replace_input_with(node, cut)
-
-
 def _obstacles(program: torch.export.ExportedProgram):
     """Operators without a lowering, and values whose shape depends on the data."""
     for graph_module in program.graph_module.modules():
@@ -217,7 +201,7 @@ def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Ob
             found.append(Obstacle(_failure(failure), line))
         known = {obstacle.where for obstacle in found}
         found += [Obstacle(DATA_DEPENDENT, read) for read in dict.fromkeys(reads) if read not in known]
-        _cut_gradients(draft.graph_module)
+        untrack(draft.graph_module)
         found += _obstacles(draft.run_decompositions(decompositions()))
     except Exception:
         return [first]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import gradients, packed_sequence
+from torch_bridge.lowering import gradients, hooks, packed_sequence
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -34,6 +34,10 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
+        _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
+        _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
+        _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)
+        _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         yield stack.enter_context(PlainFunctions(module))
 
 
@@ -48,6 +52,33 @@ def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> Non
 def _is_causal(mask, is_causal=None, size=None) -> bool:
     """torch looks whether the mask happens to be causal, for a quicker kernel; the mask says it all."""
     return is_causal is True
+
+
+def _enter_inference(self):
+    """Inference mode is no_grad and savings that a record has no use for."""
+    self._no_grad = torch.set_grad_enabled(False) if self.mode else contextlib.nullcontext()
+    self._no_grad.__enter__()
+
+
+def _leave_inference(self, *error):
+    self._no_grad.__exit__(*error)
+
+
+_enter_saved = torch.autograd.graph.saved_tensors_hooks.__enter__
+
+
+def _keep_saved(self):
+    if type(self) is torch.autograd.graph.saved_tensors_hooks and not _from_torch(sys._getframe(1)):
+        raise NotImplementedError(
+            "saved_tensors_hooks changes what torch keeps for backward; JAX keeps its own: remove the hooks"
+        )
+    return _enter_saved(self)
+
+
+def _refuse_multi_grad_hook(*arguments, **options):
+    raise NotImplementedError(
+        "register_multi_grad_hook runs Python once several gradients are there; a compiled step would not do it"
+    )
 
 
 _batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
@@ -68,9 +99,10 @@ def _batch_norm(self, x):
 
 class PlainFunctions(TorchFunctionMode):
     """`.data` is the tensor without gradient; gaussian_nll_loss does not look for negative variances; a list of
-    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again.
+    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again; backward hooks are recorded.
 
-    reads: where Python asked for a number, in order.
+    reads: where Python asked for a number, in order. parameters: of the module as it is recorded, by name. frozen:
+    those that requires_grad_(False) has been called on.
     """
 
     def __init__(self, module: torch.nn.Module | None = None):
@@ -78,6 +110,12 @@ class PlainFunctions(TorchFunctionMode):
         self.reads: list[str] = []
         self.known = KnownValues(module)
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
+        self.parameters: dict[str, torch.Tensor] = {}
+        self.frozen = hooks.Frozen()
+
+    def begin(self, parameters: dict[str, torch.Tensor]) -> None:
+        """Begin a call of the module that is recorded."""
+        self.parameters, self.frozen = parameters, hooks.Frozen()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -110,8 +148,17 @@ class PlainFunctions(TorchFunctionMode):
         if function == _set_data and isinstance(args[1], torch.Tensor) and args[1].shape == args[0].shape:
             args[0].detach().copy_(args[1])
             return None
-        if function in _ASKS and not _from_torch(sys._getframe()):
-            return args[0]  # JAX needs not be told
+        if function in _ASKS and _by_module(sys._getframe()):
+            return self.frozen.ask(args[0], kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
+        if function is torch.Tensor.register_hook:
+            return self._register_hook(*args, **kwargs)
+        if function is torch.Tensor.backward or (function == _get_grad_fn and not _from_torch(sys._getframe())):
+            raise NotImplementedError(_NO_BACKWARD if function is torch.Tensor.backward else _NO_GRAD_FN)
+        if function is torch.Tensor.detach_:
+            return args[0].copy_(args[0].detach())
+        if function == _get_requires_grad and args[0] in self.frozen:
+            return False
+        args, kwargs = self.frozen.seen((args, kwargs))
         if function is torch.autograd.grad:
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
@@ -120,12 +167,36 @@ class PlainFunctions(TorchFunctionMode):
         self.known.note(function, args, kwargs, result)
         return result
 
+    def _register_hook(self, x, hook):
+        if any(x is parameter for parameter in self.parameters.values()):
+            raise NotImplementedError(
+                "a backward hook that forward registers on a parameter is one more at every call: register it once, "
+                "in __init__"
+            )
+        return hooks.register(x, hook)
+
 
 _READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
 _ASKED = (*_READS, torch.Tensor.item, torch.Tensor.tolist)
 _EQUAL = (torch.equal, torch.Tensor.equal)
 _ASKS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
+_NO_BACKWARD = (
+    "backward() inside a forward pass fills .grad, which a compiled step does not have: use "
+    "torch.autograd.grad(loss, inputs, create_graph=True)"
+)
+_NO_GRAD_FN = (
+    "grad_fn is a node of torch's autograd, which JAX does not have: register a hook on the tensor itself "
+    "(tensor.register_hook)"
+)
 _get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+_get_requires_grad, _get_grad_fn = torch.Tensor.requires_grad.__get__, torch.Tensor.grad_fn.__get__
+
+
+def _caller(frame) -> str:
+    """The module whose code made this call."""
+    while frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "")
 
 
 def _user_frame(frame):
@@ -137,9 +208,12 @@ def _user_frame(frame):
 
 def _from_torch(frame) -> bool:
     """Return True if torch's own code made this call, rather than the module's."""
-    while frame.f_code.co_name == "__torch_function__":
-        frame = frame.f_back
-    return frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
+    return _caller(frame).partition(".")[0] == "torch"
+
+
+def _by_module(frame) -> bool:
+    """Return True if the module's code made this call, be it by torch.nn.Module.requires_grad_."""
+    return not _from_torch(frame) or _caller(frame) == "torch.nn.modules.module"
 
 
 def _read_numbers(value: Any) -> bool:

@@ -98,13 +98,14 @@ def apply(cls, *args):
     return tuple(results) if isinstance(result, tuple) else results[0]
 
 
-def grad(outputs, inputs, grad_outputs=None, allow_unused=None, materialize_grads=False, **options):
-    """In place of torch.autograd.grad. `create_graph` is always true."""
+def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, **options):
+    """In place of torch.autograd.grad. An input that the outputs do not depend on has gradient 0."""
     one = lambda value: [value] if isinstance(value, torch.Tensor) else list(value)
     outputs, inputs = one(outputs), one(inputs)
     slopes = [None] * len(outputs) if grad_outputs is None else one(grad_outputs)
     slopes = [torch.ones_like(y) if slope is None else slope for y, slope in zip(outputs, slopes, strict=True)]
-    return tuple(torch.ops.torch_bridge.gradient(outputs, inputs, slopes))
+    found = torch.ops.torch_bridge.gradient(outputs, inputs, slopes)
+    return tuple(slope if create_graph else slope.detach() for slope in found)
 
 
 def enclose(graph_module: torch.fx.GraphModule) -> None:
@@ -119,15 +120,15 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
             for node in list(inner.graph.nodes):
                 if str(node.target) == OWN_GRADIENT:
                     ys, cotangents, xs, slopes = node.args
-                    node.args = (ys, xs, *_part(inner, node, cotangents, slopes))
-                    _drop(inner.graph, cotangents)
+                    node.args = (ys, xs, *part(inner, node, cotangents, slopes))
+                    drop(inner.graph, cotangents)
                 elif str(node.target) == GRADIENT:
                     ys, xs, slopes = node.args
-                    node.args = (xs, slopes, *_part(inner, node, xs, ys))
+                    node.args = (xs, slopes, *part(inner, node, xs, ys))
             inner.recompile()
 
 
-def _drop(graph: torch.fx.Graph, starts) -> None:
+def drop(graph: torch.fx.Graph, starts) -> None:
     """Remove what follows from `starts` alone and is used no more."""
     reached = set(starts)
     for other in graph.nodes:
@@ -138,8 +139,8 @@ def _drop(graph: torch.fx.Graph, starts) -> None:
             graph.erase_node(other)
 
 
-def _part(graph_module, node, starts, ends) -> tuple[list, torch.fx.Node]:
-    """A graph of what leads from `starts` to `ends`, held before `node`, and what else it needs as inputs."""
+def part(graph_module, node, starts, ends) -> tuple[list, torch.fx.Node]:
+    """A graph of what leads from `starts` to `ends`, held before `node`: its further inputs, and the graph."""
     reached = set(starts)
     for other in graph_module.graph.nodes:
         if reached.intersection(other.all_input_nodes):

@@ -15,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
+from torch_bridge.lowering.hooks import HOOK
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
@@ -293,6 +294,11 @@ def _own_gradient(call, ys, xs, residuals, backward):
     return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
 
 
+def _hook(call, x, residuals, backward):
+    """Tensor.register_hook: the tensor, whose gradient the hook changes."""
+    return _own_gradient(call, [x], [x], residuals, backward)[0]
+
+
 def _gradient(call, xs, slopes, residuals, forward):
     """torch.autograd.grad."""
     outputs, pull = jax.vjp(lambda *xs: _run(forward, [*xs, *residuals], call), *xs)
@@ -313,4 +319,5 @@ _HIGHER_ORDER = {
     "wrap_with_autocast": _autocast,
     OWN_GRADIENT: _own_gradient,
     GRADIENT: _gradient,
+    HOOK: _hook,
 }

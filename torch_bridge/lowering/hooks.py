@@ -1,0 +1,217 @@
+"""Backward hooks and requires_grad_ inside a forward pass.
+
+Tensor.register_hook, on a tensor or on a parameter: what the hook does to a gradient is recorded as operators, and
+`enclose_hooks` leads every use of the tensor through them. A hook that has no such form is refused with its line.
+requires_grad_(False): what is called from then on sees the tensor detached.
+"""
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import library
+from torch.nn.modules import module as modules
+from torch.utils import _pytree as pytree
+
+from torch_bridge.lowering.errors import Obstacle
+from torch_bridge.lowering.gradients import drop, part
+
+library.define("torch_bridge::hook", "(Tensor cotangent, Tensor x, Tensor slope) -> Tensor")
+_numbers = itertools.count()
+
+HOOK = "torch_bridge.hook.default"
+
+
+@library.register_fake("torch_bridge::hook")
+def _hook(cotangent, x, slope):
+    return torch.empty_like(x)
+
+
+torch.fx.node.has_side_effect(torch.ops.torch_bridge.hook.default)  # nothing uses it before `enclose_hooks`
+
+
+class Removable:
+    """What `register_hook` gives; a record keeps its hooks."""
+
+    def remove(self):
+        raise NotImplementedError(
+            "a backward hook is removed in the forward pass that registered it; whether it still runs depends on when "
+            "backward is called: let the hook itself return its gradient unchanged"
+        )
+
+
+def register(x: torch.Tensor, hook: Callable) -> Removable:
+    """Record what `hook` makes of x's gradient. In place of torch.Tensor.register_hook."""
+    if not x.is_floating_point():
+        raise NotImplementedError(f"a backward hook on a {x.dtype} tensor has no form in JAX")
+    cotangent = torch.ops.torch_bridge.cotangent(x.detach(), next(_numbers))
+    given = cotangent.clone()  # the hook may write to it
+    version = given._version
+    slope = hook(given)
+    if slope is None and given._version == version:
+        raise NotImplementedError(
+            "a backward hook that returns nothing is there for what it does in Python (a print, a list of gradients); "
+            "a compiled step would not do it: remove the hook, or let it return the gradient"
+        )
+    slope = given if slope is None else slope
+    torch.ops.torch_bridge.hook(cotangent, x, slope.to(x.dtype).expand_as(x))
+    return Removable()
+
+
+def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
+    """Lead every use of a tensor with hooks through them: the hook registered first sees the gradient first.
+
+    hook(cotangent, x, slope) becomes hook(x, residuals, backward), where `backward` leads from cotangent to slope.
+    """
+    for inner in list(graph_module.modules()):
+        if not isinstance(inner, torch.fx.GraphModule):
+            continue
+        hooks: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        for node in inner.graph.nodes:
+            if str(node.target) == HOOK:
+                hooks.setdefault(node.args[1], []).append(node)
+        for x, nodes in hooks.items():
+            bodies = set().union(*(_between(inner.graph, node) for node in nodes))
+            apart = {*nodes, *bodies, *_copied(inner.graph, x, {*nodes, *bodies})}
+            users = [user for user in x.users if user not in apart]
+            previous = x
+            for node in reversed(nodes):
+                node.args = (node.args[0], previous, node.args[2])
+                previous = node
+            for user in users:
+                user.replace_input_with(x, previous)
+        if hooks:
+            _sort(inner.graph)
+            for node in [node for nodes in hooks.values() for node in nodes]:
+                cotangent, x, slope = node.args
+                node.args = (x, *part(inner, node, [cotangent], [slope]))
+                drop(inner.graph, [cotangent])
+            inner.recompile()
+
+
+def _between(graph: torch.fx.Graph, hook: torch.fx.Node) -> set[torch.fx.Node]:
+    """The hook's own operators, from the shape that its cotangent has to its result."""
+    cotangent = hook.args[0]
+    reached = {cotangent}
+    for node in graph.nodes:
+        if node is not hook and reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    return reached.union(cotangent.all_input_nodes)
+
+
+def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Copies of what leads from x to the hooks' operators, which know the tensor as it is; all others see it hooked."""
+    after = {x}
+    for node in graph.nodes:
+        if node not in body and after.intersection(node.all_input_nodes):
+            after.add(node)
+    needed, stack = set(), [used for node in body for used in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in after and node is not x and node not in body and node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in [node for node in graph.nodes if node in needed]:
+        with graph.inserting_after(node):
+            copies[node] = graph.node_copy(node, lambda used: copies.get(used, used))
+        for user in [user for user in node.users if user in body]:
+            user.replace_input_with(node, copies[node])
+    return list(copies.values())
+
+
+def _sort(graph: torch.fx.Graph) -> None:
+    """Every node after its inputs, else in the order that was."""
+    placed: set[torch.fx.Node] = set()
+    waiting = list(graph.nodes)
+    last = None
+    while waiting:
+        node = next(node for node in waiting if placed.issuperset(node.all_input_nodes))
+        if last is not None:
+            last.append(node)
+        placed.add(node)
+        waiting.remove(node)
+        last = node
+
+
+@contextlib.contextmanager
+def recorded(module: torch.nn.Module, begin: Callable) -> Iterator[None]:
+    """While it lasts, a call of the module begins with its parameters' hooks. begin: takes the parameters by name."""
+    hooks = {name: list((p._backward_hooks or {}).values()) for name, p in module.named_parameters()}
+
+    def start(called, inputs):
+        parameters = dict(called.named_parameters())
+        begin(parameters)
+        for name, some in hooks.items():
+            for hook in some:
+                register(parameters[name], hook)
+
+    handle = module.register_forward_pre_hook(start)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def unsupported(module: torch.nn.Module) -> Iterator[Obstacle]:
+    """Hooks that stand at a module, or run after backward has written `.grad`."""
+    for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
+        yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", _line(hook))
+    for name, inner in module.named_modules():
+        path = name.removeprefix("wrapped_module").removeprefix(".") or type(inner).__name__
+        for hook in (*inner._backward_hooks.values(), *inner._backward_pre_hooks.values()):
+            yield Obstacle("a backward hook of a module (register_full_backward_hook)", _line(hook), path)
+    for name, parameter in module.named_parameters():
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            what = f"a hook that runs once .grad is written (register_post_accumulate_grad_hook) of {name}"
+            yield Obstacle(what.replace("wrapped_module.", ""), _line(hook))
+
+
+def _line(hook: Any) -> str:
+    function = inspect.unwrap(getattr(hook, "func", hook))
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}  {code.co_name}" if code is not None else repr(hook)
+
+
+class Frozen:
+    """Tensors that requires_grad_(False) has been called on, in this forward pass."""
+
+    def __init__(self):
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def ask(self, x: torch.Tensor, wanted: bool) -> torch.Tensor:
+        """In place of torch.Tensor.requires_grad_. A computed tensor asks in vain: JAX needs not be told."""
+        if wanted:
+            self._tensors.pop(id(x), None)
+        else:
+            self._tensors[id(x)] = x
+        return x
+
+    def __contains__(self, x: Any) -> bool:
+        return id(x) in self._tensors
+
+    def seen(self, arguments: Any) -> Any:
+        """The arguments of a call, with those tensors detached."""
+        if not self._tensors:
+            return arguments
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.detach() if x in self else x, arguments)
+
+    def names(self, parameters: dict[str, torch.Tensor]) -> list[str]:
+        return [name for name, parameter in parameters.items() if parameter in self]
+
+
+def check_frozen(program: torch.export.ExportedProgram, names: list[str]) -> None:
+    """A parameter that the forward pass leaves frozen was not used before with a gradient: the next call's is none."""
+    of = {name: node for node, name in program.graph_signature.inputs_to_parameters.items()}
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for name in names:
+        used = [user for user in nodes[of[name]].users if user.target is not torch.ops.aten.detach.default]
+        if used:
+            shown = name.removeprefix("wrapped_module.")
+            raise NotImplementedError(
+                f"requires_grad_(False) leaves {shown} frozen after the forward pass used it with a gradient, so that "
+                "torch's next call differs from this one: freeze it before the first use, or thaw it at the end"
+            )

@@ -29,8 +29,21 @@ def jax_dtype(dtype: Any) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
 
 
+def known_dtype(dtype: Any) -> bool:
+    """Whether JAX has numbers like these; it has no complex32 and no quantized ones."""
+    try:
+        return category(jax_dtype(dtype)) < 3 or jnp.issubdtype(jax_dtype(dtype), jnp.complexfloating)
+    except TypeError:
+        return False
+
+
 def is_float(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def real_dtype(x: Any) -> np.dtype:
+    """The dtype of a number's real part."""
+    return x.real.dtype if category(x.dtype) == 3 else x.dtype
 
 
 def category(dtype: np.dtype) -> int:

@@ -1,11 +1,9 @@
 """Operators that work element by element: arithmetic, comparison, functions, activations."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.nn import activations
+from torch_bridge.lowering.derivatives import absolute, derived, sloped, zero_where
 from torch_bridge.lowering.dtypes import (
     cast,
     category,
@@ -18,7 +16,7 @@ from torch_bridge.lowering.dtypes import (
 from torch_bridge.lowering.table import TABLE, lowering
 
 _ANY_DTYPE = {
-    "abs": jnp.abs,
+    "abs": absolute,
     "neg": jnp.negative,
     "sign": jnp.sign,
     "sgn": jnp.sign,
@@ -34,7 +32,6 @@ _ANY_DTYPE = {
     "real": jnp.real,
     "imag": jnp.imag,
     "relu": jax.nn.relu,
-    "relu6": lambda x: _between(x, 0, 6),
     "isfinite": lambda x: jnp.isfinite(x) if category(x.dtype) > 1 else jnp.ones(x.shape, bool),
     "isinf": lambda x: jnp.isinf(x) if category(x.dtype) > 1 else jnp.zeros(x.shape, bool),
     "signbit": lambda x: jnp.signbit(x) if is_float(x) else x < 0,
@@ -66,10 +63,6 @@ _FLOAT = {
     "erf": jax.scipy.special.erf,
     "erfc": jax.scipy.special.erfc,
     "erfinv": jax.scipy.special.erfinv,
-    "i0": jax.scipy.special.i0,
-    "special_i0e": jax.scipy.special.i0e,
-    "special_i1": jax.scipy.special.i1,
-    "special_i1e": jax.scipy.special.i1e,
     "special_ndtri": jax.scipy.special.ndtri,
     "lgamma": jax.scipy.special.gammaln,
     "digamma": jax.scipy.special.digamma,
@@ -79,6 +72,11 @@ _FLOAT = {
     "silu": jax.nn.silu,
     "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
 }
+
+
+def _nextafter(x, y):
+    value = jnp.nextafter(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, (x != y).astype(x.dtype)))
 
 
 def _unary(function, widen: bool):
@@ -124,11 +122,11 @@ for _name in ("bitwise_left_shift", "bitwise_right_shift"):
 _PAIRS = {
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
-    "fmax": jnp.fmax,
-    "fmin": jnp.fmin,
+    "fmax": lambda x, y: jnp.where((x >= y) | (y != y), x, y),  # of two equal ones the first has the gradient
+    "fmin": lambda x, y: jnp.where((x <= y) | (y != y), x, y),
     "gcd": jnp.gcd,
     "lcm": jnp.lcm,
-    "nextafter": jnp.nextafter,
+    "nextafter": lambda x, y: _nextafter(x, y),
     "igamma": jax.scipy.special.gammainc,
     "igammac": jax.scipy.special.gammaincc,
 }
@@ -193,12 +191,22 @@ def power(call, x, y):
     dtype = result_type(x, y)
     if not hasattr(y, "dtype") and float(y) == int(y) and abs(y) <= 64 and (category(dtype) > 1 or y >= 0):
         return cast(x, dtype) ** int(y)  # a product, with a gradient at zero
-    return jnp.power(cast(x, dtype), cast(y, dtype))
+    x, y = cast(x, dtype), cast(y, dtype)
+    value = jnp.power(*jax.lax.stop_gradient((x, y)))
+    if category(dtype) < 2:
+        return value
+    falls = zero_where(y == 0, y * jnp.power(x, y - 1))
+    grows = zero_where((x == 0) & (jnp.real(y) >= 0), value * jnp.log(x))
+    return sloped(value, (x, falls), (y, grows))
 
 
 @lowering("atan2.default")
 def atan2(call, y, x):
-    return jnp.arctan2(*promote_float(y, x))
+    """The gradient at the origin is 0."""
+    y, x = promote_float(y, x)
+    size = x * x + y * y
+    inverse = zero_where(size == 0, 1 / jnp.where(size == 0, 1, size))
+    return sloped(jnp.arctan2(*jax.lax.stop_gradient((y, x))), (y, x * inverse), (x, -y * inverse))
 
 
 @lowering("hypot.default")
@@ -208,7 +216,9 @@ def hypot(call, x, y):
 
 @lowering("copysign.Tensor", "copysign.Scalar")
 def copysign(call, x, y):
-    return jnp.copysign(*promote_float(x, y))
+    x, y = promote_float(x, y)
+    value = jnp.copysign(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, zero_where(x == 0, jnp.sign(x) * jnp.sign(value))))
 
 
 @lowering("logaddexp.default")
@@ -218,7 +228,9 @@ def logaddexp(call, x, y):
 
 @lowering("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def xlogy(call, x, y):
-    return jax.scipy.special.xlogy(*promote_float(x, y))
+    x, y = promote_float(x, y)
+    value = jax.scipy.special.xlogy(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, zero_where((x == 0) & (y == y), jnp.log(y))), (y, x / y))
 
 
 @lowering("lerp.Tensor", "lerp.Scalar")
@@ -294,7 +306,7 @@ def clone(call, x, **memory):
     return x
 
 
-@lowering("_conj.default", "conj_physical.default")
+@lowering("_conj.default", "conj_physical.default", "_conj_physical.default")
 def conj(call, x):
     return jnp.conj(x)
 
@@ -330,12 +342,20 @@ def complex_(call, real, imag):
 
 @lowering("polar.default")
 def polar(call, radius, angle):
-    return jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+    """torch's gradient takes the direction of the result, which has none where the radius is 0."""
+    radius, angle = jnp.broadcast_arrays(radius, angle)
+    value = jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+    rule = lambda factors, outward, around: factors[0] * outward + factors[1] * around
+    return derived(jax.lax.stop_gradient(value), rule, (jnp.sign(value), 1j * value), radius, angle)
 
 
 @lowering("angle.default")
 def angle(call, x):
-    return jnp.angle(x)
+    """Of real numbers it is a step, without gradient."""
+    if category(x.dtype) == 3:
+        return atan2(call, x.imag, x.real)
+    (x,) = promote_float(x)
+    return jax.lax.stop_gradient(jnp.where(x != x, x, jnp.angle(x)))
 
 
 @lowering("view_as_real.default", "view_as_real_copy.default")
@@ -346,117 +366,3 @@ def view_as_real(call, x):
 @lowering("view_as_complex.default", "view_as_complex_copy.default")
 def view_as_complex(call, x):
     return jax.lax.complex(x[..., 0], x[..., 1])
-
-
-@lowering("gelu.default")
-def gelu(call, x, approximate="none"):
-    if approximate == "tanh":
-        return jax.nn.gelu(x, approximate=True)
-    return activations.gelu(x)
-
-
-@lowering("leaky_relu.default")
-def leaky_relu(call, x, negative_slope=0.01):
-    return jnp.where(x > 0, x, x * negative_slope)
-
-
-@lowering("elu.default")
-def elu(call, x, alpha=1, scale=1, input_scale=1):
-    negative = jnp.expm1(jnp.where(x > 0, 0, x) * input_scale) * alpha
-    return jnp.where(x > 0, x, negative).astype(x.dtype) * scale
-
-
-@lowering("celu.default")
-def celu(call, x, alpha=1.0):
-    return jnp.where(x > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x) / alpha))
-
-
-@lowering("selu.default")
-def selu(call, x):
-    return jax.nn.selu(x)
-
-
-@lowering("softplus.default")
-def softplus(call, x, beta=1, threshold=20):
-    scaled = x * beta
-    return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
-
-
-@lowering("softshrink.default")
-def softshrink(call, x, lambd=0.5):
-    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, 0)).astype(x.dtype)
-
-
-@lowering("hardshrink.default")
-def hardshrink(call, x, lambd=0.5):
-    return jnp.where(jnp.abs(x) > lambd, x, 0).astype(x.dtype)
-
-
-@lowering("hardtanh.default")
-def hardtanh(call, x, min_val=-1, max_val=1):
-    return _between(x, min_val, max_val)
-
-
-def _between(x, low, high) -> jax.Array:
-    return jnp.where(x <= low, cast(low, x.dtype), jnp.where(x >= high, cast(high, x.dtype), x))
-
-
-@lowering("hardsigmoid.default")
-def hardsigmoid(call, x):
-    return jnp.where(x <= -3, 0, jnp.where(x >= 3, 1, x / 6 + 0.5)).astype(x.dtype)
-
-
-@lowering("hardswish.default")
-def hardswish(call, x):
-    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x / 6 + 0.5))).astype(x.dtype)
-
-
-@lowering("threshold.default")
-def threshold(call, x, threshold, value):
-    return jnp.where(x <= threshold, cast(value, x.dtype), x)
-
-
-@lowering("prelu.default", "_prelu_kernel.default")
-def prelu(call, x, weight):
-    if weight.ndim == 1 and x.ndim > 1:
-        weight = weight.reshape((-1,) + (1,) * (x.ndim - 2))
-    return jnp.where(x > 0, x, weight * x)
-
-
-@lowering("glu.default")
-def glu(call, x, dim=-1):
-    value, gate = jnp.split(x, 2, axis=dim)
-    return value * jax.nn.sigmoid(gate)
-
-
-@lowering("polygamma.default")
-def polygamma(call, order, x):
-    (x,) = promote_float(x)
-    return jax.scipy.special.polygamma(order, x)
-
-
-@lowering("special_zeta.default")
-def zeta(call, x, q):
-    return jax.scipy.special.zeta(*promote_float(x, q))
-
-
-@lowering("ldexp.Tensor")
-def ldexp(call, x, power):
-    x, power = promote_float(x, power)
-    return x * jnp.exp2(power)
-
-
-@lowering("frexp.Tensor")
-def frexp(call, x):
-    return tuple(jnp.frexp(x))
-
-
-@lowering("special_erfcx.default")
-def erfcx(call, x):
-    """exp(x^2) erfc(x); above 5 by its asymptotic series, where the factors leave float32."""
-    (x,) = promote_float(x)
-    small = jnp.minimum(x, 5)
-    large = jnp.maximum(x, 5)
-    y = 1 / (2 * large * large)
-    series = (1 - y * (1 - 3 * y * (1 - 5 * y * (1 - 7 * y)))) / (large * math.sqrt(math.pi))
-    return jnp.where(x > 5, series, jnp.exp(small * small) * jax.scipy.special.erfc(small))

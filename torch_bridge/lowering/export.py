@@ -18,6 +18,7 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering import gradients, hooks, python_state
+from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
@@ -155,7 +156,10 @@ def _obstacles(program: torch.export.ExportedProgram):
             name = str(node.target)
             if isinstance(node.target, torch._ops.OpOverload):
                 given = set().union(*(_free_sizes(used.meta.get("val")) for used in node.all_input_nodes))
-                if _free_sizes(node.meta.get("val")) - given:
+                strange = _strange_dtypes(node.meta.get("val"))
+                if strange:
+                    what = f"{name} makes numbers of {strange}, which JAX does not have"
+                elif _free_sizes(node.meta.get("val")) - given:
                     what = f"the shape of {name}'s result depends on the values of a tensor"
                 elif name not in TABLE and name not in HIGHER_ORDER:
                     what = f"{name} has no lowering"
@@ -173,6 +177,12 @@ def _written_parameters(program: torch.export.ExportedProgram):
         if spec.kind == OutputKind.PARAMETER_MUTATION:
             name = spec.target.removeprefix("wrapped_module.")
             yield Obstacle(f"{WRITTEN} {name}", source_line(node.stack_trace), module_path(node))
+
+
+def _strange_dtypes(value: Any) -> str:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    dtypes = (str(tensor.dtype) for tensor in values if isinstance(tensor, torch.Tensor))
+    return next((name for name in dtypes if not known_dtype(name)), "")
 
 
 def _free_sizes(value: Any) -> set:

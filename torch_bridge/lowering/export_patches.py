@@ -163,6 +163,8 @@ class PlainFunctions(TorchFunctionMode):
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **kwargs)
+        if function in _PLAIN:
+            return _PLAIN[function](*args, **kwargs)
         result = function(*args, **kwargs)
         self.known.note(function, args, kwargs, result)
         return result
@@ -233,3 +235,33 @@ def _gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean
     if full:
         value = value + 0.9189385332046727  # half the logarithm of 2 pi
     return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+
+
+def _cov(input, *, correction=1, fweights=None, aweights=None):
+    """Covariances of variables [variable, observation], without torch's look at the weights' values.
+    Source: torch.cov."""
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    count = x.shape[1] if weights is None else weights.sum()
+    mean = (x if weights is None else x * weights).sum(1, keepdim=True) / count
+    if aweights is not None and correction:
+        free = count - correction * (weights * aweights).sum() / count
+    else:
+        free = count - correction
+    x = x - mean
+    products = x @ (x if weights is None else x * weights).t().conj()
+    free = torch.clamp(free, min=0) if isinstance(free, torch.Tensor) else max(free, 0)
+    return (products / free).squeeze()
+
+
+def _corrcoef(input):
+    """Source: torch.corrcoef."""
+    c = _cov(input)
+    if not c.dim():
+        return c / c
+    deviation = c.diagonal().real.sqrt() if c.is_complex() else c.diagonal().sqrt()
+    c = c / deviation[:, None] / deviation
+    return torch.complex(c.real.clamp(-1, 1), c.imag.clamp(-1, 1)) if c.is_complex() else c.clamp(-1, 1)
+
+
+_PLAIN = {torch.cov: _cov, torch.Tensor.cov: _cov, torch.corrcoef: _corrcoef, torch.Tensor.corrcoef: _corrcoef}

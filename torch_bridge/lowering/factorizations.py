@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from torch_bridge.lowering.derivatives import derived
 from torch_bridge.lowering.table import lowering
 
 
@@ -51,14 +52,34 @@ def householder_product(call, x, tau):
 
 @lowering("linalg_pinv.atol_rtol_tensor")
 def pinv(call, x, *, atol=None, rtol=None, hermitian=False):
-    """Singular values up to max(atol, rtol * largest) count as 0."""
-    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    """Singular values up to max(atol, rtol * largest) count as 0. The gradient is that of a matrix of constant rank.
+
+    Source: Golub and Pereyra 1973, equation 4.12, as in torch."""
+    if not x.size:
+        return jnp.swapaxes(x, -1, -2)
+    u, s, vh = jnp.linalg.svd(jax.lax.stop_gradient(x), full_matrices=False)
     if rtol is None:
         rtol = 0 if atol is not None else max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
     floor = jnp.maximum(0 if atol is None else atol, rtol * jnp.max(s, axis=-1))
     kept = s > jnp.asarray(floor)[..., None]
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
-    return jnp.swapaxes(vh, -1, -2) @ (inverse[..., None] * jnp.swapaxes(u, -1, -2))
+    return _inverse_of(_adjoint(vh) @ (inverse[..., None] * _adjoint(u)), x)
+
+
+def _adjoint(x):
+    return jnp.swapaxes(x, -1, -2).conj()
+
+
+def _inverse_of(p, x):
+    """p as the pseudoinverse of x, with its derivative."""
+
+    def rule(factors, move):
+        p, x = factors
+        turned, rows, columns = _adjoint(move), jnp.eye(x.shape[-2], dtype=x.dtype), jnp.eye(x.shape[-1], dtype=x.dtype)
+        across = p @ _adjoint(p) @ turned @ (rows - x @ p) + (columns - p @ x) @ turned @ _adjoint(p) @ p
+        return across - p @ move @ p
+
+    return derived(p, rule, (p, x), x)
 
 
 @lowering("linalg_cholesky.default")

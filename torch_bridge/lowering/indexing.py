@@ -1,10 +1,29 @@
 """Operators that read or write at computed positions, and order elements."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from torch_bridge.lowering.derivatives import zero_where
 from torch_bridge.lowering.dtypes import cast, result_type
 from torch_bridge.lowering.table import lowering
+
+
+def _of_a_number(lower):
+    """A 0-d tensor is indexed as one with a single element."""
+
+    @functools.wraps(lower)
+    def run(call, x, dim, index, *rest, **options):
+        if x.ndim:
+            return lower(call, x, dim, index, *rest, **options)
+        rest = [
+            value.reshape(-1) if getattr(value, "ndim", 1) == 0 and place == 0 else value
+            for place, value in enumerate(rest)
+        ]
+        return lower(call, x.reshape(1), 0, index.reshape(-1), *rest, **options).reshape(())
+
+    return run
 
 
 @lowering("index_select.default")
@@ -27,6 +46,10 @@ def _boolean_masks(x, indices) -> list:
     return [index for index in indices if index is not None and index.dtype == jnp.bool_]
 
 
+def _first(indices) -> int:
+    return next(place for place, index in enumerate(indices) if index is not None)
+
+
 def _positions(x, indices) -> tuple:
     return tuple(slice(None) if index is None else index for index in indices)
 
@@ -41,30 +64,43 @@ def index(call, x, indices):
 def index_put(call, x, indices, values, accumulate=False):
     masks = _boolean_masks(x, indices)
     values = cast(values, x.dtype)
-    if len(masks) == 1 and values.ndim == 0 and sum(index is not None for index in indices) == 1:
-        lead = 0  # x[:, mask] = number
-        while indices[lead] is None:
-            lead += 1
-        mask = masks[0].reshape((1,) * lead + masks[0].shape + (1,) * (x.ndim - lead - masks[0].ndim))
-        return jnp.where(mask, x + values if accumulate else values, x)
+    if masks and sum(index is not None for index in indices) == 1:
+        return _put_where(x, _first(indices), masks[0], values, accumulate)
+    if masks:
+        raise NotImplementedError("aten.index_put with a mask beside other indices: use torch.where")
     target = x.at[_positions(x, indices)]
     return target.add(values) if accumulate else target.set(values)
 
 
+def _put_where(x, lead: int, mask, values, accumulate: bool):
+    """x[:, mask] = values, the mask after `lead` axes: the n-th True takes the n-th of the values, or all the same."""
+    rest = x.shape[lead + mask.ndim :]
+    flat = x.reshape(*x.shape[:lead], -1, *rest)
+    values = values.reshape((1,) * (flat.ndim - values.ndim) + values.shape)
+    if values.shape[lead] != 1:
+        order = jnp.cumsum(mask.reshape(-1)) - 1
+        values = jnp.take(values, order, axis=lead, mode="clip")
+    where = mask.reshape(-1, *(1,) * len(rest))
+    return jnp.where(where, flat + values if accumulate else values, flat).reshape(x.shape)
+
+
 @lowering("index_add.default")
+@_of_a_number
 def index_add(call, x, dim, index, source, *, alpha=1):
     where = (slice(None),) * (dim % x.ndim) + (index,)
     return x.at[where].add(cast(source, x.dtype) * cast(alpha, x.dtype))
 
 
 @lowering("index_copy.default")
+@_of_a_number
 def index_copy(call, x, dim, index, source):
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(source, x.dtype))
 
 
 @lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
+@_of_a_number
 def index_fill(call, x, dim, index, value):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(value, x.dtype))
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(jnp.reshape(cast(value, x.dtype), ()))
 
 
 def _grid(shape, dim: int, index) -> tuple:
@@ -91,28 +127,70 @@ def scatter_add(call, x, dim, index, source):
 
 @lowering("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
 def scatter_reduce(call, x, dim, index, source, reduce, *, include_self=True):
+    if not x.ndim:
+        source = jnp.reshape(source, -1) if hasattr(source, "dtype") else source
+        x, index = x.reshape(1), index.reshape(-1)
+        return scatter_reduce(call, x, 0, index, source, reduce, include_self=include_self).reshape(())
     source = cast(source, x.dtype)
     source = source[tuple(map(slice, index.shape))] if source.ndim else jnp.broadcast_to(source, index.shape)
     where = _grid(x.shape, dim, index)
     touched = jnp.zeros(x.shape, bool).at[where].set(True)
-    neutral = {"sum": 0, "add": 0, "mean": 0, "prod": 1, "multiply": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
-    start = x if include_self else jnp.where(touched, cast(neutral, x.dtype), x)
     if reduce in ("sum", "add"):
-        return start.at[where].add(source)
+        return _start(x, touched, 0, include_self).at[where].add(source)
+    if reduce == "mean":
+        count = jnp.zeros(x.shape, jnp.int32).at[where].add(1) + int(include_self)
+        total = _start(x, touched, 0, include_self).at[where].add(source)
+        count = jnp.maximum(count, 1)
+        mean = total / count if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.floor_divide(total, count)
+        return jnp.where(touched, mean.astype(x.dtype), x)
+    run = functools.partial(_reduced, where=where, touched=touched, reduce=reduce, include_self=include_self)
+    slopes_of = _slopes_of_product if reduce in ("prod", "multiply") else _slopes_of_extreme
+
+    @jax.custom_jvp
+    def result(x, source):
+        return run(x, source)
+
+    @result.defjvp
+    def derivative(primals, moves):
+        value = result(*primals)
+        own, theirs = slopes_of(run, *primals, value, where)
+        own = own if include_self else zero_where(touched, own)
+        return value, (own * moves[0]).at[where].add(theirs * moves[1])
+
+    return result(x, source) if jnp.issubdtype(x.dtype, jnp.inexact) else run(x, source)
+
+
+def _start(x, touched, neutral, include_self: bool):
+    return x if include_self else jnp.where(touched, cast(neutral, x.dtype), x)
+
+
+def _reduced(x, source, where, touched, reduce: str, include_self: bool):
     if reduce in ("prod", "multiply"):
-        return start.at[where].mul(source)
+        return _start(x, touched, 1, include_self).at[where].mul(source)
     if reduce == "amax":
-        return start.at[where].max(source)
-    if reduce == "amin":
-        return start.at[where].min(source)
-    count = jnp.zeros(x.shape, jnp.int32).at[where].add(1) + int(include_self)
-    total = start.at[where].add(source)
-    count = jnp.maximum(count, 1)
-    mean = total / count if jnp.issubdtype(x.dtype, jnp.inexact) else total // count
-    return jnp.where(touched, mean.astype(x.dtype), x)
+        return _start(x, touched, -jnp.inf, include_self).at[where].max(source)
+    return _start(x, touched, jnp.inf, include_self).at[where].min(source)
+
+
+def _slopes_of_product(run, x, source, value, where):
+    """The product of all others, also where one factor is 0. Source: torch's scatter_reduce_backward."""
+    filled = jnp.where(x == 0, 1, x)
+    own = run(filled, source) / filled
+    zero = source == 0
+    single = zero & (jnp.zeros(x.shape, jnp.int32).at[where].add(zero)[where] == 1)
+    others = run(x, jnp.where(single, 1, source))
+    return own, jnp.where(single, others[where], value[where] / jnp.where(zero, 1, source))
+
+
+def _slopes_of_extreme(run, x, source, value, where):
+    """Equal elements share the gradient; x counts among them, even where it does not take part, as in torch."""
+    mine, theirs = (x == value).astype(x.dtype), (source == value[where]).astype(x.dtype)
+    share = 1 / mine.at[where].add(theirs)
+    return mine * share, theirs * share[where]
 
 
 @lowering("index_reduce.default")
+@_of_a_number
 def index_reduce(call, x, dim, index, source, reduce, *, include_self=True):
     dim %= x.ndim
     wide = jnp.broadcast_to(index.reshape([-1 if axis == dim else 1 for axis in range(x.ndim)]), source.shape)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from torch_bridge.lowering.derivatives import absolute, sloped
 from torch_bridge.lowering.dtypes import promote, wide
 from torch_bridge.lowering.table import lowering
 
@@ -20,13 +21,13 @@ def mse_loss(call, x, target, reduction=1):
 @lowering("l1_loss.default")
 def l1_loss(call, x, target, reduction=1):
     x, target = promote(x, target)
-    return _reduce(jnp.abs(x - target), reduction)
+    return _reduce(absolute(x - target), reduction)
 
 
 @lowering("smooth_l1_loss.default")
 def smooth_l1_loss(call, x, target, reduction=1, beta=1.0):
     x, target = promote(x, target)
-    error = jnp.abs(x - target)
+    error = absolute(x - target)
     if beta == 0:
         return _reduce(error, reduction)
     return _reduce(jnp.where(error < beta, 0.5 * error**2 / beta, error - 0.5 * beta), reduction)
@@ -35,15 +36,18 @@ def smooth_l1_loss(call, x, target, reduction=1, beta=1.0):
 @lowering("huber_loss.default")
 def huber_loss(call, x, target, reduction=1, delta=1.0):
     x, target = promote(x, target)
-    error = jnp.abs(x - target)
+    error = absolute(x - target)
     return _reduce(jnp.where(error < delta, 0.5 * error**2, delta * (error - 0.5 * delta)), reduction)
 
 
 @lowering("binary_cross_entropy.default")
 def binary_cross_entropy(call, x, target, weight=None, reduction=1):
-    """Logarithms are held above -100, as in torch."""
+    """Logarithms are held above -100 and the gradient's denominator above 1e-12, as in torch."""
     log = lambda p: jnp.maximum(jnp.log(p), -100)
-    values = -(target * log(x) + (1 - target) * log(1 - x))
+    fixed, aim = jax.lax.stop_gradient((x, target))
+    values = -(aim * log(fixed) + (1 - aim) * log(1 - fixed))
+    slope = (x - target) / jnp.maximum((1 - x) * x, 1e-12)
+    values = sloped(values, (x, slope), (target, jnp.log(1 - x) - jnp.log(x)))
     return _reduce(values if weight is None else values * weight, reduction)
 
 

@@ -106,12 +106,21 @@ def batch_norm_functional(call, x, weight, bias, running_mean, running_var, trai
     """Output, mean and 1/deviation for torch's backward pass, and the running statistics that follow."""
     if not training:
         y = _normalise(x, running_mean, running_var, weight, bias, eps)
-        return y, running_mean, running_var, running_mean, running_var
+        return y, jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype), running_mean, running_var
     mean, var, count = _batch_statistics(call, x)
     y = _normalise(x, mean, var, weight, bias, eps)
     unbiased = var * count / jnp.maximum(count - 1, 1)
     new_mean, new_var = _moved(running_mean, mean, momentum, count), _moved(running_var, unbiased, momentum, count)
     return y, mean, jax.lax.rsqrt(var + eps), new_mean, new_var
+
+
+@lowering("_batch_norm_with_update_functional.default")
+def batch_norm_with_update(call, x, weight, bias, running_mean, running_var, momentum, eps):
+    """As in training, with an empty reserve for kernels that keep one."""
+    y, mean, deviation, *moved = batch_norm_functional(
+        call, x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return y, mean, deviation, jnp.zeros(0, jnp.uint8), *moved
 
 
 @lowering("_native_batch_norm_legit_no_training.default")

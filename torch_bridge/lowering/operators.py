@@ -1,6 +1,7 @@
 """The filled table: importing this module registers every lowering of the package."""
 
 from torch_bridge.lowering import (  # noqa: F401
+    activations,
     attention,
     creation,
     elementwise,
@@ -9,13 +10,16 @@ from torch_bridge.lowering import (  # noqa: F401
     grids,
     indexing,
     losses,
+    lu,
     normalization,
+    norms,
     pooling,
     products,
     randomness,
     recurrent,
     reductions,
     resizing,
+    special,
     symbolic,
     views,
 )

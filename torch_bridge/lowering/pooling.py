@@ -109,12 +109,28 @@ def _pick_maximum(x, positions):
     return jnp.take_along_axis(values, best, axis=-1)[..., 0], where.astype(jnp.int32)
 
 
-@lowering("max_unpool2d.default")
-def max_unpool2d(call, x, indices, output_size):
-    flat = jnp.zeros((math.prod(x.shape[:-2]), math.prod(output_size)), x.dtype)
-    rows = np.arange(flat.shape[0])[:, None]
-    flat = flat.at[rows, indices.reshape(flat.shape[0], -1)].set(x.reshape(flat.shape[0], -1))
-    return flat.reshape(*x.shape[:-2], *output_size)
+def _max_unpool(rank: int):
+    def lower(call, x, indices, output_size, *_):
+        """Every element of x at its place in zeros. Each takes its gradient from there, also where several meet."""
+        places = indices.reshape(-1, math.prod(x.shape[-rank:]))
+        rows = np.arange(places.shape[0])[:, None]
+        size = math.prod(output_size)
+
+        @jax.custom_vjp
+        def unpool(x, places):
+            return jnp.zeros((places.shape[0], size), x.dtype).at[rows, places].set(x)
+
+        unpool.defvjp(
+            lambda x, places: (unpool(x, places), places),
+            lambda places, slope: (jnp.take_along_axis(slope, places, 1, mode="clip"), None),
+        )
+        return unpool(x.reshape(places.shape), places).reshape(*x.shape[:-rank], *output_size)
+
+    return lower
+
+
+for _rank in (2, 3):
+    lowering(f"max_unpool{_rank}d.default")(_max_unpool(_rank))
 
 
 def _avg_pool(rank: int):
@@ -203,3 +219,43 @@ def _adaptive_max_pool(rank: int):
 
 for _rank in (1, 2, 3):
     lowering(f"adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))
+
+
+def _fractional_max_pool(rank: int):
+    def lower(call, x, kernel_size, output_size, random_samples):
+        """Windows at places that the samples [batch, channel, axis] shift; for images the last axis comes first."""
+        batched = x if x.ndim == rank + 2 else x[None]
+        space, lead = batched.shape[2:], batched.shape[:2]
+        flat = jnp.zeros((*lead, *(1,) * (2 * rank)), jnp.int32)
+        each = zip(space, _fit(kernel_size, rank), _fit(output_size, rank), strict=True)
+        for axis, (size, kernel, count) in enumerate(each):
+            shift = random_samples[..., rank - 1 - axis if rank == 2 else axis, None]
+            step = (size - kernel) / (count - 1) if count > 1 else 0.0
+            start = ((jnp.arange(count) + shift) * step).astype(jnp.int32) - (shift * step).astype(jnp.int32)
+            start = start.at[..., -1].set(size - kernel)
+            index = start[..., None] + np.arange(kernel)
+            shape = [*lead, *(1,) * (2 * rank)]
+            shape[2 + axis], shape[2 + rank + axis] = count, kernel
+            flat = flat * size + index.reshape(shape)
+        windows = flat.shape[2 : 2 + rank]
+        flat = flat.reshape(*lead, -1, math.prod(flat.shape[2 + rank :]))
+        values = jnp.take_along_axis(batched.reshape(*lead, 1, -1), flat, axis=-1, mode="clip")
+        best = jnp.argmax(values, -1, keepdims=True)
+        pick = lambda source: jnp.take_along_axis(source, best, -1).reshape(*lead, *windows)
+        result = pick(values), pick(flat)
+        return result if x.ndim == rank + 2 else tuple(value[0] for value in result)
+
+    return lower
+
+
+for _rank in (2, 3):
+    lowering(f"fractional_max_pool{_rank}d.default")(_fractional_max_pool(_rank))
+
+
+@lowering("max_pool2d_with_indices_backward.default")
+def max_pool2d_backward(call, slope, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    """Every slope at the place that its window's maximum came from."""
+    places = indices.reshape(math.prod(indices.shape[:-2]), -1)
+    rows = np.arange(places.shape[0])[:, None]
+    flat = jnp.zeros((places.shape[0], math.prod(x.shape[-2:])), slope.dtype)
+    return flat.at[rows, places].add(slope.reshape(places.shape)).reshape(x.shape)

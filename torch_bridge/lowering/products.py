@@ -133,11 +133,15 @@ def solve_triangular(call, a, b, *, upper, left=True, unitriangular=False):
 @lowering("_linalg_det.default")
 def det(call, x):
     """The factors beside the determinant serve torch's own backward pass only."""
-    return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)
+    value = jnp.linalg.det(x) if x.shape[-1] else jnp.ones(x.shape[:-2], x.dtype)
+    return value, x, jnp.zeros(x.shape[:-1], jnp.int32)
 
 
 @lowering("_linalg_slogdet.default")
 def slogdet(call, x):
+    if not x.shape[-1]:
+        one = jnp.ones(x.shape[:-2], x.dtype)
+        return one, jnp.zeros_like(one.real), x, jnp.zeros(x.shape[:-1], jnp.int32)
     sign, logarithm = jnp.linalg.slogdet(x)
     return sign, logarithm, x, jnp.zeros(x.shape[:-1], jnp.int32)
 

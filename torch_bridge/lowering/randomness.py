@@ -101,6 +101,8 @@ def normal_functional(call, x, mean=0.0, std=1.0, *, generator=None):
 
 @lowering("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor")
 def normal(call, mean, std=1.0, *, generator=None):
+    """torch gives mean and std gradient 0."""
+    mean, std = jax.lax.stop_gradient((mean, std))
     like = mean if hasattr(mean, "shape") else std
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     return jax.random.normal(call.key(), shape, like.dtype) * std + mean

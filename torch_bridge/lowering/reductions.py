@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.dtypes import category, jax_dtype, wide
+from torch_bridge.lowering.derivatives import shared, sloped, zero_where
+from torch_bridge.lowering.dtypes import category, jax_dtype, real_dtype, wide
 from torch_bridge.lowering.table import lowering
 
 
-def _axes(x, dim) -> tuple[int, ...]:
+def axes_of(x, dim) -> tuple[int, ...]:
     """None and [] mean all axes."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(x.ndim))
@@ -21,13 +22,13 @@ def sum_(call, x, dim=None, keepdim=False, *, dtype=None):
         x = x.astype(jax_dtype(dtype))
     elif category(x.dtype) < 2:
         x = x.astype(jnp.int32)
-    return jnp.sum(wide(x), _axes(x, dim), keepdims=keepdim).astype(x.dtype)
+    return jnp.sum(wide(x), axes_of(x, dim), keepdims=keepdim).astype(x.dtype)
 
 
 @lowering("mean.default", "mean.dim")
 def mean(call, x, dim=None, keepdim=False, *, dtype=None):
     x = x if dtype is None else x.astype(jax_dtype(dtype))
-    return jnp.mean(wide(x), _axes(x, dim), keepdims=keepdim).astype(x.dtype)
+    return jnp.mean(wide(x), axes_of(x, dim), keepdims=keepdim).astype(x.dtype)
 
 
 @lowering("nansum.default")
@@ -46,17 +47,17 @@ def prod_dim(call, x, dim=None, keepdim=False, *, dtype=None):
         x = x.astype(jax_dtype(dtype))
     elif category(x.dtype) < 2:
         x = x.astype(jnp.int32)
-    return jnp.prod(x, _axes(x, dim), keepdims=keepdim)
+    return jnp.prod(x, axes_of(x, dim), keepdims=keepdim)
 
 
 @lowering("amax.default")
 def amax(call, x, dim=(), keepdim=False):
-    return jnp.max(x, _axes(x, dim), keepdims=keepdim)
+    return jnp.max(x, axes_of(x, dim), keepdims=keepdim)
 
 
 @lowering("amin.default")
 def amin(call, x, dim=(), keepdim=False):
-    return jnp.min(x, _axes(x, dim), keepdims=keepdim)
+    return jnp.min(x, axes_of(x, dim), keepdims=keepdim)
 
 
 @lowering("max.default")
@@ -100,29 +101,59 @@ def argmin(call, x, dim=None, keepdim=False):
 
 @lowering("median.default")
 def median(call, x):
-    """The lower of the two middle ones."""
-    return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
+    """The lower of the two middle ones; NaN where there is one. Equal elements share the gradient."""
+    return _middle(x, jnp.sort(x.reshape(-1)), (x.size - 1) // 2 if x.size else 0, propagate=True)
+
+
+@lowering("nanmedian.default")
+def nanmedian(call, x):
+    ordered = jnp.sort(x.reshape(-1))  # NaN come last
+    return _middle(x, ordered, (jnp.sum(x == x) - 1).clip(0) // 2, propagate=False)
+
+
+def _middle(x, ordered, position, propagate: bool):
+    if not x.size:
+        return jnp.full((), jnp.nan, x.dtype)
+    value = ordered[position]
+    if propagate and jnp.issubdtype(x.dtype, jnp.floating):
+        value = jnp.where(jnp.any(x != x), jnp.nan, value)
+    axes = tuple(range(x.ndim))
+    return shared(value, x, axes, value) if jnp.issubdtype(x.dtype, jnp.floating) else value
 
 
 @lowering("median.dim")
 def median_dim(call, x, dim, keepdim=False):
-    middle = (x.shape[dim] - 1) // 2
-    return _pick(x, dim, keepdim, lambda x, axis, keepdims: jnp.take(jnp.argsort(x, axis), jnp.array([middle]), axis))
+    return _pick(x, dim, keepdim, lambda x, axis, keepdims: _middle_place(x, axis, propagate=True))
+
+
+@lowering("nanmedian.dim")
+def nanmedian_dim(call, x, dim, keepdim=False):
+    return _pick(x, dim, keepdim, lambda x, axis, keepdims: _middle_place(x, axis, propagate=False))
+
+
+def _middle_place(x, axis: int, propagate: bool):
+    """Where the lower middle element is; the first NaN where `propagate`."""
+    order = jnp.argsort(x, axis)
+    count = jnp.sum(x == x, axis, keepdims=True)
+    middle = jnp.take_along_axis(order, (count - 1).clip(0) // 2, axis)
+    if not propagate:
+        return middle
+    return jnp.where(count < x.shape[axis], jnp.argmax(x != x, axis, keepdims=True), middle)
 
 
 @lowering("any.default", "any.dim", "any.dims")
 def any_(call, x, dim=None, keepdim=False):
-    return jnp.any(x, _axes(x, dim), keepdims=keepdim)
+    return jnp.any(x, axes_of(x, dim), keepdims=keepdim)
 
 
 @lowering("all.default", "all.dim", "all.dims")
 def all_(call, x, dim=None, keepdim=False):
-    return jnp.all(x, _axes(x, dim), keepdims=keepdim)
+    return jnp.all(x, axes_of(x, dim), keepdims=keepdim)
 
 
 @lowering("count_nonzero.default", "count_nonzero.dim_IntList")
 def count_nonzero(call, x, dim=None):
-    return jnp.count_nonzero(x, _axes(x, dim)).astype(jnp.int32)
+    return jnp.count_nonzero(x, axes_of(x, dim)).astype(jnp.int32)
 
 
 def _correction(correction, unbiased) -> float:
@@ -131,22 +162,26 @@ def _correction(correction, unbiased) -> float:
 
 @lowering("var.correction", "var.dim")
 def var(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
-    return _variance(x, dim, _correction(correction, unbiased), keepdim).astype(x.dtype)
+    return _variance(x, dim, _correction(correction, unbiased), keepdim).astype(real_dtype(x))
 
 
 def _variance(x, dim, correction, keepdim):
-    axes = _axes(x, dim)
+    axes = axes_of(x, dim)
     x = wide(x)
     centred = x - jnp.mean(x, axes, keepdims=True)
     count = 1
     for axis in axes:
         count *= x.shape[axis]
-    return jnp.sum(jnp.square(centred), axes, keepdims=keepdim) / max(count - correction, 0)
+    squares = jnp.square(centred.real) + jnp.square(centred.imag) if category(x.dtype) == 3 else jnp.square(centred)
+    return jnp.sum(squares, axes, keepdims=keepdim) / max(count - correction, 0)
 
 
 @lowering("std.correction", "std.dim")
 def std(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
-    return jnp.sqrt(_variance(x, dim, _correction(correction, unbiased), keepdim)).astype(x.dtype)
+    """The gradient of equal elements is 0."""
+    variance = _variance(x, dim, _correction(correction, unbiased), keepdim)
+    root = jnp.sqrt(jax.lax.stop_gradient(variance))
+    return sloped(root, (variance, zero_where(root == 0, 0.5 / jnp.where(root == 0, 1, root)))).astype(real_dtype(x))
 
 
 @lowering("var_mean.correction", "var_mean.dim")
@@ -170,10 +205,18 @@ def std_mean(call, x, dim=None, *, correction=None, keepdim=False):
 
 @lowering("logsumexp.default")
 def logsumexp(call, x, dim, keepdim=False):
-    return jax.nn.logsumexp(x, _axes(x, dim), keepdims=keepdim)
+    return jax.nn.logsumexp(x, axes_of(x, dim), keepdims=keepdim)
 
 
-@lowering("softmax.int", "_softmax.default", "_safe_softmax.default")
+@lowering("_safe_softmax.default")
+def safe_softmax(call, x, dim, dtype=None):
+    """Of a row of -inf zeros, with gradient 0."""
+    blind = jnp.all(jnp.isneginf(x), axis=dim, keepdims=True) if x.ndim else jnp.isneginf(x)
+    value = softmax(call, jnp.where(blind, 0, x), dim, dtype)
+    return jnp.where(blind, 0, value)
+
+
+@lowering("softmax.int", "_softmax.default")
 def softmax(call, x, dim, half_to_float_or_dtype=None, dtype=None):
     x, dtype = _softmax_input(x, half_to_float_or_dtype, dtype)
     return jax.nn.softmax(wide(x), axis=dim).astype(dtype) if x.ndim else jnp.ones((), dtype)
@@ -207,12 +250,14 @@ def cumprod(call, x, dim, *, dtype=None):
 
 @lowering("logcumsumexp.default")
 def logcumsumexp(call, x, dim):
-    return jax.lax.cumlogsumexp(x, dim % x.ndim)
+    return jax.lax.cumlogsumexp(x, dim % x.ndim) if x.ndim else x
 
 
 def _cumulative_extreme(better):
     def lower(call, x, dim):
         """Of equal elements the later one counts, as in torch."""
+        if not x.ndim:
+            return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim
         index = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
 
@@ -230,41 +275,10 @@ lowering("cummax.default")(_cumulative_extreme(jnp.greater_equal))
 lowering("cummin.default")(_cumulative_extreme(jnp.less_equal))
 
 
-@lowering("linalg_vector_norm.default")
-def vector_norm(call, x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    """The gradient at a zero vector is zero, as in torch (JAX's own norm gives NaN)."""
-    x = x if dtype is None else x.astype(jax_dtype(dtype))
-    axes, size, y = _axes(x, dim), jnp.abs(x), wide(jnp.abs(x))
-    if ord in (float("inf"), float("-inf")):
-        return (jnp.max if ord > 0 else jnp.min)(size, axes, keepdims=keepdim)
-    if ord == 0:
-        return jnp.sum(y != 0, axes, keepdims=keepdim).astype(size.dtype)
-    if ord == 1:
-        return jnp.sum(y, axes, keepdims=keepdim).astype(size.dtype)
-    total = jnp.sum(jnp.square(y) if ord == 2 else y**ord, axes, keepdims=keepdim)
-    safe = jnp.where(total > 0, total, 1)
-    root = jnp.sqrt(safe) if ord == 2 else safe ** (1 / ord)
-    return jnp.where(total > 0, root, 0).astype(size.dtype)
-
-
-@lowering("norm.Scalar", "norm.ScalarOpt_dim")
-def norm(call, x, p=2, dim=None, keepdim=False):
-    return vector_norm(call, x, 2 if p is None else p, dim, keepdim)
-
-
-@lowering("dist.default")
-def dist(call, x, y, p=2):
-    return vector_norm(call, x - y, p)
-
-
-@lowering("_cdist_forward.default", "cdist.default")
-def cdist(call, x, y, p=2, compute_mode=None):
-    """Distances between rows: x [..., n, width], y [..., m, width] -> [..., n, m]."""
-    return vector_norm(call, x[..., :, None, :] - y[..., None, :, :], p, -1)
-
-
 @lowering("nonzero_static.default")
 def nonzero_static(call, x, *, size, fill_value=-1):
+    if not x.ndim:
+        return jnp.zeros((size, 0), jnp.int32)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1).astype(jnp.int32)
 
 
@@ -305,3 +319,46 @@ def mode(call, x, dim=-1, keepdim=False):
     where = last[..., None].astype(jnp.int32)
     values, where = jnp.moveaxis(values, -1, dim), jnp.moveaxis(where, -1, dim)
     return (values, where) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(where, dim))
+
+
+@lowering("histogram.bin_ct")
+def histogram(call, x, bins=100, *, range=None, weight=None, density=False):
+    """Counts, or weights, in equal bins, and the bins' edges."""
+    low, high = (jnp.min(x), jnp.max(x)) if range is None else range
+    low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
+    low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
+    return histogram_of(call, x, jnp.linspace(low, high, bins + 1, dtype=x.dtype), weight=weight, density=density)
+
+
+@lowering("histogram.bins_tensor")
+def histogram_of(call, x, bins, *, weight=None, density=False):
+    """The last bin holds its upper end."""
+    x = x.reshape(-1)
+    place = jnp.searchsorted(bins, x, side="right") - 1
+    place = jnp.where(x == bins[-1], bins.size - 2, place)
+    inside = (x >= bins[0]) & (x <= bins[-1])
+    each = jnp.ones_like(x) if weight is None else weight.reshape(-1).astype(x.dtype)
+    counts = jnp.zeros(bins.size - 1, x.dtype).at[place].add(jnp.where(inside, each, 0), mode="drop")
+    return counts / (jnp.sum(counts) * jnp.diff(bins)) if density else counts, bins
+
+
+@lowering("segment_reduce.default")
+def segment_reduce(call, x, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+    """Runs along an axis reduced to one element each. lengths: of the runs, [*axes before, run]; or their offsets."""
+    lengths = jnp.diff(offsets, axis=-1) if lengths is None else lengths
+    end = jnp.cumsum(lengths, -1)[..., None]
+    place = jnp.arange(x.shape[axis])
+    own = (place < end) & (place >= end - lengths[..., None])  # [*axes before, run, place]
+    own = own.reshape(own.shape + (1,) * (x.ndim - axis - 1))
+    neutral = {"sum": 0, "mean": 0, "prod": 1, "max": -jnp.inf, "min": jnp.inf}[reduce]
+    parts = jnp.where(own, jnp.expand_dims(x, axis), jnp.asarray(neutral, x.dtype))
+    run = {"sum": jnp.sum, "mean": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}[reduce]
+    value = run(parts, axis + 1)
+    if initial is not None:
+        join = {"sum": jnp.add, "mean": jnp.add, "prod": jnp.multiply, "max": jnp.maximum, "min": jnp.minimum}[reduce]
+        value = join(value, jnp.asarray(initial, x.dtype))
+    if reduce != "mean":
+        return value
+    count = lengths.reshape(lengths.shape + (1,) * (x.ndim - axis - 1))
+    empty = jnp.nan if initial is None else value
+    return jnp.where(count > 0, value / jnp.maximum(count, 1), empty).astype(x.dtype)

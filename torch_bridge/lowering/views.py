@@ -10,12 +10,12 @@ from torch_bridge.lowering.dtypes import cast, jax_dtype, promote
 from torch_bridge.lowering.table import lowering
 
 
-@lowering("view.default", "reshape.default", "_unsafe_view.default", "_reshape_copy.default")
+@lowering("view.default", "reshape.default", "_unsafe_view.default", "_reshape_copy.default", "view_copy.default")
 def view(call, x, size):
     return jnp.reshape(x, tuple(size))
 
 
-@lowering("view.dtype")
+@lowering("view.dtype", "view_copy.dtype")
 def view_dtype(call, x, dtype):
     return jax.lax.bitcast_convert_type(x, jax_dtype(dtype))
 
@@ -26,7 +26,7 @@ def expand(call, x, size, *, implicit=False):
     return jnp.broadcast_to(x, tuple(have if want == -1 else want for have, want in zip(padded, size, strict=True)))
 
 
-@lowering("permute.default")
+@lowering("permute.default", "permute_copy.default")
 def permute(call, x, dims):
     return jnp.transpose(x, dims)
 
@@ -67,6 +67,11 @@ def _along(x, dim: int, index) -> tuple:
 def slice_(call, x, dim=0, start=None, end=None, step=1):
     start, end = _bounds(x.shape[dim], start, end)
     return jax.lax.slice_in_dim(x, start, end, step, dim % x.ndim)
+
+
+@lowering("narrow_copy.default")
+def narrow_copy(call, x, dim, start, length):
+    return slice_(call, x, dim, start, start + length if start >= 0 else start + x.shape[dim] + length)
 
 
 @lowering("slice_scatter.default")
@@ -126,7 +131,7 @@ def split_with_sizes(call, x, sizes, dim=0):
     return [jax.lax.slice_in_dim(x, end - size, end, axis=dim % x.ndim) for size, end in zip(sizes, ends, strict=True)]
 
 
-@lowering("unbind.int")
+@lowering("unbind.int", "unbind_copy.int")
 def unbind(call, x, dim=0):
     return [jax.lax.index_in_dim(x, index, dim % x.ndim, keepdims=False) for index in range(x.shape[dim])]
 
@@ -246,6 +251,11 @@ def channel_shuffle(call, x, groups):
 def im2col(call, x, kernel_size, dilation, padding, stride):
     """torch.nn.Unfold: [batch, channel, height, width] -> [batch, channel * kernel, position]."""
     batched = x if x.ndim == 4 else x[None]
+    if not x.size:
+        like = jax.ShapeDtypeStruct((1, 1, *batched.shape[2:]), x.dtype)
+        _, rows, count = jax.eval_shape(lambda y: im2col(call, y, kernel_size, dilation, padding, stride), like).shape
+        empty = jnp.zeros((batched.shape[0], batched.shape[1] * rows, count), x.dtype)
+        return empty if x.ndim == 4 else empty[0]
     patches = jax.lax.conv_general_dilated_patches(
         batched, kernel_size, stride, [(p, p) for p in padding], rhs_dilation=dilation
     )
@@ -265,4 +275,4 @@ def col2im(call, x, output_size, kernel_size, dilation, padding, stride):
 
 @lowering("meshgrid.indexing", "meshgrid.default")
 def meshgrid(call, tensors, *, indexing="ij"):
-    return jnp.meshgrid(*tensors, indexing=indexing)
+    return jnp.meshgrid(*(x.reshape(-1) for x in tensors), indexing=indexing)

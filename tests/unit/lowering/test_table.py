@@ -12,7 +12,10 @@ from tests.unit.lowering import (
     cases_windows,
 )
 from tests.unit.lowering.compare import operator
+from tests.unit.lowering.test_corners import CORNERS, MASKED, ZERO_DIMENSIONAL
+from tests.unit.lowering.test_further import FURTHER
 from tests.unit.lowering.test_randomness import SAMPLES
+from tests.unit.lowering.test_special import FUNCTIONS
 from torch_bridge.lowering.operators import TABLE
 
 CASES = (
@@ -41,6 +44,7 @@ NO_VALUES = {  # checks, and numbers read out of tensors
 IN_MODELS = {  # compared as parts of models: test_export_patches.py, tests/e2e/models_transformers.py
     "torch_bridge.packed_rnn.default",
     "transformers.grouped_mm_fallback.default",
+    "torch_bridge.rewritten.default",  # tests/unit/lowering/test_tracking.py
 }
 BY_ITSELF = {"aten.cauchy.default"}  # it has no mean
 
@@ -51,5 +55,6 @@ def test_every_name_is_an_operator_of_torch():
 
 def test_every_lowering_is_compared_with_torch():
     tested = set().union(*(module.CASES for module in CASES), {f"aten.{name}" for name in SAMPLES})
+    tested |= {f"aten.{case[0]}" for case in (*CORNERS, *ZERO_DIMENSIONAL, *MASKED, *FURTHER)} | FUNCTIONS.keys()
     assert TABLE.keys() - tested - UNDEFINED_VALUES - NO_VALUES - IN_MODELS - BY_ITSELF == set()
     assert tested - TABLE.keys() == set()

@@ -1,0 +1,119 @@
+"""At corners, ties, poles and zeros the gradient is torch's, and nothing is NaN that is a number there."""
+
+import math
+
+import pytest
+import torch
+
+from tests.unit.lowering.compare import Case, check
+
+ZEROS, ONES = torch.zeros(2, 3), torch.ones(2, 3)
+ROUND = torch.tensor([[0.0, 1.0, -1.0, 0.0], [2.0, 2.0, 2.0, 2.0], [-1.0, 0.0, 1.0, 1.0]])
+PLACES = torch.tensor([[0, 0, 1], [1, 1, 1]])
+
+CORNERS = [
+    ("abs.default", ZEROS),
+    ("abs.default", torch.zeros(3, dtype=torch.complex64)),
+    ("l1_loss.default", ONES, ONES.clone(), 0),
+    ("smooth_l1_loss.default", ONES, ONES.clone(), 0, 1.0),
+    ("atan2.default", ZEROS, ZEROS.clone()),
+    ("angle.default", ROUND),
+    ("polar.default", ZEROS, ONES),
+    ("copysign.Tensor", ZEROS, -ONES),
+    ("fmax.default", ROUND, ROUND.clone()),
+    ("fmin.default", ROUND, ROUND.clone()),
+    ("nextafter.default", ROUND, ROUND.clone()),
+    ("nextafter.default", ROUND, ROUND + 1),
+    ("pow.Tensor_Tensor", ZEROS, ONES * 0.0),
+    ("pow.Tensor_Tensor", ZEROS, ONES * 1.5),
+    ("pow.Scalar", 0, ONES),
+    ("xlogy.Tensor", ZEROS, ZEROS.clone() + 1),
+    ("i0.default", ROUND),
+    ("special_i0e.default", ROUND),
+    ("special_i1.default", ROUND),
+    ("special_i1e.default", ROUND),
+    ("binary_cross_entropy.default", torch.tensor([1.0, 0.3, 0.0]), torch.tensor([1.0, 1.0, 0.0]), None, 0),
+    ("std.correction", ROUND, [1]),
+    ("std_mean.correction", ROUND, [1]),
+    ("var.correction", torch.complex(ROUND, ROUND.flip(0)), [1]),
+    ("amax.default", ROUND, [1]),
+    ("median.default", ROUND),
+    ("median.default", torch.tensor([1.0, math.nan, 0.0])),
+    ("nanmedian.default", torch.tensor([1.0, math.nan, 1.0])),
+    ("linalg_vector_norm.default", ZEROS, 2, [1]),
+    ("linalg_vector_norm.default", ZEROS, 1, [1]),
+    ("linalg_vector_norm.default", ZEROS, 0.5, [1]),
+    ("linalg_vector_norm.default", ZEROS, 1.5, [1]),
+    ("linalg_vector_norm.default", ZEROS, 4, [1]),
+    ("linalg_vector_norm.default", ROUND, math.inf, [1]),
+    ("linalg_vector_norm.default", ROUND, -math.inf, [1]),
+    ("_cdist_forward.default", ROUND, ROUND.clone(), 1.0, None),
+    ("_cdist_forward.default", ROUND, ROUND.clone(), 2.0, None),
+    ("_cdist_forward.default", ROUND, ROUND.flip(0), math.inf, None),
+    ("_pdist_forward.default", ROUND, 1.0),
+    ("_safe_softmax.default", torch.tensor([[-math.inf, -math.inf], [0.0, -math.inf]]), -1),
+    ("linalg_pinv.atol_rtol_tensor", torch.zeros(3, 2)),
+    ("linalg_pinv.atol_rtol_tensor", torch.tensor([[1.0, 2.0], [2.0, 4.0], [0.0, 0.0]])),
+    ("linalg_pinv.atol_rtol_tensor", torch.zeros(0, 3)),
+    ("_linalg_det.default", torch.zeros(2, 0, 0)),
+    ("_linalg_slogdet.default", torch.zeros(2, 0, 0)),
+    ("scatter_reduce.two", ROUND, 0, PLACES, ZEROS, "prod"),
+    ("scatter_reduce.two", ROUND, 0, PLACES, torch.tensor([[0.0, 2, 0], [3, 0, 1]]), "prod"),
+    ("scatter_reduce.two", ZEROS, 0, PLACES, ZEROS.clone(), "amax"),
+    ("scatter_reduce.two", ZEROS, 0, PLACES, ZEROS.clone(), "amin"),
+    ("max_unpool2d.default", torch.rand(1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.int64), [3, 3]),
+    (
+        "max_unpool3d.default",
+        torch.rand(1, 1, 2, 2),
+        torch.tensor([[[[0, 5], [0, 5]]]]),
+        [1, 3, 3],
+        [1, 1, 1],
+        [0, 0, 0],
+    ),
+    ("im2col.default", torch.zeros(0, 1, 5, 5), [2, 2], [1, 1], [0, 0], [1, 1]),
+]
+NUMBER, ONE = torch.tensor(2.0), torch.tensor(0)
+ZERO_DIMENSIONAL = [
+    ("index_add.default", NUMBER, 0, ONE, torch.tensor(3.0)),
+    ("index_copy.default", NUMBER, 0, ONE, torch.tensor(3.0)),
+    ("index_fill.int_Scalar", NUMBER, 0, ONE, 5.0),
+    ("index_reduce.default", NUMBER, 0, ONE, torch.tensor(3.0), "prod"),
+    ("scatter_reduce.two", NUMBER, 0, ONE, torch.tensor(3.0), "amax"),
+    ("cummax.default", NUMBER, 0),
+    ("cummin.default", NUMBER, -1),
+    ("logcumsumexp.default", NUMBER, 0),
+    ("median.dim", NUMBER, 0),
+    ("nanmedian.dim", NUMBER, 0),
+    ("meshgrid.indexing", [NUMBER, torch.arange(3.0)]),
+    ("unfold.default", NUMBER, 0, 1, 1),
+    ("nonzero_static.default", NUMBER),
+]
+MASK = torch.tensor([True, False, True])
+MASKED = [
+    ("index_put.default", ROUND, [MASK], torch.rand(2, 4)),
+    ("index_put.default", ROUND, [MASK], torch.rand(1, 4), True),
+    ("index_put.default", ROUND, [None, torch.tensor([True, False, True, True])], torch.rand(3, 3)),
+    ("index_put.default", ROUND, [ROUND > 0], torch.rand(int((ROUND > 0).sum()))),
+    ("index_put.default", ROUND, [ROUND > 0], torch.rand(())),
+]
+
+
+def _name(case) -> str:
+    return case[0].replace(".", "_")
+
+
+@pytest.mark.parametrize("case", CORNERS, ids=_name)
+def test_the_gradient_is_torchs_at(case):
+    outputs = 1 if case[0].startswith(("_linalg_det",)) else 2 if case[0].startswith("_linalg_slogdet") else None
+    check(f"aten.{case[0]}", Case(case[1:], outputs=outputs))
+
+
+@pytest.mark.parametrize("case", ZERO_DIMENSIONAL, ids=_name)
+def test_a_tensor_without_axes_is_taken_by(case):
+    options = {"size": 1} if "static" in case[0] else {"indexing": "ij"} if "meshgrid" in case[0] else {}
+    check(f"aten.{case[0]}", Case(case[1:], options))
+
+
+@pytest.mark.parametrize("case", MASKED, ids=_name)
+def test_a_mask_is_written_through_by(case):
+    check(f"aten.{case[0]}", Case(case[1:]))

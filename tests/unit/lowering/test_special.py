@@ -1,0 +1,32 @@
+"""Special functions equal torch's over their whole domain, and have a derivative only where torch has one."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.lowering.compare import operator
+from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.table import Call
+
+POSITIVE = [0.0, 1e-6, 0.1, 0.5, 1, 2, 3, 5, 6.5, 7.9, 8.1, 9, 12, 20, 50, 80]
+X = torch.tensor([*POSITIVE, *(-x for x in POSITIVE), torch.inf, torch.nan])
+POINTS, DEGREES = torch.linspace(-2, 2, 17).repeat_interleave(13), torch.arange(-2.0, 11).repeat(17)
+POLYNOMIALS = {"default": (POINTS, DEGREES), "x_scalar": (1.5, DEGREES), "n_scalar": (POINTS, 4)}
+FUNCTIONS = {name: (X,) for name in sorted(TABLE) if "bessel" in name or "airy" in name}
+FUNCTIONS |= {name: POLYNOMIALS[name.rpartition(".")[2]] for name in sorted(TABLE) if "_polynomial_" in name}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS, ids=lambda name: name.removeprefix("aten.special_"))
+def test_equals_torch(name):
+    arguments = FUNCTIONS[name]
+    exact = operator(name)(*(a.double() if isinstance(a, torch.Tensor) else a for a in arguments)).numpy()
+    ours = TABLE[name](Call(), *(a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments))
+    assert ours.dtype == np.float32
+    size = np.abs(exact[np.isfinite(exact)]).max(initial=1)
+    np.testing.assert_allclose(ours, exact, rtol=2e-5, atol=1e-6 * min(size, 1e3))
+
+
+def test_a_derivative_that_torch_does_not_have_is_refused():
+    with pytest.raises(NotImplementedError, match="torch has no derivative of bessel_j"):
+        jax.grad(lambda x: TABLE["aten.special_bessel_j0.default"](Call(), x))(1.0)

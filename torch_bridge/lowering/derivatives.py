@@ -1,0 +1,67 @@
+"""torch's derivative where it is not that of the formula: at corners, ties and poles torch's convention counts.
+
+Source: torch's tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def derived(value: Any, rule: Callable, factors: Any, *xs: Any):
+    """`value`, whose derivative is `rule(factors, *x')`, linear in the derivatives x' of the xs.
+
+    The factors may depend on the xs: second derivatives follow them.
+    """
+
+    @jax.custom_jvp
+    def result(value, factors, *xs):
+        return value
+
+    @result.defjvp
+    def derivative(primals, tangents):
+        value, factors, *_ = primals
+        return value, jnp.broadcast_to(rule(factors, *tangents[2:]), value.shape).astype(value.dtype)
+
+    return result(value, factors, *xs)
+
+
+def sloped(value: Any, *terms: tuple[Any, Any]):
+    """`value`, with the partial derivatives of `terms`, pairs (x, partial derivative). Numbers count as constants."""
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return value
+    terms = tuple((x, slope) for x, slope in terms if jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+    if not terms:
+        return jax.lax.stop_gradient(value)
+    rule = lambda slopes, *moves: sum(slope * move for slope, move in zip(slopes, moves, strict=True))
+    return derived(value, rule, tuple(slope for _, slope in terms), *(jnp.asarray(x) for x, _ in terms))
+
+
+def absolute(x):
+    """|x|, with derivative 0 at 0, as in torch (JAX's own has 1)."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.abs(x)
+    return derived(jnp.abs(x), lambda sign, move: along(sign, move), jnp.sign(x), x)
+
+
+def along(direction, move):
+    """The real part of move in a direction: the derivative of a real function of real or complex numbers."""
+    return jnp.real(jnp.conj(direction) * move) if jnp.iscomplexobj(direction) else direction * move
+
+
+def shared(value, x, axes, kept):
+    """`value` [*kept], picked out of x along axes, with its gradient divided among all elements that equal it.
+
+    kept: the value with those axes of size 1.
+    """
+    same = (x == kept) | ((x != x) & (kept != kept))
+    part = same / jnp.sum(same, axes, keepdims=True)
+    shape = value.shape
+    rule = lambda part, move: jnp.sum(part * move, axes).reshape(shape)
+    return derived(jax.lax.stop_gradient(value), rule, part.astype(x.dtype), x)
+
+
+def zero_where(condition, x):
+    return jnp.where(condition, jnp.zeros((), x.dtype), x)

@@ -169,9 +169,13 @@ class Program:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
-        shapes = self.data.shapes(self.data.source("train"), self.train_loader.stream)
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
-        return Compiled(jitted, "the training step", batch=1, shapes=shapes, out_of_memory=explain)
+        return Compiled(jitted, "the training step", batch=1, shapes=self.train_shapes, out_of_memory=explain)
+
+    @property
+    def train_shapes(self) -> int:
+        """How many shapes the training batches come in."""
+        return self.data.shapes(self.data.source("train"), self.train_loader.stream)
 
     def jit(self, function: Callable, **options: Any) -> Any:
         """jax.jit; on GPUs with the operations that `deterministic` asks for, and with what hides communication."""

@@ -46,6 +46,7 @@ WHOLE = (  # evaluated and saved twice in the middle of an epoch
     "evaluation.every_steps=13",
 )
 EXACT = [name for name in TASKS if not find_task(name).couples_samples]
+PADDED = [name for name in TASKS if find_task(name).pads_batches]
 ONE_OF_EACH_SYSTEM = list({name.partition(".")[0]: name for name in reversed(TASKS)}.values())
 
 

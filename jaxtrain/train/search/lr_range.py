@@ -108,7 +108,7 @@ def _compiled(program: Program, clip: bool) -> Compiled:
     jitted = program.jit(
         repeat(step, 1), donate_argnums=0, out_shardings=(program.start.shardings, program.layout.replicated)
     )
-    return Compiled(jitted, "the range test's step", batch=1)
+    return Compiled(jitted, "the range test's step", batch=1, shapes=program.train_shapes)
 
 
 def _copy(program: Program) -> Any:

@@ -19,7 +19,7 @@ from jaxtrain.train import evaluation, run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.loop.run_record import Call, NotFiniteError, RunRecord
-from jaxtrain.train.program import Program
+from jaxtrain.train.program import UNKNOWN_STEPS, Program
 from jaxtrain.train.step.train_step import StackedMetrics, repeat
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.tracker import Tracker
@@ -145,7 +145,7 @@ class Population:
             mapped = jax.vmap(packed, in_axes=(0, None if self.same_order else 0, 0, None))
             on_cpu = self.first.layout.mesh.devices.flat[0].platform == "cpu"
             jitted = self.first.jit(repeat(mapped, count, as_loop=on_cpu), donate_argnums=0)
-            return Compiled(jitted, "the population's step", batch=1), packed
+            return Compiled(jitted, "the population's step", batch=1, shapes=self.first.train_shapes), packed
 
         return self.first.cached(("population", len(self.members), self.same_order, count), make)
 
@@ -175,15 +175,17 @@ class Population:
                 program.state = self._part(k, state)
             return [program.evaluate() for program in programs]
         first, size = self.first, len(programs)
-        _, stream, loader = first.data.evaluation("validation")
+        source, stream, loader = first.data.evaluation("validation")
         step = jax.vmap(first.evaluation_step(), in_axes=(0, 0, 0, None, None, 0))
+        shapes = first.data.shapes(source, stream)
         compiled = first.cached(
-            ("evaluate together", size), lambda: Compiled(first.jit(step), "the population's evaluation", batch=3)
+            ("evaluate together", size),
+            lambda: Compiled(first.jit(step), "the population's evaluation", batch=3, shapes=shapes),
         )
         params = (state.ema if first.config.evaluation.averaged else {}) or state.params
         numbers = _stack([program.traced_hparams() for program in programs])
         columns = first.columns(loader)
-        calls = ((index, 1) for index in range(stream.steps_per_epoch))
+        calls = ((index, 1) for index in range(stream.steps_per_epoch or UNKNOWN_STEPS))
         results = [
             jax.device_get(compiled(params, state.frozen, state.buffers, batch, columns, numbers))
             for _, _, batch in loader.batches(calls)

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.train.search.lr_range import range_test
 from tests.unit.engine.runs import arrays, assert_same_bits, difference
 
 SAMPLES, RATE = 11, 0.1
@@ -132,6 +133,16 @@ def test_an_evaluation_averages_the_batches_by_their_rows(tmp_path):
 def test_an_evaluation_on_two_devices_is_that_on_one(tmp_path):
     runs = [trainer(tmp_path, shard__devices=n, data__eval_batch_size=5).evaluate()["loss"] for n in (1, 2)]
     assert runs[1] == pytest.approx(runs[0], rel=1e-6)
+
+
+def test_the_range_test_takes_the_short_batch_too(tmp_path):
+    assert len(range_test(trainer(tmp_path).program, 1e-6, 1e-3, steps=6).loss) == 6
+
+
+def test_a_call_of_several_steps_is_taken_apart_around_the_short_batch(tmp_path):
+    made = trainer(tmp_path, data__placement="host")
+    calls = [(first, count) for first, count, _ in made.train_loader.batches([(0, 2), (2, 2), (4, 1), (5, 1)])]
+    assert calls == [(0, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
 
 
 def test_micro_batches_count_by_their_weight_where_the_loss_gives_one(tmp_path):

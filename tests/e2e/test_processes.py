@@ -11,6 +11,7 @@ import pytest
 from tests.processes import curve, difference, end, finish, free_port, run, start
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
+TORCH = str(pathlib.Path(__file__).parents[2] / "configs/torch_module_tiny.yaml")
 QUICK = ("tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", "data.source=numpy")
 STEADY = ("optim.schedule.name=constant",)
 
@@ -45,6 +46,15 @@ def test_two_processes_with_rows_of_their_own_train_as_one_where_nothing_is_draw
     run(1, *settings, f"run.dir={tmp_path / 'one'}")
     run(2, *settings, f"run.dir={tmp_path / 'two'}", "shard.strategy=ddp_local")
     assert difference(curve(tmp_path / "one"), curve(tmp_path / "two")) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_rest_that_two_processes_cannot_divide_trains_as_on_one(tmp_path):
+    few = ("data.kwargs.limit=27", "data.batch_size=8", "data.eval_batch_size=6", "model.kwargs.dropout=0.0")
+    settings = ("--config", TORCH, "tracking.tensorboard=false", "train.epochs=1", "train.log_every_steps=1", *few)
+    for processes in (1, 2):
+        run(processes, *settings, f"run.dir={tmp_path / str(processes)}", "shard.devices=1")
+    assert difference(curve(tmp_path / "1"), curve(tmp_path / "2")) < 1e-5
 
 
 @pytest.fixture(scope="module")

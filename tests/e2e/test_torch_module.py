@@ -115,6 +115,42 @@ def test_a_loss_module_a_function_and_the_models_own_loss_are_the_same(tmp_path)
     assert distance(ends[2], ends[0]) < 1e-6
 
 
+def counted(output, batch):
+    """A mean over some rows, and how many they are."""
+    share = (batch["label"] % 3 == 0).float()
+    losses = F.cross_entropy(output, batch["label"].long(), reduction="none")
+    return (losses * share).sum() / share.sum(), share.sum()
+
+
+def test_a_loss_with_its_weight_is_accumulated_to_that_of_the_whole_batch(tmp_path):
+    torch.manual_seed(0)
+    first, ends = Small(), []
+    for parts in (1, 4):
+        module = copy.deepcopy(first)
+        settings = config(tmp_path / str(parts), train={"steps": 3, "accumulate_steps": parts})
+        Trainer(module, digits(), None, settings, loss=counted).train()
+        ends.append(module)
+    assert distance(ends[1], ends[0]) < 1e-5
+
+
+def test_further_values_of_a_loss_are_logged(tmp_path):
+    def loss(output, batch):
+        return by_hand(output, batch), {"size": output.pow(2).mean(), "rows": len(output)}
+
+    trainer = Trainer(Small(), digits(), digits(), config(tmp_path, train={"epochs": 1}), loss=loss)
+    assert {"size", "rows"} <= trainer.evaluate().keys()
+    (epoch,) = trainer.train()["train_history"]
+    assert epoch["rows"] == 32.0
+    assert epoch["size"] > 0
+
+
+def test_batch_norm_over_a_single_row_is_refused_before_training_as_torch_does(tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    rows = torch.utils.data.Subset(digits(), range(9))
+    with pytest.raises(UserError, match="(?s)batches of one sample will come.*Expected more than 1 value per channel"):
+        Trainer(module, rows, None, config(tmp_path, data={"batch_size": 4}), loss=nn.CrossEntropyLoss())
+
+
 def test_weights_can_be_written_back_at_every_checkpoint(tmp_path, monkeypatch):
     module, seen = Small(), []
     checkpoint = {"every_steps": 2, "write_back": True}

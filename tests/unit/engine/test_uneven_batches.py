@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig
@@ -73,6 +74,44 @@ def by_hand(micro, epochs=2, batch=4, samples=SAMPLES):
             parts = [{k: v[i : min(i + micro, stop)] for k, v in given.items()} for i in range(start, stop, micro)]
             w = w - RATE * sum(gradient(w, part) for part in parts) / len(parts)
     return w
+
+
+ORDER = [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9, 10]]
+
+
+class InTurn(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        return iter(Rows())
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if index >= SAMPLES:
+            raise IndexError
+        return {name: column[index] for name, column in data().items()}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batches"),
+    [
+        (lambda: torch.utils.data.DataLoader(Rows(), batch_sampler=ORDER), ORDER),
+        (lambda: torch.utils.data.DataLoader(Rows(), batch_size=4), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]),
+        (InTurn, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]),
+    ],
+)
+def test_batches_of_torchs_data_keep_their_sizes(tmp_path, dataset, batches):
+    made = trained(tmp_path, samples=dataset(), train__epochs=1)
+    given, w = data(), Line().weight[...]
+    gradient = jax.grad(lambda w, rows: centred(lambda x: x @ w, rows))
+    for batch in batches:
+        w = w - RATE * gradient(w, {name: column[np.array(batch)] for name, column in given.items()})
+    np.testing.assert_allclose(made.state.params["weight"], w, rtol=1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

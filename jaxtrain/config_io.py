@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain import redaction, trust, yaml_limits
+from jaxtrain import hydra_configs, redaction, trust, yaml_limits
 from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
-from jaxtrain.original_configs import Translation, leaves, translate
+from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
 
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
@@ -41,8 +41,8 @@ def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
 
 def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The nested values of a YAML file, an original's translated, overrides and interpolations applied; unchecked."""
-    translation = translated(path, overrides)
-    return _merge(read(path) if translation is None else translation.settings, overrides, path)
+    values, translation, own = _opened(path, overrides)
+    return _merge(values if translation is None else translation.settings, own, path)
 
 
 def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
@@ -50,13 +50,32 @@ def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Trans
 
     Raises UserError where it could be of several and no override `task=...` says of which.
     """
-    path = pathlib.Path(path)
-    values = read(path)
+    return _opened(pathlib.Path(path), overrides)[1]
+
+
+def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Translation | None, list[str]]:
+    """A file's values, their translation where it is an original's, and the overrides that are this project's.
+
+    The others are in the original's own names (training.epochs=20, model=roberta_base) and are applied before the
+    translation; a name that both have is this project's.
+    """
+    values, own = read(path), list(overrides)
     if "task" in values and not isinstance(values["task"], Mapping):
-        return None
-    asked = [override.partition("=")[2] for override in overrides if override.startswith("task=")]
+        return values, None, own
+    if hydra_configs.is_composed(values):
+        values, own = hydra_configs.compose(locate(path), own)
+    asked = [override.partition("=")[2] for override in own if override.startswith("task=")]
     try:
-        return translate(values, asked[-1] if asked else None)
+        found = recognise(values, asked[-1] if asked else None)
+        if found is None:
+            return values, None, own
+        original, name = found
+        kind, keys = schema(find_task(name)), original.keys | {key for key, _ in leaves(values)}
+        theirs = [one for one in own if (key := one.partition("=")[0]) in keys and not is_setting(kind, key)]
+        if theirs:
+            values = _plain(OmegaConf.merge(OmegaConf.create(values), OmegaConf.from_dotlist(theirs)))
+        values = hydra_configs.resolve(values)
+        return values, translate(original, values), [one for one in own if one not in theirs]
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -4,13 +4,15 @@ import dataclasses
 import fnmatch
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
+import pydantic
+
+from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import LegacyConfig, find_task, task_names
 
-# Sections that this project has and no original: a config with one of them only lacks its `task`.
-OWN_SECTIONS = {"optim", "train", "evaluation", "precision", "shard", "tracking"}
+SURE = 5  # so many keys that only an original has name it, however many others the file holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Translation:
         return [f"# {line}" for line in found]
 
 
-def translate(values: Mapping[str, Any], task: str | None = None) -> Translation | None:
-    """The translation of a config without `task`, or None where it is of no original.
+def recognise(values: Mapping[str, Any], task: str | None = None) -> tuple[LegacyConfig, str] | None:
+    """Name the original that a config without `task` is of, and a task that replaces it; None where it is of none.
 
-    task: decides where the keys are of several originals. Raises UserError that names them where it is not given.
+    The whole key set decides: a config of this project that only lacks its `task` holds more keys of the core's
+    settings that the original does not have than the other way round. task: decides where the keys are of several.
+    Raises UserError that names them where it is not given.
     """
-    if set(values) & OWN_SECTIONS:
-        return None
     keys = {key for key, _ in leaves(values)}
     if task is None:
         candidates = originals()
@@ -51,12 +53,28 @@ def translate(values: Mapping[str, Any], task: str | None = None) -> Translation
     scores = {name: len(keys & original.keys) for name, (original, _) in candidates.items()}
     top = max(scores.values(), default=0)
     best = [name for name, score in scores.items() if score == top]
-    if not top or 2 * top < len(keys):
+    if not top:
+        return None
+    known = candidates[best[0]][0].keys
+    ours = {key for key in keys if is_setting(TrainingConfig, key)}
+    theirs, own_alone = (keys & known) - ours, ours - known
+    if len(own_alone) > len(theirs) or (task is None and 2 * top < len(keys) and len(theirs) < SURE):
         return None
     if len(best) > 1:
         could = "; ".join(f"{name}: task={candidates[name][1]}" for name in best)
         raise UserError(f"the keys {', '.join(sorted(keys))} could be of {could}. Say which on the command line")
-    return _translated(candidates[best[0]][0], values)
+    return candidates[best[0]]
+
+
+def is_setting(kind: type[pydantic.BaseModel], key: str) -> bool:
+    """Tell whether a dotted key is a setting of the schema; entries of a mapping, as of optim.groups, are."""
+    head, _, rest = key.partition(".")
+    field = kind.model_fields.get(head)
+    if field is None or not rest:
+        return field is not None
+    inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+    sections = [one for one in inner if issubclass(one, pydantic.BaseModel)]
+    return any(is_setting(one, rest) for one in sections) if sections else get_origin(field.annotation) is dict
 
 
 def originals() -> dict[str, tuple[LegacyConfig, str]]:
@@ -69,7 +87,8 @@ def originals() -> dict[str, tuple[LegacyConfig, str]]:
     return found
 
 
-def _translated(original: LegacyConfig, values: Mapping[str, Any]) -> Translation:
+def translate(original: LegacyConfig, values: Mapping[str, Any]) -> Translation:
+    """Convert a recognised config; every key that nothing read is listed, with the reason where there is one."""
     read = ReadMapping(values)
     settings = plain(original.convert(read))
     left = [key for key, _ in leaves(values) if key not in read.seen]

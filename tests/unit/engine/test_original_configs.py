@@ -84,10 +84,58 @@ def test_a_wrong_value_of_an_original_is_one_clear_error(write):
 def test_a_system_from_outside_takes_the_yaml_of_its_own_original(write, tmp_path, monkeypatch):
     (tmp_path / "my_project.py").write_text(
         "import dataclasses\n"
-        "from jaxtrain.task import Original, find_task\n"
+        "from jaxtrain.task import LegacyConfig, find_task\n"
         "convert = lambda values: {'task': 'my_project.train', 'optim': {'lr': values['rate']}}\n"
-        "original = Original(name='mine', keys=frozenset({'rate'}), convert=convert)\n"
+        "original = LegacyConfig(name='mine', keys=frozenset({'rate'}), convert=convert)\n"
         "TASKS = {'train': dataclasses.replace(find_task('digits.classify'), original=original)}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert config_io.load(write({"rate": 0.25}), ["task=my_project.train"])[1].optim.lr == 0.25
+
+
+def test_an_evaluation_section_of_hjepa_is_no_setting_of_this_project(write):
+    values, _ = CASES["hjepa"]
+    path = write(values | {"evaluation": {"eval_frequency": 5, "linear_probe": {"enabled": True}}})
+    assert config_io.load(path)[1].task == "hjepa.pretrain"
+    lines = config_io.translated(path).lines()
+    assert any(line.startswith("# evaluation.eval_frequency: needs no counterpart") for line in lines)
+
+
+def test_overrides_in_the_originals_names_come_before_the_translation(write):
+    values, _ = CASES["psy"]
+    config = config_io.load(write(values), ["training.train_batch_size=4", "optim.lr=0.5"])[1]
+    assert (config.data.batch_size, config.optim.lr) == (8, 0.5)
+
+
+@pytest.fixture
+def composed(tmp_path):
+    pytest.importorskip("hydra")
+    groups = {
+        "config": "defaults: [{model: roberta_base}, {training: default}, {task: criteria}, _self_]\n"
+        "project: {name: psy}\nseed: 7\nmlflow: {experiment_name: '${project.name}-${task.type}-${now:%Y}'}\n"
+        "paths: {outputs: outputs}\nhydra: {run: {dir: 'outputs/${now:%Y-%m-%d}'}}\n",
+        "model/roberta_base": "{encoder_name: roberta-base, dropout: 0.1}",
+        "model/bert_base": "{encoder_name: bert-base-uncased, dropout: 0.2}",
+        "training/default": "{num_epochs: 10, batch_size: 32, early_stopping: {metric: val_f1_macro, mode: max}}",
+        "task/criteria": "{type: binary_classification}",
+    }
+    for name, text in groups.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "config.yaml"
+
+
+def test_hydras_groups_and_overrides_are_composed(composed):
+    overrides = ["model=bert_base", "training.num_epochs=3", "optim.lr=1e-3", "task=criteria"]
+    merged = config_io.merged(composed, overrides)
+    assert merged["task"] == "criteria_evidence.criteria"
+    assert (merged["seed"], merged["train"]["epochs"], merged["optim"]["lr"]) == (7, 3, 1e-3)
+    assert merged["model"] == {"pretrained": "bert-base-uncased", "criteria": {"dropout": 0.2}}
+    assert config_io.translated(composed, overrides).unknown == []
+
+
+def test_what_hydra_cannot_compose_is_one_sentence(composed):
+    (composed.parent / "model/roberta_base.yaml").unlink()
+    with pytest.raises(UserError, match="Hydra cannot compose it: .*model/roberta_base"):
+        config_io.merged(composed)

@@ -215,6 +215,7 @@ ORIGINAL = LegacyConfig(
         | {"project", "hydra.run.dir", "best_config", "checkpoint"}
         | {f"mlflow.{name}" for name in ("tracking_uri", "experiment", "artifact_location", "tags.project")}
         | {f"optuna.{name}" for name in ("storage", "study_name", "direction")}
+        | {"project.name", "mlflow.experiment_name", "data.source", "task.type", "task.loss", "task.label_column"}
     ),
     convert=convert,
     replaced={
@@ -227,6 +228,11 @@ ORIGINAL = LegacyConfig(
         "*eval_steps": "evaluation follows every epoch; evaluation.every_steps changes that",
         "mlflow.*": "the run's name and folder name it in MLflow; tracking.mlflow_uri says where",
         "optuna.*": "jaxtrain.tune takes them on its command line and in its search space",
+        "hpo.*": "jaxtrain.tune takes a search space by --space and its stages from configs/hpo",
+        "paths.*": "everything is written under run.dir",
+        "project.name": "run.name names a run",
+        "data.*": "a run reads one CSV, data.path; original/groundtruth.py makes tables of posts and annotations",
+        "task.*": "the task decides labels, loss and metrics",
         "best_config": "jaxtrain.tune writes a whole config; start it with --config",
         "checkpoint": "jaxtrain.evaluate takes the run folder",
         "*scheduler.warmup_*": "a constant learning rate has no warm-up, and warmup_steps wins over warmup_ratio",

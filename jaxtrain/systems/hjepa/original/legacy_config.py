@@ -197,5 +197,6 @@ ORIGINAL = LegacyConfig(
         "checkpoint.mode": "evaluation.mode decides what is best",
         "checkpoint.resume": "the same command goes on in its run folder",
         "experiment.*": "the original does not read it",
+        "evaluation.*": "the sections `evaluation` and `probe` of this project say how features are judged, and when",
     },
 )

@@ -266,6 +266,7 @@ class CompiledStep:
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         self.weights.refresh()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
+        self.record.check_captured()
         trained = self.updates.trained()
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
         divisor = self.accumulate if update is None else 1

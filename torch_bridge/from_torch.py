@@ -95,8 +95,9 @@ class Record:
     has. Static data of a ConvertedModule: compared by identity.
     """
 
-    def __init__(self, entry: torch.nn.Module):
-        self.entry = entry
+    def __init__(self, entry: torch.nn.Module, parts: Mapping[str, str] | None = None):
+        """parts: see `graph_of`."""
+        self.entry, self.parts = entry, parts
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
@@ -131,7 +132,7 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
                 self.entry.train()
-            return graph_of(recording.export(self.entry, examples), PREFIX)
+            return graph_of(recording.export(self.entry, examples), PREFIX, self.parts)
         finally:
             before.restore()  # what a train() of the user's own has set beside the modes
             for name, inner in self.entry.named_modules():
@@ -183,11 +184,22 @@ class ConvertedModule(nnx.Module):
     those with requires_grad=False are `Frozen`, so that gradients with respect to nnx.Param leave them out.
     """
 
-    def __init__(self, record: Record, module: torch.nn.Module, changed: Collection[str] = (), empty: bool = False):
+    def __init__(
+        self,
+        record: Record,
+        module: torch.nn.Module,
+        changed: Collection[str] = (),
+        empty: bool = False,
+        loss: torch.nn.Module | None = None,
+    ):
         """changed: further buffers outside the state dict that some graph writes. empty: zeros in place of weights,
-        which are to be loaded."""
+        which are to be loaded. loss: a loss module whose parameters are trained too, as the part `loss`."""
         self._record = record
-        _fill(self, module, {}, {*record.changed(), *changed}, empty)
+        made: dict[int, nnx.Variable] = {}
+        _fill(self, module, made, {*record.changed(), *changed}, empty)
+        if loss is not None:
+            self.loss = _Level()
+            _fill(self.loss, loss, made, set(changed), empty, ("loss",), only_changed=True)
 
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
         """Compute the torch module's outputs, as arrays in dicts, tuples and lists.
@@ -217,8 +229,16 @@ def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> 
 
 
 def _fill(
-    level, module: torch.nn.Module, made: dict[int, nnx.Variable], changed: set[str], empty: bool, path=()
+    level,
+    module: torch.nn.Module,
+    made: dict[int, nnx.Variable],
+    changed: set[str],
+    empty: bool,
+    path=(),
+    only_changed: bool = False,
 ) -> None:
+    """only_changed: leave out persistent buffers that no graph writes."""
+
     def share(tensor, kind):
         if id(tensor) not in made:
             array = to_numpy(tensor)
@@ -233,13 +253,14 @@ def _fill(
         if buffer is None:
             continue
         if name not in module._non_persistent_buffers_set:
-            setattr(level, name, share(buffer, Buffer))
+            if not only_changed or key_of((*path, name)) in changed:
+                setattr(level, name, share(buffer, Buffer))
         elif key_of((*path, name)) in changed:
             setattr(level, name, share(buffer, Carry))
     for name, child in module._modules.items():
         if child is not None and (any(True for _ in child.parameters()) or any(True for _ in child.buffers())):
             inner = _Level()
-            _fill(inner, child, made, changed, empty, (*path, name))
+            _fill(inner, child, made, changed, empty, (*path, name), only_changed)
             setattr(level, name, inner)
 
 
@@ -251,9 +272,14 @@ def state_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
 def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
     """Copy the model's parameters and buffers into the torch module, in place, keeping its dtypes and devices.
 
-    Raises RuntimeError, as torch does, where names or shapes differ. Gives the module.
+    Raises RuntimeError, as torch does, where names or shapes differ. Gives the module. A loss module that was trained
+    too (`TorchTask.trained_loss`) gets its own.
     """
     state = {key: to_torch(array) for key, array in state_dict(model).items()}
+    loss = getattr(getattr(model, "definition", None), "trained_loss", None)
+    if loss is not None:
+        own = {key: state.pop(key) for key in list(state) if key.startswith("loss.")}
+        loss.load_state_dict({key.removeprefix("loss."): value for key, value in own.items()}, strict=False)
     unwrapped(module).load_state_dict(state, strict=True)
     return module
 

@@ -41,6 +41,15 @@ class LossRecord:
         self.entry = LossEntry(modules, loss_fn)
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[tuple[Graph, Any]]] = {}
+        self._captured: list[tuple[torch.Tensor, int]] = []
+
+    def check_captured(self) -> None:
+        """Raise UserError where a tensor that the record holds as a constant has changed in torch."""
+        if any(tensor._version != version for tensor, version in self._captured):
+            raise UserError(
+                f"{self.name} uses a tensor that it does not get as an argument, and that has changed since it was "
+                "recorded as a constant: give its module to jaxtrain.compile_many, or the tensor in the batch"
+            )
 
     def graph(self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None) -> Graph:
         """The graph that holds for a batch of these leaves and structure in these modes; recorded if there is none yet.
@@ -53,11 +62,13 @@ class LossRecord:
             if structure == spec and graph.sizes.refusal(leaves) is None:
                 return graph
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
+        captured: dict[int, torch.Tensor] = {}
         try:
-            graph = graph_of(recording.export(self.entry, examples), PREFIX)
+            graph = graph_of(recording.export(self.entry, examples, captured), PREFIX)
         except UnsupportedModel as error:
             raise UserError(f"{self.name}: {error}") from error
         known.append((graph, spec))
+        self._captured += [(tensor, tensor._version) for tensor in captured.values()]
         return graph
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any], rngs: Callable) -> tuple:

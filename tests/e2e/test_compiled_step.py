@@ -297,6 +297,34 @@ def test_a_frozen_teacher_guides_a_student():
     assert_same(theirs, ours)
 
 
+def test_a_captured_module_is_a_constant_until_it_changes():
+    teacher = net().eval().requires_grad_(False)
+
+    def distil(module, batch):
+        return F.mse_loss(module(batch[0]), teacher(batch[0]))
+
+    torch.manual_seed(5)
+    theirs = nn.Linear(6, 1)
+    ours = copy.deepcopy(theirs)
+    pairs = [(module, torch.optim.SGD(module.parameters(), 0.1)) for module in (theirs, ours)]
+    check(*pairs, loss_fn=distil)
+    step = jaxtrain.compile(ours, distil, torch.optim.SGD(ours.parameters(), 0.1))
+    step(batches()[0])
+    with torch.no_grad():
+        teacher[0].weight.mul_(2)
+    with pytest.raises(UserError, match="has changed since it was recorded"):
+        step(batches()[1])
+
+
+def test_a_captured_parameter_that_would_train_in_torch_is_refused():
+    centre = nn.Linear(1, 1)
+    module = net()
+    loss = lambda m, batch: F.mse_loss(centre(m(batch[0])), batch[1])
+    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(UserError, match="a parameter of another module is used"):
+        step(batches()[0])
+
+
 def test_evaluation_in_between_sees_the_newest_weights():
     (theirs, their_optimizer), (ours, optimizer) = pair(lambda: net(nn.BatchNorm1d(8)), sgd)
     step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)

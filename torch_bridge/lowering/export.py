@@ -58,10 +58,13 @@ HIGHER_ORDER = (
 )
 
 
-def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgram:
+def export(
+    module: torch.nn.Module, inputs: tuple, captured: dict[int, torch.Tensor] | None = None
+) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
-    inputs: its positional arguments; containers of tensors are welcome.
+    inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
+    the graph holds as constants.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
@@ -77,7 +80,7 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
     watch = python_state.Watch(module)
     with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin):
         try:
-            with python_state.watched(module, watch, plain.known.begin):
+            with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                 program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             frozen_state = list(python_state.obstacles(module, inputs, watch))
             hooks.check_frozen(program, plain.frozen.names(plain.parameters))
@@ -94,6 +97,8 @@ def export(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
         raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
+    if captured is not None:
+        captured.update(plain.known.captured)
     for line in dict.fromkeys(plain.known.checks):
         log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:

@@ -77,12 +77,23 @@ class Graph:
         return self.structure.build(leaves), changed
 
 
-def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
+def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Mapping[str, str] | None = None) -> Graph:
     """The runnable form of an exported program. Parameters and buffers whose names start with `prefix` are its state
-    (without the prefix); others, a loss's class weights say, are constants."""
+    (without the prefix); others, a loss's class weights say, are constants.
+
+    parts: further prefixes -> what stands in their place, for modules whose parameters, and the buffers that they
+    change, are state too.
+    """
     signature = program.graph_signature
     changed = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
-    own = lambda target: target is not None and target.startswith(prefix)
+    beside = {
+        target: new + target.removeprefix(old)
+        for old, new in (parts or {}).items()
+        for target in (*signature.parameters, *changed)
+        if target is not None and target.startswith(old)
+    }
+    own = lambda target: target is not None and (target.startswith(prefix) or target in beside)
+    named = lambda target: beside.get(target) or target.removeprefix(prefix)
     parameters = {_place(program.state_dict[name]): name for name in signature.parameters if own(name)}
     placeholders, inputs, constants = [], [], {}
     for spec in signature.input_specs:
@@ -95,7 +106,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
             target = parameters.get(_place(_tensor_of(program, target)), target)
             stateful = target != spec.target
         stateful = stateful and own(target)
-        placeholders.append((name, target.removeprefix(prefix) if stateful else None))
+        placeholders.append((name, named(target) if stateful else None))
         if spec.kind == InputKind.USER_INPUT:
             inputs.append(name)
             if isinstance(spec.arg, ConstantArgument):
@@ -107,10 +118,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "") -> Graph:
         placeholders=tuple(placeholders),
         inputs=tuple(inputs),
         constants=constants,
-        outputs=tuple(
-            (spec.kind, spec.target.removeprefix(prefix) if own(spec.target) else None)
-            for spec in signature.output_specs
-        ),
+        outputs=tuple((spec.kind, named(spec.target) if own(spec.target) else None) for spec in signature.output_specs),
         structure=Structure.of(program.call_spec.out_spec),
         sizes=Sizes.of(program, inputs),
     )

@@ -17,11 +17,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
 
 
+_CAPTURED = (
+    "a parameter of another module is used, and nobody would train it: give that module too, as the loss (Trainer(..., "
+    "loss=module)) or to jaxtrain.compile_many; if it shall stay as it is, call requires_grad_(False) on it"
+)
+
+
 class KnownValues:
     """Track the known values of one export's tensors.
 
     module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
-    taken as passed. read: names of the buffers that were read.
+    taken as passed. read: names of the buffers that were read. captured: tensors of elsewhere that the call used, by a
+    closure say, which the record keeps as constants.
     """
 
     def __init__(self, module: torch.nn.Module | None):
@@ -29,16 +36,31 @@ class KnownValues:
         self.buffers = dict(module.named_buffers()) if module is not None else {}
         self.checks: list[str] = []
         self.read: set[str] = set()
+        self.captured: dict[int, torch.Tensor] = {}
+        self._own = {id(tensor) for tensor in (module.parameters() if module is not None else ())}
+        self._own |= {id(tensor) for tensor in self.buffers.values()}
+        self._active = False
         self._recipes: dict[int, tuple] = {}  # of a tensor: itself, so that its id stays its own, and how it was made
         self._places: dict[int, str] = {}
 
     def begin(self) -> None:
         """A call begins: torch.export has put stand-ins in place of the module's buffers."""
         self._recipes.clear()
+        self._active = True
         self._places = {id(value): name for name, value in self.module.named_buffers()} if self.module else {}
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._active = False
 
     def note(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Remember how a tensor was made, if all that it was made of is known."""
+        if self._active:
+            for leaf in pytree.tree_leaves((args, kwargs)):  # the module's own and the inputs are stand-ins by now
+                if type(leaf) in (torch.Tensor, torch.nn.Parameter) and id(leaf) not in self._own:
+                    self.captured[id(leaf)] = leaf
+                    if leaf.requires_grad and torch.is_grad_enabled():
+                        raise NotImplementedError(_CAPTURED)
         if _writes(function):
             self._recipes.clear()  # whatever shares its memory has other numbers now
             return

@@ -76,15 +76,20 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module, watch: Watch, begin: Callable[[], None]) -> Iterator[None]:
-    """While active, calls of the module are watched. begin: called when one begins."""
+def watched(
+    module: torch.nn.Module, watch: Watch, begin: Callable[[], None], end: Callable[[], None]
+) -> Iterator[None]:
+    """While active, calls of the module are watched. begin, end: called when one begins and ends."""
     forward = module.forward
 
     @functools.wraps(forward)
     def observed(*args, **kwargs):
         begin()
-        with watch.call():
-            return forward(*args, **kwargs)
+        try:
+            with watch.call():
+                return forward(*args, **kwargs)
+        finally:
+            end()
 
     vars(module)["forward"] = observed
     try:

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.training.batch_plan import Plan
@@ -46,10 +47,13 @@ class TorchTask:
         self.entries = tuple(example)
         self.criterion = loss
         self.forward_record = Record(Forward(module))
-        self.loss_record = Record(LossEntry(module, loss, self.plan))
+        self.loss_record = Record(LossEntry(module, loss, self.plan), {"criterion.": "loss."})
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         for training in (False, True):
             self.record(example, training)
+        self.trained_loss = self._trained_loss()
+        if self.trained_loss is not None:
+            self.trained |= {f"loss.{name}": p.requires_grad for name, p in loss.named_parameters()}
 
     def record(self, batch: Mapping[str, Any], training: bool) -> None:
         """Record the loss of such a batch, where no record holds for its sizes yet. Raises UserError as the class."""
@@ -61,13 +65,34 @@ class TorchTask:
 
     def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""
-        model = ConvertedModule(self.forward_record, self.module, self.loss_record.changed(), empty=True)
+        changed = self.loss_record.changed()
+        model = ConvertedModule(self.forward_record, self.module, changed, empty=True, loss=self.trained_loss)
         model.definition = self
         return model
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The torch module's state dict."""
-        return state_of(self.module)
+        """The torch module's state dict, and the loss's as far as it is trained."""
+        return state_of(self.module) | {key: to_numpy(value) for key, value in self._loss_state().items()}
+
+    def _trained_loss(self) -> torch.nn.Module | None:
+        """The loss module, if it has parameters or buffers that change. Raises UserError where its name is taken."""
+        moves = isinstance(self.criterion, torch.nn.Module) and any(True for _ in self.criterion.parameters())
+        if not moves and not any(name.startswith("loss.") for name in self.loss_record.changed()):
+            return None
+        if hasattr(self.module, "loss"):
+            raise UserError(
+                "the loss has parameters of its own, which are kept as `loss.<name>`, but "
+                f"{type(self.module).__name__} has an attribute `loss` already; rename that one"
+            )
+        return self.criterion
+
+    def _loss_state(self) -> dict[str, torch.Tensor]:
+        """What is trained of the loss: its parameters, and the buffers that it changes."""
+        if self.trained_loss is None:
+            return {}
+        changed = self.loss_record.changed()
+        named = {f"loss.{name}": p for name, p in self.trained_loss.named_parameters(remove_duplicate=False)}
+        return named | {f"loss.{n}": b for n, b in self.trained_loss.named_buffers() if f"loss.{n}" in changed}
 
     def trainable(self, key: str) -> bool:
         return self.trained.get(key, True)
@@ -90,7 +115,8 @@ class TorchTask:
         """As `loss`, by the torch module."""
         wide = {key: value.long() if value.dtype == torch.int32 else value for key, value in batch.items()}
         entries = {key: wide[key] for key in self.entries}
-        return LossEntry(module, self.criterion, self.plan)(entries)["value"]
+        criterion = module.loss if self.trained_loss is not None and hasattr(module, "loss") else self.criterion
+        return LossEntry(module, criterion, self.plan)(entries)["value"]
 
     def eval_sums(self, outputs: Any, batch: Mapping[str, Any], valid: Any) -> dict[str, Any]:
         """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch]."""
@@ -119,6 +145,12 @@ class TorchTask:
     def copy(self) -> torch.nn.Module:
         """The torch module once more, with its own weights."""
         twin = copy.deepcopy(self.module)
+        if self.trained_loss is not None:
+            twin.loss = copy.deepcopy(self.trained_loss)
+            kept = self._loss_state()
+            for path, part in twin.loss.named_modules():
+                constant = [name for name in part._buffers if ".".join(filter(None, ("loss", path, name))) not in kept]
+                part._non_persistent_buffers_set.update(constant)  # the export does not hold them
         twin.definition = self
         return twin
 

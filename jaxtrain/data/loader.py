@@ -9,6 +9,7 @@ import pickle
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -42,6 +43,16 @@ class ShortBatches(Protocol):
     def place(self, batch: dict, size: int) -> Any:
         """Those rows as global device arrays."""
         ...
+
+
+class MoreThanPromised(UserError):
+    """A stream goes on past its `__len__`."""
+
+    def __init__(self, epoch: int, batches: int):
+        super().__init__(
+            f"the dataset gives more than the {batches} batches in epoch {epoch} that its __len__ promises, by which "
+            "the run's length was set: correct __len__, or remove it and set train.steps"
+        )
 
 
 class Loader:
@@ -212,6 +223,12 @@ class Loader:
                 yield first, count, arrays, self.stream.batch_size
             else:
                 yield from ((first + i, 1, [arrays[i]], size) for i, size in enumerate(sizes))
+        promised = self.stream.steps_per_epoch if isinstance(self.stream, IterableStream) else None
+        if promised and (first + count) % promised == 0:
+            try:
+                next(batches)
+            except MoreThanPromised as error:  # the last epoch is trained; nothing is mended by losing it
+                warnings.warn(f"{error}; the rest of this epoch was not trained on", stacklevel=2)
 
     def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
         """The size and the batch of every step, read ahead by the pool; those of one call share a shape."""
@@ -265,6 +282,8 @@ class Loader:
             for batch in workers.iterate_epoch(pool, epoch):
                 if not self._compared and pool is self.pool:
                     self._compare_with_other_processes(batch)
+                if given == stream.steps_per_epoch:
+                    raise MoreThanPromised(epoch, given)
                 if given >= skip:
                     yield self._take_rows(batch, given * stream.batch_size, rows)
                 given += 1
@@ -275,12 +294,6 @@ class Loader:
                 raise UserError(
                     f"the dataset gave {given} batches in epoch {epoch}, wanted {wanted}: "
                     "an IterableDataset must yield in every epoch, and as much as its __len__ says"
-                )
-            if stream.steps_per_epoch is not None and given > stream.steps_per_epoch:
-                raise UserError(
-                    f"the dataset gave {given} batches in epoch {epoch} and its __len__ promises "
-                    f"{stream.steps_per_epoch}, by which the run's length was set: correct __len__, or remove it and "
-                    "set train.steps"
                 )
             skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
             epoch += 1

@@ -86,10 +86,17 @@ def test_an_evaluation_reads_to_the_end_whatever_the_promised_length(length):
     assert values(loader(Stream(length), training=False), itertools.count()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(("length", "words"), [(4, "gave 2 .* promises 1"), (100, "gave 2 batches .* wanted 25")])
+@pytest.mark.parametrize(
+    ("length", "words"), [(4, "gives more than the 1 batches in epoch 0"), (100, "gave 2 batches .* wanted 25")]
+)
 def test_training_refuses_a_wrong_length_instead_of_losing_samples(length, words):
     with pytest.raises(UserError, match=words):
         values(loader(Stream(length)), range(30))
+
+
+def test_samples_past_the_promised_length_of_the_last_epoch_are_warned_of():
+    with pytest.warns(UserWarning, match="more than the 1 batches.*was not trained on"):
+        assert values(loader(Stream(4)), range(1)) == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("error", [TypeError, NotImplementedError])

@@ -19,9 +19,10 @@ COMMANDS = {
     "plan": "memory and collectives on GPUs that are not here",
     "verify": "the export in the torch twin, layer by layer",
     "generate": "continue a prompt with a trained language model",
+    "torchrun": "torchrun with the exit code of its processes",
     "doctor": "what this machine offers",
 }
-ELSEWHERE = {"verify": "torch_bridge.verify"}
+ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun"}
 
 
 def main(argv: list[str] | None = None) -> int:

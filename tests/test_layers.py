@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 TORCH_PACKAGES = {
     "files",
+    "torchrun",
     "datasets",
     "module",
     "verify",

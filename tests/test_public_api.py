@@ -51,7 +51,7 @@ MODULES = sorted(
 )
 
 
-NEED_TORCH = ("torch_bridge.verify", "benchmarks.converted_bert", "benchmarks.input_pipeline")
+NEED_TORCH = ("torch_bridge.verify", "torch_bridge.torchrun", "benchmarks.converted_bert", "benchmarks.input_pipeline")
 
 
 @pytest.mark.parametrize("module", MODULES)

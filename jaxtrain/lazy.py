@@ -1,16 +1,26 @@
 """Imports at first use, so that torch, Pillow or matplotlib load only in the runs that need them."""
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True)
 class lazy:
     """A function that imports its module at the first call. target: "package.module:function"."""
 
-    target: str
+    __slots__ = ("target",)  # no dataclass: importing that is a half of the time until a command hears its signals
+
+    def __init__(self, target: str):
+        self.target = target
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, lazy) and self.target == other.target
+
+    def __hash__(self) -> int:
+        return hash(self.target)
+
+    def __repr__(self) -> str:
+        return f"lazy({self.target!r})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         module, _, name = self.target.partition(":")

@@ -13,12 +13,13 @@ import os
 import pathlib
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, get_args
 
 from jaxtrain.config import OPTIMIZERS, ImportPath
 from jaxtrain.errors import UserError
+
+if TYPE_CHECKING:  # a command imports this module before it hears its signals
+    from pydantic import BaseModel
 
 VARIABLE = "JAXTRAIN_TRUST"
 EXAMPLES = "jaxtrain.systems.torch_module.torch_examples"
@@ -55,7 +56,7 @@ def allows_task(name: str) -> bool:
     return limits is None or name in limits.known or _is_allowed_package(name.partition(".")[0])
 
 
-def check(config: BaseModel, source: str | pathlib.Path) -> None:
+def check(config: "BaseModel", source: str | pathlib.Path) -> None:
     """Raises UserError where the config names code that may not run here."""
     limits = _restricted.get()
     if limits is None:
@@ -75,12 +76,12 @@ def refusal(key: str, name: str, source: str | pathlib.Path) -> UserError:
     )
 
 
-def named_code(config: BaseModel, prefix: str = "") -> dict[str, str]:
+def named_code(config: "BaseModel", prefix: str = "") -> dict[str, str]:
     """The settings that name code, and what they name."""
     found: dict[str, str] = {}
     for key, field in type(config).model_fields.items():
         value = getattr(config, key)
-        if isinstance(value, BaseModel):
+        if hasattr(type(value), "model_fields"):
             found |= named_code(value, f"{prefix}{key}.")
         elif isinstance(value, str) and (ImportPath in field.metadata or _is_marked(field.annotation)):
             found[prefix + key] = value

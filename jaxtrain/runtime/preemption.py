@@ -272,11 +272,13 @@ class Preemption:
 
 def _processes() -> int:
     """1 until this process has connected to the others. Asking jax.process_count() would start its backend."""
-    return _distributed().num_processes or 1 if "jax" in sys.modules else 1
+    state = _distributed()
+    return 1 if state is None else state.num_processes or 1
 
 
 def _process() -> int:
-    return _distributed().process_id or 0
+    state = _distributed()
+    return 0 if state is None else state.process_id or 0
 
 
 def _store():
@@ -284,9 +286,9 @@ def _store():
 
 
 def _distributed():
-    from jax._src.distributed import global_state
-
-    return global_state
+    """JAX's state of the group, None where it is not imported whole: a thread that imported it while the main thread
+    is about to would break that import."""
+    return getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
 
 
 PREEMPTION = Preemption()  # signals belong to the process

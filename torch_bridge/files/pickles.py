@@ -129,6 +129,7 @@ def write_file(tree: Any, path: pathlib.Path) -> None:
     """
     blank: dict[int, torch.Tensor] = {}  # memory that is reserved and never touched
     placed = map_leaves(lambda leaf: blank.setdefault(id(leaf), _blank(leaf)), tree)
+    path.touch()  # whose errors are the system's; torch's own say where in its C++ they arose
     with skip_data():
         torch.save(placed, path)
     leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records as they come

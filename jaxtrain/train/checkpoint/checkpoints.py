@@ -40,6 +40,10 @@ PART, DAMAGED = ".part", ".damaged"
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
 SPLIT_BYTES = 64 * 2**20  # from so many each on, replicas share the writing of an array: slices have to be compiled
+KNOWN_REASONS = [
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.ENOTDIR)
+]
 OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
 
 
@@ -71,8 +75,9 @@ class Checkpoints:
         self.folder = folder.absolute()
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
         self.warn = warn
-        logging.getLogger("absl").addFilter(_is_news)
+        logging.getLogger("absl").addFilter(orbax_patches.is_news)
         orbax_patches.spare()
+        orbax_patches.hush_late_writes()
         arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SPLIT_BYTES)
         handlers = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
@@ -380,17 +385,12 @@ class _Saving:
     error: str = ""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """orbax logs the traceback of an error that its caller gets, and reports, too."""
-    return not (record.exc_info and "orbax" in record.pathname)
-
-
 def _reason(error: BaseException) -> str:
     """The operating system's word where there is one in tensorstore's or orbax's long message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
-    for known in ("No space left on device", "Read-only file system", "Disk quota exceeded", "Permission denied"):
+    for known in KNOWN_REASONS:
         if known.lower() in text.lower():
             return known
     return f"{type(error).__name__}: {text[:300]}"

@@ -6,6 +6,10 @@ count of bytes: 100 kB a save of the digits ViT.
 """
 
 import importlib
+import logging
+import pathlib
+import sys
+import traceback
 import types
 
 
@@ -25,6 +29,28 @@ def spare() -> None:
 def _spec(original):
     local = lambda spec: isinstance(spec, dict) and spec.keys() == {"driver", "path"} and spec["driver"] == "file"
     return lambda spec: types.SimpleNamespace(to_json=lambda: dict(spec)) if local(spec) else original(spec)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """A filter of logs: orbax logs the traceback of an error that its caller gets, and reports, too."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def hush_late_writes() -> None:
+    """After a write that failed, orbax ends its event loop while others are under way; tensorstore then shows one
+    traceback for each of them, after the error that the caller gets and reports."""
+    if getattr(sys.unraisablehook, "hushes", None) is not None:
+        return
+    shown = sys.unraisablehook
+
+    def hook(told):
+        error, frames = told.exc_value, traceback.extract_tb(told.exc_traceback)
+        late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        if not (late and all(pathlib.Path(frame.filename).parent.name == "asyncio" for frame in frames)):
+            shown(told)
+
+    hook.hushes = shown
+    sys.unraisablehook = hook
 
 
 class _Except:

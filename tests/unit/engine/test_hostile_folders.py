@@ -1,16 +1,19 @@
 """A run folder that came from elsewhere: nothing is written out of it, nothing in it is taken for what it is not."""
 
+import asyncio
 import io
 import json
 import os
 import shutil
+import sys
+import types
 
 import pytest
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import plain_files
 from jaxtrain.runtime.folder_lock import FolderLock
-from jaxtrain.train.checkpoint import manifest
+from jaxtrain.train.checkpoint import manifest, orbax_patches
 from torch_bridge.atomic_file import replacing
 
 
@@ -97,3 +100,18 @@ def test_a_checkpoint_that_cannot_be_read_is_neither_whole_nor_damaged(name, tmp
     monkeypatch.setattr(io, "open", refuse)
     with pytest.raises(manifest.Unreadable, match=f"{name}: cannot be read: Permission denied. It is left as it is"):
         manifest.problems(folder, 25)
+
+
+def test_late_writes_of_a_failed_save_are_no_news_and_other_errors_are(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: shown.append(told.exc_type))
+    orbax_patches.hush_late_writes()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for late in (lambda: loop.call_soon_threadsafe(print), lambda: int("x")):
+        try:
+            late()
+        except (RuntimeError, ValueError) as error:
+            trace = error.__traceback__.tb_next.tb_next  # as from C++: without this file's own frames
+            sys.unraisablehook(types.SimpleNamespace(exc_type=type(error), exc_value=error, exc_traceback=trace))
+    assert shown == [ValueError]

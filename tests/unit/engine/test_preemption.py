@@ -3,8 +3,11 @@
 import subprocess
 import sys
 import time
+import types
 
 import pytest
+
+from jaxtrain.runtime import preemption
 
 BORN_DEAF = """
 import os, signal, time
@@ -84,6 +87,11 @@ def test_a_second_ctrl_c_leaves_at_once():
 
 def test_a_script_that_trains_gets_a_keyboard_interrupt_once_its_run_is_saved():
     assert python(IN_A_SCRIPT) == (0, "interrupted (SIGINT)\n")
+
+
+def test_a_signal_in_the_middle_of_importing_jax_leaves_that_import_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", types.ModuleType("jax._src.distributed"))
+    assert (preemption._processes(), preemption._process()) == (1, 0)
 
 
 @pytest.mark.parametrize("module", ["jaxtrain.run", "jaxtrain.evaluate", "jaxtrain"])

@@ -77,6 +77,7 @@ ORIGINAL_NAMES = {
         "MetricsLogger",
         "create_ema_scheduler",
         "create_hjepa_model",
+        "create_lewm",
         "create_loss_from_config",
         "create_loss_function",
         "create_lr_scheduler",

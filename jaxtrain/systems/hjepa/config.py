@@ -55,7 +55,7 @@ class ModelConfig(Section):
     vit: ViTConfig = ViTConfig()
     embed_dim: int | None = Field(None, ge=1)  # the encoder's width; only checked
     encoder_weights: str | None = None  # a file of timm's VisionTransformer weights to start both encoders from
-    num_hierarchies: int = Field(3, ge=2, le=4)  # levels of comparison
+    num_hierarchies: int = Field(3, ge=1, le=4)  # levels of comparison
     predictor: PredictorConfig = PredictorConfig()
     ema: EmaConfig = EmaConfig()
     fpn: FpnConfig = FpnConfig()
@@ -106,6 +106,10 @@ class LossConfig(Section):
     sigreg_num_test_points: int = Field(17, ge=2)
     sigreg_test_method: Literal["reference_points", "char_function"] = "reference_points"
     sigreg_fixed_slices: bool = False  # the same directions at every step
+    sigreg_char_function_points: int = Field(32, ge=2)  # of the quadrature, where the test method is char_function
+    sigreg_char_function_t_min: float = Field(0.2, ge=0)  # where the characteristic functions are compared, from
+    sigreg_char_function_t_max: float = Field(4.0, gt=0)  # and to
+    sigreg_char_function_lambda: float = Field(1.0, gt=0)  # width of the weight exp(-t^2 / (2 lambda^2))
 
 
 class AugmentationConfig(Section):
@@ -170,6 +174,7 @@ class WorldModelConfig(Section):
     predictor_dropout: float = Field(0.1, ge=0, lt=1)
     predictor_max_seq_len: int = Field(256, ge=1)  # steps
     projection_norm: Literal["layernorm", "batchnorm", "none"] = "batchnorm"
+    layerscale: LayerScaleConfig = LayerScaleConfig()  # of the frame encoder
     gradient_checkpointing: bool = False
 
 

@@ -273,7 +273,14 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
         "variance_weight": config.vicreg_variance_weight,
         "covariance_weight": config.vicreg_covariance_weight,
     }
-    test = {"test_method": config.sigreg_test_method, "num_test_points": config.sigreg_num_test_points}
+    test = {
+        "test_method": config.sigreg_test_method,
+        "num_test_points": config.sigreg_num_test_points,
+        "num_quadrature": config.sigreg_char_function_points,
+        "t_min": config.sigreg_char_function_t_min,
+        "t_max": config.sigreg_char_function_t_max,
+        "lambda_": config.sigreg_char_function_lambda,
+    }
     sliced = {"num_slices": config.sigreg_num_slices, "fixed_slices": config.sigreg_fixed_slices}
     if kind in PURE:
         return LossFunction(functools.partial(hjepa, **jepa))

@@ -249,8 +249,8 @@ def _check(size, embed_dim: int, levels: int, fusion: str) -> None:
         raise UserError(
             f"model.embed_dim: {embed_dim} is not the encoder's width {size.embed_dim}; leave it out or match"
         )
-    if not 2 <= levels <= 4:
-        raise UserError(f"model.num_hierarchies: {levels} is not 2, 3 or 4")
+    if not 1 <= levels <= 4:
+        raise UserError(f"model.num_hierarchies: {levels} is not 1, 2, 3 or 4")
     if fusion not in ("add", "concat"):
         raise UserError(f"model.fpn.fusion_method: {fusion!r} is unknown; known: add, concat")
 

@@ -151,9 +151,9 @@ class HJEPA(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    def __init__(self, img_size, size, norm):
+    def __init__(self, img_size, size, norm, layerscale_init=None):
         super().__init__()
-        self.encoder = Encoder(img_size, size)
+        self.encoder = Encoder(img_size, size, layerscale_init=layerscale_init)
         self.projector = nn.Sequential(nn.Linear(size.embed_dim, size.embed_dim), *NORMS[norm](size.embed_dim))
 
     def forward(self, frames):
@@ -200,7 +200,8 @@ class LeWorldModel(nn.Module):
         super().__init__()
         model = config.model
         size = vit_size(model.encoder_type, **overrides(model.vit))
-        self.frame_encoder = FrameEncoder(config.data.image_size, size, model.projection_norm)
+        scale = model.layerscale.init_value if model.layerscale.use_layerscale else None
+        self.frame_encoder = FrameEncoder(config.data.image_size, size, model.projection_norm, scale)
         self.action_predictor = ActionPredictor(
             size.embed_dim,
             model.action_dim,

@@ -33,8 +33,10 @@ class WorldOutputs(NamedTuple):
 class FrameEncoder(nnx.Module):
     """Class token of a ViT, projected. Frames [batch, channel, S, S] -> [batch, width]."""
 
-    def __init__(self, img_size: int, size, norm: str, checkpointing: bool, *, rngs: nnx.Rngs):
-        self.encoder = Encoder(img_size, size, checkpointing=checkpointing, rngs=rngs)
+    def __init__(
+        self, img_size: int, size, norm: str, checkpointing: bool, layerscale_init: float | None, *, rngs: nnx.Rngs
+    ):
+        self.encoder = Encoder(img_size, size, checkpointing=checkpointing, layerscale_init=layerscale_init, rngs=rngs)
         self.projector = Projection(size.embed_dim, size.embed_dim, norm, rngs=rngs)
 
     def __call__(self, frames, rngs=None, keep=None):
@@ -124,6 +126,8 @@ class LeWorldModel(nnx.Module):
         predictor_max_seq_len: int = 256,
         projection_norm: str = "batchnorm",
         use_gradient_checkpointing: bool = False,
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
         *,
         vit: dict | None = None,
         rngs: nnx.Rngs,
@@ -131,7 +135,8 @@ class LeWorldModel(nnx.Module):
         size = vit_size(encoder_type, **(vit or {}))
         if size.embed_dim != embed_dim:
             raise ValueError(f"embed_dim={embed_dim} is not the encoder's width {size.embed_dim}")
-        self.frame_encoder = FrameEncoder(img_size, size, projection_norm, use_gradient_checkpointing, rngs=rngs)
+        scale = layerscale_init if use_layerscale else None
+        self.frame_encoder = FrameEncoder(img_size, size, projection_norm, use_gradient_checkpointing, scale, rngs=rngs)
         self.action_predictor = ActionPredictor(
             embed_dim,
             action_dim,
@@ -173,6 +178,8 @@ def build_model(config, rngs) -> LeWorldModel:
         model.predictor_max_seq_len,
         model.projection_norm,
         model.gradient_checkpointing,
+        model.layerscale.use_layerscale,
+        model.layerscale.init_value,
         vit=overrides(model.vit),
         rngs=rngs,
     )

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa import pretraining, tokens
+from jaxtrain.systems.hjepa import losses, pretraining, regularizers, tokens
 from jaxtrain.systems.hjepa.losses import PURE, LossInputs
 from jaxtrain.systems.hjepa.torch_twin import HJEPA as TorchHJEPA
 from jaxtrain.systems.hjepa.torch_twin import loss as torch_loss
@@ -205,3 +205,25 @@ def test_a_timm_file_starts_both_encoders(tmp_path):
 def test_the_names_of_the_pure_losses_are_all_known():
     for kind in PURE:
         assert pretraining.loss_of(config(f"loss.type={kind}")).num_slices == 0
+
+
+def test_the_options_of_the_characteristic_function_reach_sigreg():
+    kind = ["loss.type=sigreg", "loss.sigreg_num_slices=8", "loss.sigreg_test_method=char_function"]
+    options = {"points": 64, "t_min": 0.1, "t_max": 3.0, "lambda": 0.5}
+    changed = [f"loss.sigreg_char_function_{name}={value}" for name, value in options.items()]
+    a, b = (jax.random.normal(jax.random.key(i), (2, 6, 24)) for i in (0, 1))
+    directions = regularizers.slices(jax.random.key(2), 8, 24)
+    compared = losses.LossInputs([a], [b], None, None, directions, None)
+    build = lambda *more: losses.build(config(*kind, *more).loss, 1)(compared)["sigreg_loss_h0"]
+    arguments = {"test_method": "char_function", "num_quadrature": 64, "t_min": 0.1, "t_max": 3.0, "lambda_": 0.5}
+    wanted = regularizers.sigreg(a, b, directions, **arguments)["sigreg_loss"]
+    assert float(build(*changed)) == pytest.approx(float(wanted), rel=1e-6)
+    assert float(build()) != pytest.approx(float(wanted), rel=1e-3)
+
+
+def test_one_level_of_comparison_trains():
+    settings = config("model.num_hierarchies=1")
+    model = model_of(settings)
+    assert len(model.hierarchy_projections) == 1
+    value = jax.jit(lambda b: pretraining.loss(model, b, settings, None).value)(batch(2))
+    assert np.isfinite(float(value))

@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
-from jaxtrain.systems.hjepa.world_model import ActionPredictor, CEMPlanner
+from jaxtrain.systems.hjepa import create_lewm
+from jaxtrain.systems.hjepa.world_model import ActionPredictor, CEMPlanner, LeWorldModel
+from torch_bridge.state_dict import load_state_dict
 
 
 def test_the_planner_walks_to_the_goal_of_a_world_that_adds_actions():
@@ -32,3 +35,25 @@ def test_shapes_that_do_not_fit_are_named(embeddings, actions, match):
     model = ActionPredictor(16, 3, depth=1, num_heads=2, max_seq_len=4, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=match):
         model(jnp.zeros(embeddings), jnp.zeros(actions))
+
+
+def test_create_lewm_gives_the_originals_module():
+    module = create_lewm()
+    assert sum(parameter.numel() for parameter in module.parameters()) == 9_685_056
+
+
+def test_layer_scale_of_the_frame_encoder_crosses_to_torch():
+    sizes = {"img_size": 32, "predictor_depth": 1, "predictor_num_heads": 4, "predictor_max_seq_len": 8}
+    module = create_lewm(**sizes, use_layerscale=True, layerscale_init=0.5).eval()
+    gammas = [value for key, value in module.state_dict().items() if key.endswith(("ls_attn.gamma", "ls_mlp.gamma"))]
+    assert len(gammas) == 24
+    assert all(bool((gamma == 0.5).all()) for gamma in gammas)
+    ours = LeWorldModel(**sizes, use_layerscale=True, layerscale_init=0.5, rngs=nnx.Rngs(0))
+    load_state_dict(ours, module.state_dict())
+    draw = np.random.default_rng(0)
+    frames, actions = draw.random((2, 3, 3, 32, 32), np.float32), draw.normal(size=(2, 3, 4)).astype(np.float32)
+    with torch.no_grad():
+        embeddings, predictions = module(torch.from_numpy(frames), torch.from_numpy(actions))
+    found = nnx.jit(lambda model, *given: model(*given))(ours, frames, actions)
+    np.testing.assert_allclose(found.embeddings, embeddings.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.predictions, predictions.numpy(), rtol=1e-4, atol=1e-5)

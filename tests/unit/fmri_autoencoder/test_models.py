@@ -4,14 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.systems.fmri_autoencoder import torch_twin
 from jaxtrain.systems.fmri_autoencoder.blocks import parameter_count
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 from tests.unit.fmri_autoencoder import tiny
+from torch_bridge.datasets import to_torch
+from torch_bridge.state_dict import state_dict
 
 PRODUCTION = {"use_encodec": True, "audio_frames_per_tr": 112, "video_frames_per_tr": 10, "text_dim": 3072}
 TINY = tiny.config("head").model.model_dump()
@@ -89,3 +93,28 @@ def test_padded_rows_move_nothing():
     whole, part = trained(model, batch, jnp.ones(6, bool)), trained(model, padded, valid)
     assert float(part["total_loss"]) == pytest.approx(float(whole["total_loss"]), rel=1e-5)
     np.testing.assert_allclose(part["predicted_fmri"][:6], whole["predicted_fmri"], rtol=1e-4, atol=1e-5)
+
+
+def test_exported_codes_differ_from_torchs_where_they_lie_on_a_half_alone():
+    """Evaluation rounds codes 0 to 1023, so that a last bit before it may be a whole code, 1e-3 of the scale, after."""
+    options = ("model.use_encodec=true", "model.audio_frames_per_tr=112", "data.synthetic_volumes=40")
+    config, model = tiny.config("head", *options), tiny.model("head", *options)
+    twin = torch_twin.build(config).eval()
+    twin.load_state_dict({key: to_torch(np.asarray(value)) for key, value in state_dict(model).items()}, strict=True)
+    bottleneck = np.random.default_rng(0).normal(size=(64, config.model.widths[2048])).astype(np.float32)
+    decoder = model.decoder
+    raw, ours = jax.jit(
+        lambda x: (decoder.audio_head(decoder.trunk(x), rounded=False), decoder.audio_head(decoder.trunk(x)))
+    )(bottleneck)
+    with torch.no_grad():
+        theirs = twin.decoder(torch.from_numpy(bottleneck))[1].numpy()
+        exact = twin.decoder.layer11(
+            twin.decoder.layer10(twin.decoder.layer9(twin.decoder.layer8(torch.from_numpy(bottleneck))))
+        )
+        exact = twin.decoder.layer13_audio(twin.decoder.layer12_audio(exact)).sigmoid().numpy() * 1023
+    np.testing.assert_allclose(np.asarray(raw).reshape(64, -1), exact, atol=5e-3)  # codes
+    other = np.asarray(ours) != theirs
+    from_a_half = np.abs(np.asarray(raw) % 1 - 0.5)
+    assert other.mean() < 0.01
+    assert (from_a_half[other] < 5e-3).all()
+    assert np.abs(np.asarray(ours) - theirs).max() <= 1

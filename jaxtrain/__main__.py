@@ -9,18 +9,18 @@ from jaxtrain import commands
 from jaxtrain.runtime.preemption import PREEMPTION
 
 COMMANDS = {
-    "run": "train what a YAML file describes",
-    "evaluate": "metrics of a checkpoint on a whole split",
-    "export": "the weights as a torch state dict",
-    "report": "a page about one run or several",
+    "run": "train the task of a YAML config",
+    "evaluate": "compute the metrics of a checkpoint on a split",
+    "export": "write the weights as a torch state dict",
+    "report": "write an HTML report of one or more runs",
     "checkpoints": "list, verify or prune a run's checkpoints",
     "tune": "search hyper-parameters",
-    "lr_find": "learning-rate range test",
-    "plan": "memory and collectives on GPUs that are not here",
-    "verify": "the export in the torch twin, layer by layer",
+    "lr_find": "run a learning-rate range test",
+    "plan": "predict memory and communication on GPUs you don't have",
+    "verify": "compare the export in torch with JAX, layer by layer",
     "generate": "continue a prompt with a trained language model",
     "torchrun": "torchrun with the exit code of its processes",
-    "doctor": "what this machine offers",
+    "doctor": "report devices, precision support and versions",
 }
 ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun"}
 
@@ -31,13 +31,13 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         lines = "".join(f"  {command:12} {about}\n" for command, about in COMMANDS.items())
-        print(f"usage: jaxtrain COMMAND ...\n\n{lines}\n`jaxtrain COMMAND --help` says more, with an example.")
+        print(f"usage: jaxtrain COMMAND ...\n\n{lines}\n`jaxtrain COMMAND --help` lists its options, with an example.")
         return 0
     if name == "--version":
         print(f"jaxtrain {importlib.metadata.version('jaxtrain')}")
         return 0
     if name not in COMMANDS:
-        print(f"error: {name}: no such command; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"error: {name}: no such command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     module = ELSEWHERE.get(name, f"jaxtrain.{name}")
     return commands.main(lambda _: importlib.import_module(module).main(rest), argparse.Namespace())

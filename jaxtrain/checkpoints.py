@@ -1,4 +1,4 @@
-"""The checkpoints of a run: `python -m jaxtrain.checkpoints list|verify|prune --run runs/digits`."""
+"""List, verify or prune checkpoints: `python -m jaxtrain.checkpoints list|verify|prune --run runs/digits`."""
 
 import argparse
 import datetime
@@ -22,7 +22,7 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument(
         "--keep-best", type=commands.count(0), metavar="N", help="prune: best to keep (default checkpoint.keep_best)"
     )
-    p.add_argument("--json", action="store_true", help="one JSON object per line")
+    p.add_argument("--json", action="store_true", help="print one JSON object per line")
     return commands.main(run, p.parse_args(argv))
 
 

@@ -116,9 +116,9 @@ def quiet_jax() -> None:
 
 def add_run(p: argparse.ArgumentParser, builds: bool = True) -> None:
     """builds: the command builds the folder's model, for which its config may name code (docs/security.md)."""
-    p.add_argument("--run", required=True, metavar="DIR", help="a run folder, as runs/digits")
+    p.add_argument("--run", required=True, metavar="DIR", help="run folder, such as runs/digits")
     if builds:
-        p.add_argument("--trust", action="store_true", help="run the code that the folder's config names")
+        p.add_argument("--trust", action="store_true", help="import the code that the run folder's config names")
 
 
 def count(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -153,12 +153,12 @@ def add_checkpoint(p: argparse.ArgumentParser, default: str = "best") -> None:
 
 
 def add_quiet(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    p.add_argument("--quiet", action="store_true", help="print warnings and errors only")
 
 
 def add_json(p: argparse.ArgumentParser) -> None:
     """For a command that leaves its result in `arguments.found`."""
-    p.add_argument("--json", action="store_true", help="print one JSON object; all else goes to the error output")
+    p.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     p.set_defaults(found=None)
 
 

@@ -24,7 +24,7 @@ ACCELERATOR = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "JAX_", "CUDA_VISIBLE_DEVICES"
 
 
 def main(argv: commands.Arguments = None) -> int:
-    p = commands.parser("doctor", "Say what this machine offers a run.", "python -m jaxtrain.doctor --json")
+    p = commands.parser("doctor", "Report devices, precision support and versions.", "python -m jaxtrain.doctor --json")
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 

@@ -1,4 +1,4 @@
-"""Metrics of a checkpoint: `python -m jaxtrain.evaluate --run runs/digits`."""
+"""Compute the metrics of a checkpoint: `python -m jaxtrain.evaluate --run runs/digits`."""
 
 import argparse
 import json
@@ -16,9 +16,9 @@ def main(argv: commands.Arguments = None) -> int:
     commands.add_run(p)
     commands.add_checkpoint(p)
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
-    p.add_argument("--output", type=commands.output_file, metavar="F.json", help="write the metrics here too")
+    p.add_argument("--output", type=commands.output_file, metavar="F.json", help="also write the metrics to this file")
     commands.add_json(p)
-    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the run's config.yaml")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the run's config.yaml")
     return commands.main(run, p.parse_intermixed_args(argv))
 
 

@@ -1,4 +1,4 @@
-"""A run for torch: `python -m jaxtrain.export --run runs/digits --output digits.pt [--optimizer]`."""
+"""Export a run to torch: `python -m jaxtrain.export --run runs/digits --output digits.pt [--optimizer]`."""
 
 import argparse
 import pathlib
@@ -19,20 +19,20 @@ def main(argv: commands.Arguments = None) -> int:
     commands.add_run(p)
     p.add_argument("--checkpoint", help="best, last or a step (default best; last with --optimizer)")
     p.add_argument("--output", metavar="F", help="a .pt or .safetensors file")
-    p.add_argument("--optimizer", action="store_true", help="add optimizer, schedule and position (a .pt)")
+    p.add_argument("--optimizer", action="store_true", help="add optimizer, schedule and data position (.pt only)")
     p.add_argument(
         "--averaged",
         action=argparse.BooleanOptionalAction,
-        help="with optim.ema_decay: the averaged weights, or those that train (default evaluation.averaged)",
+        help="with optim.ema_decay: the averaged or the raw weights (default evaluation.averaged)",
     )
-    p.add_argument("--hf", metavar="DIR", help="a folder that transformers' from_pretrained reads")
+    p.add_argument("--hf", metavar="DIR", help="also write a folder for transformers' from_pretrained")
     p.add_argument(
         "--format",
         "--as",
         dest="form",
         nargs=2,
         metavar=("FORM", "DIR"),
-        help="a folder in a form of the task's own, as peft",
+        help="also write a folder in one of the task's formats, such as peft",
     )
     commands.add_quiet(p)
     commands.add_json(p)

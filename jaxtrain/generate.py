@@ -16,20 +16,20 @@ def main(argv: commands.Arguments = None) -> int:
     )
     commands.add_run(p)
     commands.add_checkpoint(p)
-    p.add_argument("--prompt", action="append", default=[], help="may be given several times; all run in one batch")
+    p.add_argument("--prompt", action="append", default=[], help="repeat for several prompts; they run as one batch")
     p.add_argument("--prompts", metavar="F.jsonl", help='a file of prompts: one {"prompt": "..."} per line')
-    p.add_argument("--chat", action="store_true", help="put every prompt into the tokenizer's chat template first")
+    p.add_argument("--chat", action="store_true", help="apply the tokenizer's chat template to every prompt")
     p.add_argument("--max-new-tokens", type=commands.count(1, 1_000_000), default=256, help="per prompt (default 256)")
     p.add_argument("--temperature", type=float, default=0.7, help="default 0.7")
     p.add_argument(
-        "--top-k", type=commands.count(0), default=50, help="keep the k likeliest tokens; 0 keeps all (default 50)"
+        "--top-k", type=commands.count(0), default=50, help="sample from the k most likely; 0: all (default 50)"
     )
-    p.add_argument("--top-p", type=float, default=0.9, help="keep the likeliest tokens of this mass (default 0.9)")
-    p.add_argument("--greedy", action="store_true", help="always take the likeliest token")
+    p.add_argument("--top-p", type=float, default=0.9, help="sample from this probability mass (default 0.9)")
+    p.add_argument("--greedy", action="store_true", help="always take the most likely token")
     p.add_argument("--seed", type=commands.count(0, 2**63 - 1), default=0)
-    p.add_argument("--quantize", type=int, choices=(4, 8), help="memory bank in so many bits")
+    p.add_argument("--quantize", type=int, choices=(4, 8), help="quantize the memory bank to this many bits")
     p.add_argument(
-        "--output", type=commands.output_file, metavar="F.jsonl", help="write prompt and text here, one object per line"
+        "--output", type=commands.output_file, metavar="F.jsonl", help="write prompt and text here, as JSON lines"
     )
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))

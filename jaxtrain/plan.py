@@ -1,4 +1,4 @@
-"""Memory and traffic on GPUs you have not rented: `python -m jaxtrain.plan --config F --devices 64 --target h200`."""
+"""Predict memory and communication on GPUs: `python -m jaxtrain.plan --config F --devices 64 --target h200`."""
 
 import argparse
 import json
@@ -14,13 +14,20 @@ def main(argv: commands.Arguments = None) -> int:
         "Compile the real training step for N GPUs with none present; print bytes and collectives per device.",
         "python -m jaxtrain.plan --config configs/memory_lm_paper.yaml --devices 64 --target h200 shard.strategy=fsdp",
     )
-    p.add_argument("--config", required=True, metavar="F", help="a YAML file")
-    p.add_argument("--devices", type=commands.count(1, 1_000_000), required=True, metavar="N", help="GPUs in all")
-    p.add_argument("--hosts", type=commands.count(1, 1_000_000), metavar="H", help="machines (8 GPUs each if left out)")
+    p.add_argument("--config", required=True, metavar="F", help="YAML config")
+    p.add_argument(
+        "--devices", type=commands.count(1, 1_000_000), required=True, metavar="N", help="total number of GPUs"
+    )
+    p.add_argument(
+        "--hosts",
+        type=commands.count(1, 1_000_000),
+        metavar="H",
+        help="number of machines (default: 8 GPUs per machine)",
+    )
     p.add_argument("--target", default="h200", help="h200, h100, a100, a6000 or l40s (default h200)")
-    p.add_argument("--no-fit", action="store_true", help="leave out the search for the largest batch that fits")
-    p.add_argument("--json", metavar="F", help="write the plan here too; -: print it and nothing else")
-    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
+    p.add_argument("--no-fit", action="store_true", help="skip the search for the largest batch that fits")
+    p.add_argument("--json", metavar="F", help="also write the plan as JSON; -: print only the JSON")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the file")
     return commands.main(run, p.parse_intermixed_args(argv))
 
 

@@ -1,4 +1,4 @@
-"""A page about one run or several: `python -m jaxtrain.report --run runs/digits [--run runs/other]`."""
+"""Write an HTML report of one or more runs: `python -m jaxtrain.report --run runs/digits [--run runs/other]`."""
 
 import argparse
 import pathlib
@@ -12,9 +12,14 @@ def main(argv: commands.Arguments = None) -> int:
         "Write one self-contained HTML page: curves, speed, config, environment, evaluations and pictures.",
         "python -m jaxtrain.report --run runs/a --run runs/b --output compared.html",
     )
-    p.add_argument("--run", required=True, action="append", metavar="DIR", help="a run folder; several are compared")
     p.add_argument(
-        "--output", type=commands.output_file, metavar="F.html", help="default: report.html in the first run's folder"
+        "--run", required=True, action="append", metavar="DIR", help="run folder; repeat to compare several runs"
+    )
+    p.add_argument(
+        "--output",
+        type=commands.output_file,
+        metavar="F.html",
+        help="output file (default: report.html in the first run's folder)",
     )
     commands.add_quiet(p)
     commands.add_json(p)

@@ -14,13 +14,18 @@ from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 
 def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
-        "run", "Train what a YAML file describes.", "python -m jaxtrain.run --config configs/digits.yaml optim.lr=1e-3"
+        "run", "Train the task of a YAML config.", "python -m jaxtrain.run --config configs/digits.yaml optim.lr=1e-3"
     )
-    p.add_argument("--config", required=True, metavar="F", help="YAML, as configs/digits.yaml or a torch original's")
-    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the file")
-    p.add_argument("--resume", default="auto", help="auto (go on in the run folder), never, or another run's folder")
-    p.add_argument("--dry-run", action="store_true", help="build everything, run no step, print the plan")
-    p.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
+    p.add_argument(
+        "--config",
+        required=True,
+        metavar="F",
+        help="YAML config, such as configs/digits.yaml, or one of an original torch project",
+    )
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the file")
+    p.add_argument("--resume", default="auto", help="auto (resume in the run folder), never, or another run's folder")
+    p.add_argument("--dry-run", action="store_true", help="build everything, print a summary, run no step")
+    p.add_argument("--print-config", action="store_true", help="print the config with all defaults and exit")
     commands.add_quiet(p)
     arguments = p.parse_intermixed_args(argv)
     if arguments.quiet:

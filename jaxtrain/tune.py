@@ -1,4 +1,4 @@
-"""Search for settings: `python -m jaxtrain.tune --config F --space F`."""
+"""Search hyper-parameters: `python -m jaxtrain.tune --config F --space F`."""
 
 import argparse
 import importlib.util
@@ -18,14 +18,14 @@ def main(argv: commands.Arguments = None) -> int:
         "Try settings from a search space, and write the best ones as a config. Goes on in an existing study.",
         "python -m jaxtrain.tune --config configs/criteria_tiny.yaml --space configs/hpo/criteria_tiny.yaml",
     )
-    p.add_argument("--config", required=True, metavar="F", help="a YAML file, as configs/digits.yaml")
-    p.add_argument("--space", required=True, metavar="F", help="which settings vary, as configs/hpo/criteria_tiny.yaml")
-    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the config file")
+    p.add_argument("--config", required=True, metavar="F", help="YAML config, such as configs/digits.yaml")
+    p.add_argument("--space", required=True, metavar="F", help="search space, such as configs/hpo/criteria_tiny.yaml")
+    p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the config file")
     p.add_argument(
-        "--trials", type=commands.count(), metavar="N", help="trials of the whole study (default: the space's)"
+        "--trials", type=commands.count(), metavar="N", help="trials of the study (default: as the search space says)"
     )
     p.add_argument(
-        "--workers", type=commands.count(1, 1024), default=1, metavar="N", help="processes at the same time (default 1)"
+        "--workers", type=commands.count(1, 1024), default=1, metavar="N", help="parallel worker processes (default 1)"
     )
     p.add_argument(
         "--vmap",

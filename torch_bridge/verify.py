@@ -85,10 +85,10 @@ def main(argv: commands.Arguments = None) -> int:
         "python -m torch_bridge.verify --run runs/digits",
     )
     commands.add_run(p)
-    p.add_argument("--checkpoint", help="best, last or a step (default best, last where none was evaluated)")
-    p.add_argument("--weights", metavar="F", help="an exported file to check (default: the checkpoint, exported now)")
+    p.add_argument("--checkpoint", help="best, last or a step (default best, or last if none was evaluated)")
+    p.add_argument("--weights", metavar="F", help="exported file to check (default: export the checkpoint now)")
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
-    p.add_argument("--batches", type=commands.count(), default=1, help="how many batches (default 1)")
+    p.add_argument("--batches", type=commands.count(), default=1, help="number of batches (default 1)")
     commands.add_quiet(p)
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))

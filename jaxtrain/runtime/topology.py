@@ -1,4 +1,4 @@
-"""Stand-ins for GPUs that are not here, to compile for.
+"""Describe GPUs that this machine does not have, to compile for them.
 
 Needs the extra `plan` (jax's CUDA compiler plug-in, none of CUDA's libraries) and ptxas from a CUDA toolkit.
 """

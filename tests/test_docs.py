@@ -54,6 +54,7 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torchs, flaxs, back = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     namespace: dict = {}
+    torch.manual_seed(0)
     for folder, own in (("torchs", torchs), ("flaxs", flaxs)):
         (tmp_path / folder).mkdir()
         monkeypatch.chdir(tmp_path / folder)

@@ -30,7 +30,7 @@ def jax_dtype(dtype: Any) -> np.dtype:
 
 
 def known_dtype(dtype: Any) -> bool:
-    """Whether JAX has numbers like these; it has no complex32 and no quantized ones."""
+    """Return True if JAX has this dtype; it has no complex32 and no quantized ones."""
     try:
         return category(jax_dtype(dtype)) < 3 or jnp.issubdtype(jax_dtype(dtype), jnp.complexfloating)
     except TypeError:

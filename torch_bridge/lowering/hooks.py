@@ -34,7 +34,7 @@ torch.fx.node.has_side_effect(torch.ops.torch_bridge.hook.default)  # nothing us
 
 
 class Removable:
-    """What `register_hook` gives; a record keeps its hooks."""
+    """Stand for the handle that `register_hook` returns; an export keeps its hooks."""
 
     def remove(self):
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""What autograd does not see: blocks under torch.no_grad(), and writes to a tensor behind its back.
+"""Track what autograd does not see: blocks under torch.no_grad(), and writes to a tensor behind its back.
 
 A write under no_grad, through `.data` or through a detached alias changes a tensor's numbers and leaves its gradient
 as it was. In a functional graph the write makes another value; marker operators say that its gradient is that of the
@@ -68,7 +68,7 @@ def _origin(node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
 
 
 def _shown(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What a view, or an operator in place, gives again."""
+    """Return the tensor that a view, or an in-place operator, refers to."""
     if node.op != "call_function":
         return None
     if not isinstance(node.target, torch._ops.OpOverload):

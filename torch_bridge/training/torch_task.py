@@ -87,7 +87,7 @@ class TorchTask:
         return self.criterion
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """What is trained of the loss: its parameters, and the buffers that it changes."""
+        """Return the trained parts of the loss: its parameters, and the buffers that it changes."""
         if self.trained_loss is None:
             return {}
         changed = self.loss_record.changed()

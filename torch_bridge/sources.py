@@ -33,6 +33,9 @@ class ForeignSource:
     start_method: str | None = None
     collate: Callable[[Sequence[Any]], Any] | None = None
 
+    def __getitem__(self, index: int) -> Any:
+        raise TypeError(f"{type(self).__name__} gives no sample by its position")
+
     def raw(self, index: int) -> Any:
         """Return the sample at a position as the dataset gives it, tensors included."""
         return self[index]

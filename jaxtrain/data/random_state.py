@@ -7,7 +7,6 @@ each other's seeds.
 """
 
 import contextlib
-import operator
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,10 @@ class PythonRandom:
     get = staticmethod(random.getstate)
     set = staticmethod(random.setstate)
     seed = staticmethod(random.seed)
-    same = staticmethod(operator.eq)
+
+    @staticmethod
+    def same(first: tuple, second: tuple) -> bool:
+        return first == second
 
 
 class NumpyRandom:

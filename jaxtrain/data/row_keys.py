@@ -18,7 +18,7 @@ def rows(index: Any, valid: Any, taken: Container[str]) -> dict[str, Any]:
 
 def join(added: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch of the loader's entries and the dataset's."""
-    return rows(index(added), valid(added), data) | data
+    return {**rows(index(added), valid(added), data), **data}
 
 
 def valid(batch: Mapping[str, Any]) -> Any:

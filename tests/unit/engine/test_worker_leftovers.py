@@ -72,7 +72,7 @@ def test_a_dataset_on_its_way_to_workers_has_no_name(tmp_path, monkeypatch):
 
 
 def test_workers_get_the_dataset_and_give_batches_without_a_name():
-    pool = workers.Pool(make_reader(Raising(), None, 2, 0), 2, 60)
+    pool = workers.ProcessPool(make_reader(Raising(), None, 2, 0), 2, 60)
     pool.start()
     pool.send(0, Request(0, np.array([1, 2]), np.array([1, 2])))
     assert pool.receive(0)["label"].tolist() == [1, 2]
@@ -87,14 +87,14 @@ from jaxtrain.data.sample_reader import Request
 from tests.unit.engine.test_worker_leftovers import Raising
 
 if __name__ == "__main__":
-    pool = workers.Pool(make_reader(Raising(), None, 2, 0), 1, 600)
+    pool = workers.ProcessPool(make_reader(Raising(), None, 2, 0), 1, 600)
     pool.start()
     pool.send(0, Request(0, np.array([1]), np.array([1])))
     pool.receive(0)
     pool.send(0, Request(0, np.array([5]), np.array([5])))
     while "5" not in pool.reading():
         time.sleep(0.05)
-    print(pool._team.processes[0].pid, flush=True)
+    print(pool._processes.processes[0].pid, flush=True)
     time.sleep(600)
 """
 

@@ -46,6 +46,11 @@ def real_dtype(x: Any) -> np.dtype:
     return x.real.dtype if category(x.dtype) == 3 else x.dtype
 
 
+def whole_dtype(x: Any) -> np.dtype:
+    """The dtype of sums of integers: int32, int64 where x has it already."""
+    return jnp.dtype("int64" if x.dtype == np.int64 else "int32")
+
+
 def category(dtype: np.dtype) -> int:
     """0 bool, 1 integer, 2 floating, 3 complex: torch promotes across these before widths."""
     if dtype == jnp.bool_:

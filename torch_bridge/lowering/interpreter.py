@@ -14,6 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
+from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
 from torch_bridge.lowering.hooks import HOOK
 from torch_bridge.lowering.operators import TABLE
@@ -70,9 +71,15 @@ class Graph:
         arguments = [
             values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders
         ]
-        results = _run(self.module, [_array(value) for value in arguments], call)
+        stateful = {placeholder for placeholder, name in self.placeholders if name is not None}
+        call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in stateful})
+        results = _run(self.module, [wide_integers.array(value) for value in arguments], call)
         pairs = list(zip(self.outputs, results, strict=True))
-        changed = {name: value for (kind, name), value in pairs if kind == OutputKind.BUFFER_MUTATION and name}
+        changed = {
+            name: wide_integers.narrowed(value)
+            for (kind, name), value in pairs
+            if kind == OutputKind.BUFFER_MUTATION and name
+        }
         leaves = [value for (kind, _), value in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
         return self.structure.build(leaves), changed
 
@@ -138,10 +145,6 @@ def _place(tensor: torch.Tensor) -> tuple:
 
 def _tensor_of(program, target: Any) -> torch.Tensor:
     return program.constants[target] if target in program.constants else program.state_dict[target]
-
-
-def _array(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str, type(None))) else jnp.asarray(value)
 
 
 def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Call) -> list[Any]:
@@ -240,7 +243,7 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
     if isinstance(target, torch._ops.OpOverload):
         lower = TABLE[str(target)]
         try:
-            return lower(call, *args, **kwargs)
+            return wide_integers.evaluate(lower, call, node, args, kwargs)
         except Exception as error:
             error.add_note(f"while running {node.name} = {target} at\n{node.stack_trace or 'an unknown line'}")
             raise

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_bridge.lowering.derivatives import shared, sloped, zero_where
-from torch_bridge.lowering.dtypes import category, jax_dtype, real_dtype, wide
+from torch_bridge.lowering.dtypes import category, jax_dtype, real_dtype, whole_dtype, wide
 from torch_bridge.lowering.table import lowering
 
 
@@ -21,7 +21,7 @@ def sum_(call, x, dim=None, keepdim=False, *, dtype=None):
     if dtype is not None:
         x = x.astype(jax_dtype(dtype))
     elif category(x.dtype) < 2:
-        x = x.astype(jnp.int32)
+        x = x.astype(whole_dtype(x))
     return jnp.sum(wide(x), axes_of(x, dim), keepdims=keepdim).astype(x.dtype)
 
 
@@ -46,7 +46,7 @@ def prod_dim(call, x, dim=None, keepdim=False, *, dtype=None):
     if dtype is not None:
         x = x.astype(jax_dtype(dtype))
     elif category(x.dtype) < 2:
-        x = x.astype(jnp.int32)
+        x = x.astype(whole_dtype(x))
     return jnp.prod(x, axes_of(x, dim), keepdims=keepdim)
 
 
@@ -238,13 +238,13 @@ def _softmax_input(x, option, dtype):
 
 @lowering("cumsum.default")
 def cumsum(call, x, dim, *, dtype=None):
-    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(jnp.int32) if category(x.dtype) < 2 else x
+    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(whole_dtype(x)) if category(x.dtype) < 2 else x
     return jnp.cumsum(x, dim) if x.ndim else x
 
 
 @lowering("cumprod.default")
 def cumprod(call, x, dim, *, dtype=None):
-    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(jnp.int32) if category(x.dtype) < 2 else x
+    x = x.astype(jax_dtype(dtype)) if dtype is not None else x.astype(whole_dtype(x)) if category(x.dtype) < 2 else x
     return jnp.cumprod(x, dim) if x.ndim else x
 
 

@@ -23,6 +23,7 @@ class Call:
 
     rngs: Callable[[], jax.Array] | None = None
     valid: Any = None
+    bounds: dict = dataclasses.field(default_factory=dict)  # of integers, by node of the graph that runs
     _drawn: int = 0
 
     def key(self) -> jax.Array:

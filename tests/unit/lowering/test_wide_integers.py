@@ -1,0 +1,61 @@
+"""Integers that leave 32 bits are computed in 64: hashes, products of ids, long sums."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torch_bridge.from_torch import from_torch
+
+IDS = torch.tensor([[1, 7, 123456789], [2147483647, 0, 5]])
+
+
+class Rule(nn.Module):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+        self.register_buffer("primes", torch.tensor([2654435761, 40503, 97]), persistent=False)
+        self.table = nn.Embedding(101, 2)
+        nn.init.constant_(self.table.weight, 1.0)
+        self.table.weight.data[:, 0] = torch.arange(101.0)
+
+    def forward(self, ids):
+        return self.rule(self, ids)
+
+
+RULES = {
+    "hash": lambda self, ids: self.table((ids * 2654435761) % 101),
+    "hash_of_a_buffer": lambda self, ids: self.table((ids * self.primes).sum(-1) % 101),
+    "shifted": lambda self, ids: self.table(((ids << 20) ^ (ids >> 3)) % 101),
+    "pairs": lambda self, ids: self.table((ids[:, :1] * 2147483647 + ids) % 101),
+    "as_float": lambda self, ids: (ids + ids).float(),
+    "compared": lambda self, ids: (ids + ids) > 2**31,
+    "summed": lambda self, ids: self.table(ids.sum(-1) % 101),
+    "output": lambda self, ids: ids * 3,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equals_torch(name):
+    module = Rule(RULES[name]).eval()
+    model = from_torch(module, IDS, ["evaluation"])
+    ours = jax.jit(lambda ids: model(ids))(IDS.numpy().astype(np.int32))
+    np.testing.assert_array_equal(np.asarray(ours), module(IDS).detach().numpy())
+
+
+def test_ids_beyond_32_bits_are_taken_outside_jit():
+    module, ids = Rule(RULES["hash"]).eval(), torch.tensor([2**40 + 3, 5])
+    model = from_torch(module, torch.tensor([1, 2]), ["evaluation"])
+    np.testing.assert_array_equal(np.asarray(model(ids.numpy())), module(ids).detach().numpy())
+
+
+def test_a_small_sum_stays_in_32_bits():
+    module = Rule(lambda self, ids: (ids > 5).long().cumsum(-1) + 1).eval()
+    assert from_torch(module, IDS, ["evaluation"])(IDS.numpy().astype(np.int32)).dtype == np.int32
+
+
+def test_an_operator_without_a_64_bit_form_is_refused_by_name():
+    model = from_torch(Rule(lambda self, ids: torch.sort(ids * 3)[0]), IDS, ["evaluation"])
+    with pytest.raises(NotImplementedError, match=r"aten\.sort.* of integers that may leave 32 bits"):
+        model(IDS.numpy().astype(np.int32))

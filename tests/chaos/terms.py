@@ -1,7 +1,7 @@
-"""SIGTERM and SIGUSR1 in every phase of a run: `python -m tests.chaos.terms --terms 20`.
+"""SIGTERM, SIGUSR1, SIGHUP and SIGINT in every phase of a run: `python -m tests.chaos.terms --terms 20`.
 
-Each must end the run with exit code 75 within its grace period, the state of the last step saved; started again, the
-run must end with the bits and the logged points of the run that nobody interrupted.
+Each must end the run with exit code 75 (130 for SIGINT), without a traceback, within its grace period, the state of the
+last step saved; started again, the run must end with the bits and the logged points of the run that nobody interrupted.
 """
 
 import pathlib
@@ -17,6 +17,7 @@ from tests import processes
 from tests.chaos import runs
 
 SLOW = (*runs.SHORT, "task=tests.chaos.slow_digits.classify")
+PREEMPTING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 GRACE_S = 20.0
 PHASES = ("start", "compile", "rescue", "step", "evaluation", "stall", "commit", "twice", "two processes")
 SLACK_S = 12.0  # for the interpreter to end, on a busy machine
@@ -24,7 +25,7 @@ SLACK_S = 12.0  # for the interpreter to end, on a busy machine
 
 def interrupt(phase: str, folder: pathlib.Path, chance: random.Random) -> str:
     """Start a run, interrupt it in that phase; what is wrong with its end, or nothing."""
-    number = chance.choice([signal.SIGTERM, signal.SIGUSR1])
+    number = chance.choice([*PREEMPTING, signal.SIGINT])
     if phase == "two processes":
         return _interrupt_one_of_two(folder, number, chance)
     grace_s = 4.0 if phase == "rescue" else GRACE_S
@@ -50,10 +51,10 @@ def interrupt(phase: str, folder: pathlib.Path, chance: random.Random) -> str:
     if phase == "twice":
         for _ in range(5):
             time.sleep(0.02)
-            runs.kill(process, chance.choice([signal.SIGTERM, signal.SIGUSR1]))
+            runs.kill(process, chance.choice(PREEMPTING))
     code = process.wait(300)
     took = time.monotonic() - sent
-    return _wrong(folder, code, took, grace_s, runs.log_of(folder).read_text())
+    return _wrong(folder, number, code, took, grace_s, runs.log_of(folder).read_text())
 
 
 def _interrupt_one_of_two(folder: pathlib.Path, number: int, chance: random.Random) -> str:
@@ -68,19 +69,23 @@ def _interrupt_one_of_two(folder: pathlib.Path, number: int, chance: random.Rand
     running[chance.randint(0, 1)].send_signal(number)
     results = processes.finish(running)
     took = time.monotonic() - sent
-    if {code for code, _ in results} != {runs.PREEMPTED}:
+    if {code for code, _ in results} != {_wanted(number)}:
         return f"exit codes {[code for code, _ in results]}: {results[0][1][-2000:]}{results[1][1][-2000:]}"
-    return _wrong(folder, runs.PREEMPTED, took, GRACE_S, results[0][1])
+    return _wrong(folder, number, _wanted(number), took, GRACE_S, results[0][1])
 
 
-def _wrong(folder: pathlib.Path, code: int, took: float, grace_s: float, output: str) -> str:
-    if code != runs.PREEMPTED:
-        return f"exit code {code}: {output[-2000:]}"
+def _wanted(number: int) -> int:
+    return 130 if number == signal.SIGINT else runs.PREEMPTED
+
+
+def _wrong(folder: pathlib.Path, number: int, code: int, took: float, grace_s: float, output: str) -> str:
+    if code != _wanted(number) or "Traceback" in output:
+        return f"{signal.Signals(number).name}: exit code {code}: {output[-2000:]}"
     if took > grace_s + SLACK_S:
         return f"it took {took:.1f} s with a grace period of {grace_s:g} s"
     if "nothing to save at this point" in output:
         return ""
-    said = re.findall(r"preempted \(.*?\): the checkpoint of step (\d+) is saved", output)
+    said = re.findall(r"(?:preempted|interrupted) \(.*?\): the checkpoint of step (\d+) is saved", output)
     if not said:
         return f"no word of a saved step: {output[-2000:]}"
     newest = max((int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()), default=-1)

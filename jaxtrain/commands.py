@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from jaxtrain import redaction, trust
+from jaxtrain import redaction
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 
@@ -63,8 +63,7 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     if getattr(arguments, "quiet", False) or not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS, "1"))  # before those libraries are imported
     try:
-        distrust = contextlib.nullcontext() if getattr(arguments, "trust", True) else trust.restricted()
-        with _elsewhere(arguments), distrust:
+        with _elsewhere(arguments), _distrusting(arguments):
             code = command(arguments) or 0
         if getattr(arguments, "found", None) is not None and arguments.json:
             print(json.dumps(arguments.found), file=output)
@@ -92,6 +91,15 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     except KeyboardInterrupt:  # with `start`, only one that somebody raises
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _distrusting(arguments: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """Run no code that a stranger's run folder names, where the command has --trust and it is not given."""
+    if getattr(arguments, "trust", True):
+        return contextlib.nullcontext()
+    from jaxtrain import trust  # imports pydantic: not before `start` hears the process's signals
+
+    return trust.restricted()
 
 
 @contextlib.contextmanager

@@ -282,6 +282,8 @@ class TorchSide:
         self.autocast = autocast if cast else contextlib.nullcontext
         host = [trainer.train_loader.host_batch(i) for i in range(BATCHES)] if feed is None else []
         self.batches = [jax.tree.map(lambda rows: to_torch(rows).to(self.device), batch) for batch in host]
+        if self.task.twin.inputs is not None:  # before the clock starts, and outside of what torch compiles
+            self.batches = [self.task.twin.inputs(batch, self.config) for batch in self.batches]
         self.coming = itertools.cycle(self.batches) if feed is None else self._read(feed)
         self.updates = 0
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+from typing import Any
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
@@ -25,6 +26,8 @@ def main(argv: commands.Arguments = None) -> int:
         help="number of machines (default: 8 GPUs per machine)",
     )
     p.add_argument("--target", default="h200", help="h200, h100, a100, a6000 or l40s (default h200)")
+    p.add_argument("--predict", action="store_true", help="also print the step's milliseconds and dearest kernels")
+    p.add_argument("--price", type=float, metavar="P", help="of one GPU for one hour: print what samples cost, too")
     p.add_argument("--no-fit", action="store_true", help="skip the search for the largest batch that fits")
     p.add_argument("--json", metavar="F", help="also write the plan as JSON; -: print only the JSON")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the file")
@@ -32,13 +35,19 @@ def main(argv: commands.Arguments = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from jaxtrain.nn import fused_attention
     from jaxtrain.runtime import topology
 
     topology.prepare()
     devices = topology.devices(arguments.target, arguments.devices, arguments.hosts)
     budget = topology.memory_bytes(arguments.target)
-    plan = make_plan(arguments.config, arguments.overrides, devices, budget, not arguments.no_fit)
+    hosts = arguments.hosts or -(-arguments.devices // 8)
+    card = topology.card(arguments.target, hosts) if arguments.predict or arguments.price else None
+    with fused_attention.planned_for(topology.TARGETS[arguments.target][0]):
+        plan = make_plan(arguments.config, arguments.overrides, devices, budget, not arguments.no_fit, card)
     plan = {"target": arguments.target, "devices": arguments.devices, **plan}
+    if arguments.price:
+        plan["predicted"] |= cost(plan, arguments.price)
     if arguments.json == "-":
         print(json.dumps(plan))
     else:
@@ -48,12 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if plan["fits"] else commands.FAILED
 
 
-def make_plan(config_file: str, overrides: list[str], devices: list, budget: int, fit: bool = True) -> dict:
-    """Compile the step for these devices and read the result. Bytes are per device."""
+def make_plan(
+    config_file: str, overrides: list[str], devices: list, budget: int, fit: bool = True, card: Any = None
+) -> dict:
+    """Compile the step for these devices and read the result. Bytes are per device. card: predict its time on these
+    (runtime.kernel_cost.Card)."""
     from jaxtrain import config_io
 
     task, config = config_io.load(config_file, overrides)
-    plan = _compile(task, config, devices)
+    plan = compile_step(task, config, devices, card=card)
     plan |= {"batch_size": config.data.batch_size, "card_bytes": budget, "fits": plan["peak_bytes"] <= budget}
     if fit:
         plan["largest_batch"] = {}
@@ -64,15 +76,25 @@ def make_plan(config_file: str, overrides: list[str], devices: list, budget: int
     return plan
 
 
-def _compile(task, config, devices) -> dict:
+def compile_step(task, config, devices, data=None, card=None, keep: list | None = None) -> dict:
+    """Plan one step on these devices. data: in place of the task's example or its first sample. keep: receives the
+    compiled program."""
     from jaxtrain.runtime.collectives import collectives, summary
     from jaxtrain.train.trainer import Trainer
 
-    trainer = Trainer(config=config, task=task, devices=devices, abstract=True)
-    compiled = trainer.program.train_step().jitted.lower(*trainer.program.abstract_arguments()).compile()
-    memory = compiled.memory_analysis()
-    found = collectives(compiled.as_text())
-    state = memory.argument_size_in_bytes - _local_bytes(trainer.program.abstract_arguments()[1:])
+    if data is None and task.example is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"placement": "host"})})
+        data = task.example(config)
+    trainer = Trainer(train_dataset=data, config=config, task=task, devices=devices, abstract=True)
+    steps = config.train.steps_per_call
+    arguments = trainer.program.abstract_arguments(steps)
+    traced = trainer.program.train_step(steps).jitted.trace(*arguments)
+    compiled = traced.lower().compile()
+    if keep is not None:
+        keep.append(compiled)
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    found = collectives(text)
+    state = memory.argument_size_in_bytes - _local_bytes(arguments[1:])
     parameters = _local_bytes((trainer.state.params, trainer.state.frozen))
     moments = _local_bytes(trainer.state.opt_state)
     peak = (
@@ -90,9 +112,41 @@ def _compile(task, config, devices) -> dict:
         "state_bytes": state,
         "temporary_bytes": memory.temp_size_in_bytes,
         "peak_bytes": peak,
-        "collectives": summary(found),
+        "collectives": _per_step(summary(found), steps),
         "minimum_bytes": minimum_traffic(trainer),
+        **({} if card is None else {"predicted": _predicted(trainer, traced, text, found, card)}),
     }
+
+
+def _per_step(found: dict, steps: int) -> dict:
+    return {kind: {name: value // steps for name, value in entry.items()} for kind, entry in found.items()}
+
+
+def _predicted(trainer, traced, text: str, found, card) -> dict:
+    """Milliseconds of one optimizer step, model FLOPs per second as a share of the card's peak, samples per second."""
+    from jaxtrain.runtime.kernel_cost import predict
+    from jaxtrain.train.compilation import flops
+
+    devices, config = trainer.layout.mesh.size, trainer.config
+    steps = config.train.steps_per_call
+    step = predict(text, card, sum(collective.sent for collective in found), steps)
+    model_flops = flops.model_flops(flops.count(traced.jaxpr.jaxpr), config.train.remat) / devices / steps
+    peak = card.half if trainer.program.precision.compute.itemsize == 2 else card.single
+    return {
+        "ms": step.step_s * 1e3,
+        "compute_ms": step.compute_s * 1e3,
+        "sending_ms": step.sending_s * 1e3,
+        "kernels": step.launches,
+        "mfu": model_flops / step.step_s / peak,
+        "samples_per_s": config.data.batch_size / step.step_s,
+        "dearest": step.dearest,
+    }
+
+
+def cost(plan: dict, price: float) -> dict:
+    """Compute what a million samples cost at a price per GPU and hour."""
+    hours = 1e6 / plan["predicted"]["samples_per_s"] / 3600
+    return {"price": price, "per_million_samples": hours * plan["devices"] * price}
 
 
 def minimum_traffic(trainer) -> dict[str, int]:
@@ -133,7 +187,7 @@ def _largest_batch(task, config, devices, budget: int, remat: str) -> dict | Non
         data = config.data.model_copy(update={"batch_size": unit * factor})
         train = config.train.model_copy(update={"remat": remat})
         try:
-            plan = _compile(task, config.model_copy(update={"data": data, "train": train}), devices)
+            plan = compile_step(task, config.model_copy(update={"data": data, "train": train}), devices)
         except UserError as error:
             if "remat" in str(error):
                 return None
@@ -176,6 +230,7 @@ def describe(plan: dict) -> str:
         lines.append(f"    {kind:18} {size(got['bytes'])} in {got['count']:4} (minimum {size(least).strip()})")
     if not plan["collectives"]:
         lines.append("    nothing")
+    lines += _describe_prediction(plan["predicted"]) if "predicted" in plan else []
     for how, found in plan.get("largest_batch", {}).items():
         lines.append(
             f"  largest batch with {how}: {found['samples']:,} ({size(found['bytes_per_sample']).strip()} each)"
@@ -185,6 +240,23 @@ def describe(plan: dict) -> str:
             "  try shard.strategy=fsdp, train.remat=full, train.accumulate_steps, or a smaller data.batch_size"
         )
     return "\n".join(lines)
+
+
+def _describe_prediction(found: dict) -> list[str]:
+    lines = [
+        f"  predicted        {found['ms']:8.2f} ms a step (good to a quarter): {found['kernels']:,} kernels "
+        f"{found['compute_ms']:.2f} ms, sending {found['sending_ms']:.2f} ms beside them",
+        f"                   {found['samples_per_s']:,.0f} samples/s, MFU {found['mfu']:.3f}",
+    ]
+    if "price" in found:
+        lines.append(
+            f"                   {found['per_million_samples']:,.2f} per million samples at {found['price']:g} an hour"
+        )
+    lines.append("  dearest kernels:")
+    for row in found["dearest"]:
+        place = f"{row['launches']:6g}x {row['kind']} {row['shape']}"
+        lines.append(f"    {row['ms']:8.3f} ms {place}  {row['source']}")
+    return lines
 
 
 if __name__ == "__main__":

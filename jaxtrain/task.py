@@ -89,6 +89,8 @@ class TorchTwin:
     build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
     call: (module, batch of torch tensors) -> what the task's `outputs` gives in JAX, a tensor or a dict of them.
     loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
+    inputs: (batch of torch tensors, config) -> the batch as the module takes it: what JAX's step does to images or
+        draws first. `loss` and `call` do it too where it is not done; done before, `loss` is pure torch.
     after_update: (module, updates made, config) -> None, the task's after_update in torch; for benchmarks.
     hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
         transformers has the model. The state dict's values are passed on unread.
@@ -100,6 +102,7 @@ class TorchTwin:
     build: Callable[[Any], Any]
     call: Callable[[Any, Batch], Any]
     loss: Callable[[Any, Batch, Any], Any] | None = None
+    inputs: Callable[[Batch, Any], Batch] | None = None
     after_update: Callable[[Any, int, Any], None] | None = None
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
     hf_files: Callable[[Any], Mapping[str, str]] | None = None
@@ -183,6 +186,8 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
         Here, in `loss` and in `after_update`, config.train.steps holds the run's number of optimizer steps.
     build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
+    example: config -> a few made-up samples with the shapes of the training data, for `jaxtrain.plan`, which then asks
+        for no files; without it, or where it gives None, the plan takes the first sample of build_data.
     collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
     trainable: parameter key -> False keeps it fixed, without optimizer state.
@@ -205,6 +210,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     build_model: Callable[[C, Any], Any]
     loss: Callable[[Any, Batch, C, Any], Loss]
     build_data: Callable[[C, str], Source | None] = lambda config, split: None
+    example: Callable[[C], Source | None] | None = None
     sections: Mapping[str, type] = dataclasses.field(default_factory=dict)
     collate: Callable[[Sequence[Any]], Batch] | None = None
     trainable: Callable[[str, C], bool] = lambda key, config: True

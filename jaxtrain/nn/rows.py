@@ -18,29 +18,30 @@ PRODUCT_LIMIT = 4e10  # multiply-adds of a product with zeros and ones, times 2:
 
 def rows(table, indices):
     """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0) gives them."""
-    return _rows(table, indices, table.shape, jnp.dtype(table.dtype).name)
+    return _rows(table, indices, table.shape, jnp.dtype(table.dtype).name, spread.current())
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _rows(table, indices, shape, dtype):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _rows(table, indices, shape, dtype, over):
     return jnp.take(table, indices, axis=0)
 
 
-def _rows_backward(shape, dtype, indices, grad):
+def _rows_backward(shape, dtype, over, indices, grad):
     like = jax.ShapeDtypeStruct(shape, dtype)
 
     def scattered(indices, grad):
         return jax.linear_transpose(lambda table: jnp.take(table, indices, axis=0), like)(grad)[0]
 
     def in_order(indices, grad):
-        return row_sums(indices, grad, like)
+        with spread.resumed(over):
+            return row_sums(indices, grad, like)
 
     if not jnp.issubdtype(like.dtype, jnp.floating):
         return scattered(indices, grad), None
     return jax.lax.platform_dependent(indices, grad, cpu=scattered, default=in_order), None
 
 
-_rows.defvjp(lambda table, indices, shape, dtype: (_rows(table, indices, shape, dtype), indices), _rows_backward)
+_rows.defvjp(lambda table, indices, *static: (_rows(table, indices, *static), indices), _rows_backward)
 
 
 def row_sums(indices, values, like):
@@ -51,13 +52,14 @@ def row_sums(indices, values, like):
     indices = indices.reshape(pieces, count // pieces)
     indices = jnp.where(indices < 0, indices + outer, indices)  # as jnp.take counts
     values = values.reshape(*indices.shape, -1)
+    if pieces > 1:  # each device its own rows, then one sum of what they have: else the partitioner gathers the batch
+        indices, values = spread.in_parts(indices), spread.in_parts(values)
     if 2.0 * outer * count / pieces * values.shape[-1] <= PRODUCT_LIMIT:
         hot = (indices[..., None] == jnp.arange(outer)).astype(values.dtype)
-        sums = _product("pnr,pnd->rd", hot, values, like.dtype)
+        sums = _product("pnr,pnd->prd", hot, values, like.dtype)
     else:
-        indices, values = spread.in_parts(indices), spread.in_parts(values)
         sums = jax.vmap(functools.partial(_sorted_sums, rows=outer, dtype=like.dtype))(indices, values)
-        sums = sums[0] if pieces == 1 else sums.sum(0)
+    sums = sums[0] if pieces == 1 else spread.in_parts(sums).sum(0)
     return sums.reshape(outer, *inner).astype(like.dtype)
 
 

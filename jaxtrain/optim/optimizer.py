@@ -19,17 +19,20 @@ from jaxtrain.optim import transforms
 
 Params = dict[str, jax.Array]
 COUPLED = ("adam", "sgd")  # add weight decay to the gradient, as torch does; the others decay the parameter
+SMALL = 1 << 16  # elements of an array whose sum takes no longer than the launch of its kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies."""
+    """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies.
+    joined: whether the norm joins small arrays first, which saves a GPU a kernel for each."""
 
     direction: transforms.Direction
     groups: Mapping[str, str]
     decays: Mapping[str, bool]
     decoupled: bool
     clip_norm: float | None
+    joined: bool = False
 
     def init(self, params: Params):
         return self.direction.init(_real(params))
@@ -44,8 +47,8 @@ class Optimizer:
         norm: where the caller knows it. accept: a bool scalar; if false, parameters and state stay as they are.
         Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
+        norm = self.norm(grads) if norm is None else norm
         kinds = {key: param.dtype for key, param in params.items()}
-        norm = global_norm(grads) if norm is None else norm
         grads, params = _real(grads), _real(params)
         if self.clip_norm is not None:
             grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
@@ -54,6 +57,10 @@ class Optimizer:
         updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept)
         params = {key: self._step(key, param, updates[key], lr, weight_decay, accept) for key, param in params.items()}
         return _as_before(params, kinds), opt_state, norm
+
+    def norm(self, grads: Params) -> jax.Array:
+        """Compute the gradients' global norm."""
+        return global_norm(_joined(grads) if self.joined else grads)
 
     def _with_l2(self, key: str, grad, param, weight_decay: Params):
         if not self.decays[key]:
@@ -88,6 +95,14 @@ def _as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
     }
 
 
+def _joined(grads: Params) -> Params:
+    """Small arrays as one vector, float32."""
+    real = _real(grads)
+    small = [value.astype(jnp.float32).reshape(-1) for value in real.values() if value.size <= SMALL]
+    large = {key: value for key, value in real.items() if value.size > SMALL}
+    return large | ({"small": jnp.concatenate(small)} if small else {})
+
+
 def global_norm(grads: Params) -> jax.Array:
     """L2 norm over all gradients together, in float32 whatever they are stored in."""
     values = _real(grads).values()
@@ -100,8 +115,10 @@ def clip(grads: Params, norm, max_norm) -> Params:
     return {key: grad * factor.astype(grad.dtype) for key, grad in grads.items()}
 
 
-def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group: Callable[[str], str]) -> Optimizer:
-    """The optimizer of a config for these parameters (shapes suffice).
+def build(
+    config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group: Callable[[str], str], joined: bool = False
+) -> Optimizer:
+    """Build the optimizer of a config for these parameters (shapes suffice). joined: see Optimizer.
 
     Raises UserError for a group in `optim.groups` that the task does not have.
     """
@@ -111,7 +128,7 @@ def build(config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group
         known = ", ".join(sorted(set(groups.values())))
         raise UserError(f"optim.groups: {', '.join(unknown)} unknown; this task has the groups {known}")
     decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
-    return Optimizer(direction(config), groups, decays, config.name not in COUPLED, config.clip_norm)
+    return Optimizer(direction(config), groups, decays, config.name not in COUPLED, config.clip_norm, joined)
 
 
 def direction(config: OptimConfig) -> transforms.Direction:

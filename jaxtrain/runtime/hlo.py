@@ -36,7 +36,7 @@ class Instruction:
 
     def attribute(self, name: str) -> str:
         """Its value without quotes, "" where there is none."""
-        found = re.search(rf"\b{name}=([^,\s]+)", self.text)
+        found = re.search(rf"\b{name}=([^,\s{{}}]+)", self.text)
         return found.group(1).strip('"%') if found else ""
 
     @property

@@ -16,7 +16,7 @@ from jaxtrain.runtime.hlo import Computation, Instruction, Program
 
 GAP_S, GAP_OUTSIDE_S = 0.8e-6, 3e-6  # between kernels in a CUDA graph, and around those that run outside of one
 LEAST_S, SYNC_S = 2e-6, 12e-6  # of a kernel; of the host reading a loop's or branch's condition
-REACHED = {"half": 0.8, "single": 0.8, "memory": 0.9}  # of the data sheet's peaks
+REACHED = {"half": 0.8, "single": 0.8, "memory": 0.9, "link": 0.8}  # of the data sheet's peaks
 COPIED = 0.85  # of the reached bandwidth, by kernels that are not one long copy
 FUSED_ATTENTION = {"forward": 0.55, "backward": 0.45, "triton": 0.35}  # of the reached rate
 INTEGER_SHARE = 2.0  # how much longer 32-bit integers take than floats outside tensor cores
@@ -75,6 +75,31 @@ class Kernel:
     def total(self) -> float:
         """Seconds of a call, gaps included."""
         return self.count * (self.seconds + self.launches * self.gap)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Of one optimizer step on each device. compute_s: its kernels; sending_s: its collectives, which run beside them;
+    step_s: the longer of the two. launches: kernels. dearest: see `dearest`."""
+
+    compute_s: float
+    sending_s: float
+    launches: int
+    dearest: list[dict]
+
+    @property
+    def step_s(self) -> float:
+        return max(self.compute_s, self.sending_s)
+
+
+def predict(text: str, card: Card, sent: int, steps: int = 1, count: int = 10) -> Prediction:
+    """Predict one step of a program that makes so many from its text. sent: bytes that a device sends in all of them.
+    count: of dearest kernels."""
+    found = kernels(Program(text), card)
+    launches = sum(kernel.count * kernel.launches for kernel in found) // steps
+    of_one = lambda row: row | {name: row[name] / steps for name in ("launches", "ms", "flops", "bytes")}
+    rows = [of_one(row) for row in dearest(found, count)]
+    return Prediction(seconds(found) / steps, sent / steps / (card.link * REACHED["link"]), launches, rows)
 
 
 def kernels(program: Program, card: Card) -> list[Kernel]:

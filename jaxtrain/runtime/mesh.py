@@ -36,6 +36,12 @@ class Layout:
         return self.strategy == "ddp_local"
 
     @property
+    def whole_on_gpus(self) -> bool:
+        """Whether every device is a GPU and holds all of every array that the optimizer moves."""
+        whole = self.mesh.size == 1 or (self.strategy in ("ddp", "ddp_local") and self.mesh.shape["tensor"] == 1)
+        return whole and self.mesh.devices.flat[0].platform == "gpu"
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 

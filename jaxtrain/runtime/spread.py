@@ -15,14 +15,27 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Axes = tuple[str | None, ...]  # what each axis of an array is: "batch", "heads" or neither
-_spread: contextvars.ContextVar[tuple[Mesh, dict[str, tuple[str, ...]]] | None]
+Spread = tuple[Mesh, tuple[tuple[str, tuple[str, ...]], ...]]
+_spread: contextvars.ContextVar[Spread | None]
 _spread = contextvars.ContextVar("spread", default=None)
 
 
 @contextlib.contextmanager
 def spread(mesh: Mesh | None, batch: tuple[str, ...] = (), heads: tuple[str, ...] = ()) -> Iterator[None]:
     """Say, inside, over which axes of the mesh a batch lies, and what a layer splits; None: on one device."""
-    token = _spread.set(None if mesh is None else (mesh, {"batch": batch, "heads": heads}))
+    with resumed(None if mesh is None else (mesh, (("batch", batch), ("heads", heads)))):
+        yield
+
+
+def current() -> Spread | None:
+    """Give what is in force, for a derivative that is traced after its function's scope has ended."""
+    return _spread.get()
+
+
+@contextlib.contextmanager
+def resumed(found: Spread | None) -> Iterator[None]:
+    """Put what `current` gave in force again, inside."""
+    token = _spread.set(found)
     try:
         yield
     finally:
@@ -38,7 +51,7 @@ def in_parts(x: jax.Array) -> jax.Array:
     """Place x's first axis over the devices, an equal number of entries on each."""
     if parts() == 1:
         return x
-    mesh, axes = _spread.get()
+    mesh, axes = _mesh_and_axes()
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(axes["batch"])))
 
 
@@ -48,7 +61,7 @@ def over_devices(function: Callable, arrays: Sequence[Any], kinds: Sequence[Axes
     not divide an axis."""
     if _spread.get() is None or math.prod(_spread.get()[0].shape.values()) == 1:
         return function(*arrays)
-    mesh, axes = _spread.get()
+    mesh, axes = _mesh_and_axes()
     sizes = {kind: {x.shape[a] for x, names in zip(arrays, kinds, strict=True) for a, name in enumerate(names)
                     if name == kind and x.shape[a] > 1} for kind in axes}  # fmt: skip
     cut = {kind for kind, found in sizes.items() if axes[kind] and all(n % _size(kind) == 0 for n in found)}
@@ -68,6 +81,11 @@ def over_devices(function: Callable, arrays: Sequence[Any], kinds: Sequence[Axes
     )(*arrays)
 
 
-def _size(kind: str) -> int:
+def _mesh_and_axes() -> tuple[Mesh, dict[str, tuple[str, ...]]]:
     mesh, axes = _spread.get()
+    return mesh, dict(axes)
+
+
+def _size(kind: str) -> int:
+    mesh, axes = _mesh_and_axes()
     return math.prod(mesh.shape[axis] for axis in axes[kind])

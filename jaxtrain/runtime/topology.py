@@ -11,6 +11,8 @@ import jax
 from jax.experimental import topologies
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.kernel_cost import Card
+from jaxtrain.runtime.peak_flops import peak_flops
 
 # name: (compute capability, cores, memory bytes, bandwidth B/s, shared memory per core, L2 bytes, clock GHz)
 TARGETS = {
@@ -20,6 +22,9 @@ TARGETS = {
     "a6000": ((8, 6), 84, 51_041_271_808, 768_000_000_000, 102_400, 6_291_456, 1.80),
     "l40s": ((8, 9), 142, 47_697_362_944, 864_000_000_000, 102_400, 100_663_296, 2.52),
 }
+# B/s of the link between the GPUs of one machine, and of one GPU's share of the network between machines
+LINKS = {"h200": 450e9, "h100": 450e9, "a100": 300e9, "a6000": 28e9, "l40s": 28e9}
+NETWORK = {"h200": 50e9, "h100": 50e9, "a100": 25e9, "a6000": 12.5e9, "l40s": 12.5e9}
 FLAGS = (
     "--xla_gpu_enable_triton_gemm=false",  # its tile sizes are autotuned on a real device
     "--xla_gpu_autotune_level=0",
@@ -35,6 +40,7 @@ def prepare() -> None:
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
     os.environ["JAX_PLATFORMS"] = "cpu"  # the plug-in checks for a driver unless it is told to leave the GPU alone
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # a program for elsewhere cannot be loaded from it here
 
 
 def _plugin_folders():
@@ -63,6 +69,18 @@ def devices(target: str, count: int, hosts: int | None = None) -> list:
 def memory_bytes(target: str) -> int:
     """Return the bytes of one GPU that a program can use; the driver and the runtime take about 3 %."""
     return int(TARGETS[target][2] * 0.97)
+
+
+def card(target: str, hosts: int) -> Card:
+    """Peaks of a target, of GPUs on so many machines."""
+    kind = target.upper().replace("A6000", "RTX A6000")
+    half, single, plain = (
+        peak_flops(kind, dtype, matmul)
+        for dtype, matmul in (("bfloat16", "default"), ("float32", "default"), ("float32", "highest"))
+    )
+    _, cores, _, bandwidth, *_ = TARGETS[target]
+    link = LINKS[target] if hosts == 1 else min(LINKS[target], NETWORK[target])
+    return Card(half, single, plain, bandwidth, link, cores)
 
 
 def _describe(target: str) -> str:

@@ -55,7 +55,9 @@ class Start:
         given = None if model is None else model_def.split(model)
         weights = jax.eval_shape(draw, np.int32(0)) if given is None else jax.eval_shape(lambda: given)
         stored = jax.eval_shape(precision.for_storage, weights[0])
-        optimizer = self.optimizer = optimizers.build(config.optim, stored, lambda key: task.param_group(key, config))
+        optimizer = self.optimizer = optimizers.build(
+            config.optim, stored, lambda key: task.param_group(key, config), layout.whole_on_gpus
+        )
         self.shapes = jax.eval_shape(begin, weights, np.int32(0))
         self.shardings = placed = state_shardings(self.shapes, layout)
         # two programs: the first compiles long, and knows neither optimizer nor precision

@@ -167,7 +167,7 @@ class Program:
 
     def _compiled(self, step: Step, steps: int) -> Compiled:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
-        repeated = repeat(step, steps, as_loop=on_cpu)
+        repeated = repeat(step, steps, self.precision, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
         return Compiled(jitted, "the training step", batch=1, shapes=self.train_shapes, out_of_memory=explain)
@@ -191,8 +191,9 @@ class Program:
         peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
         return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
 
-    def abstract_arguments(self) -> tuple:
-        """Shapes and shardings of the training step's arguments, from the first sample of the data."""
+    def abstract_arguments(self, steps: int = 1) -> tuple:
+        """Shapes and shardings of the training step's arguments, from the first sample of the data. steps: in one
+        call."""
         accumulate = self.config.train.accumulate_steps
         loader = self.train_loader
         columns = (
@@ -200,11 +201,12 @@ class Program:
             if loader.on_device
             else {}
         )
-        sharding = self.layout.batch(leading=1)
+        leading = (accumulate,) if steps == 1 else (steps, accumulate)
+        sharding = self.layout.batch(leading=len(leading))
         size = self.config.data.batch_size // accumulate
         one = loader.host_batch(0, rows=np.arange(1))
         batch = jax.tree.map(
-            lambda row: jax.ShapeDtypeStruct((accumulate, size, *row.shape[1:]), row.dtype, sharding=sharding), one
+            lambda row: jax.ShapeDtypeStruct((*leading, size, *row.shape[1:]), row.dtype, sharding=sharding), one
         )
         hyper = jax.tree.map(lambda v: placed_shape(v, self.layout.replicated), self.host_hyper())
         return self.state, batch, hyper, columns

@@ -4,7 +4,7 @@ import functools
 
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
-from jaxtrain.systems.criteria_evidence.data import build_data
+from jaxtrain.systems.criteria_evidence.data import build_data, example
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
 from jaxtrain.systems.criteria_evidence.losses import loss, outputs
 from jaxtrain.systems.criteria_evidence.metrics import compute, eval_statistics
@@ -35,6 +35,7 @@ def _task(architecture: str) -> Task:
         },
         build_model=of(build_model),
         build_data=of(build_data),
+        example=of(example),
         loss=loss,
         outputs=outputs,
         eval_statistics=eval_statistics,

@@ -24,6 +24,14 @@ def build_data(architecture: str, config: Any, split: str):
     return source_of(corpus, corpus.splits[split], config)
 
 
+def example(architecture: str, config: Any):
+    """Make up posts and pad them to the training texts' greatest length."""
+    made_up = {"path": None, "tokenizer": None, "criteria_file": None, "padding": "fixed", "cache_dir": None}
+    data = config.data.model_copy(update=made_up)
+    model = config.model.model_copy(update={"pretrained": None})
+    return build_data(architecture, config.model_copy(update={"data": data, "model": model}), "train")
+
+
 class Corpus:
     """All rows of a run's file as tokens, their splits and what padding needs.
 

@@ -2,7 +2,7 @@
 
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions
-from jaxtrain.systems.fmri_autoencoder.data import build_data
+from jaxtrain.systems.fmri_autoencoder.data import build_data, example
 from jaxtrain.systems.fmri_autoencoder.losses import loss, outputs
 from jaxtrain.systems.fmri_autoencoder.metrics import compute, eval_statistics
 from jaxtrain.systems.fmri_autoencoder.model import build_model
@@ -13,6 +13,7 @@ from jaxtrain.task import Task, TorchTwin
 COMMON = {
     "build_model": build_model,
     "build_data": build_data,
+    "example": example,
     "loss": loss,
     "outputs": outputs,
     "eval_statistics": eval_statistics,

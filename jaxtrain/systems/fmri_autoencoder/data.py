@@ -45,6 +45,12 @@ def build_data(config, split: str) -> ScanSource | None:
     )
 
 
+def example(config) -> ScanSource | None:
+    """Make up a short recording with the shapes of the training samples."""
+    short = {"synthetic": "arrays", "synthetic_volumes": 64, "synthetic_subjects": 1, "split_by": "time"}
+    return build_data(config.model_copy(update={"data": config.data.model_copy(update=short)}), "train")
+
+
 def prepare(config, info=lambda line: None, bar=lambda items, name: items) -> Recording:
     """The prepared recording of a config; what the cache lacks is made now, raw files too where they are synthetic."""
     folder = pathlib.Path(config.data.data_dir)

@@ -41,6 +41,21 @@ def build_data(config, split: str):
     return WithMasks(source, config, crops=split == "train" and several_crops(config))
 
 
+def example(config):
+    """Make up a batch of the training images' shapes, read and masked as they are."""
+    data = config.data
+    if data.dataset == "digits" and not data.datasets:
+        return build_data(config, "train")
+    sides = {"cifar10": 32, "cifar100": 32, "stl10": 96}  # of those that are held in memory as they are
+    side = sides.get(data.dataset, data.image_size)
+    pixels = np.broadcast_to(np.uint8(0), (data.batch_size, 3, side, side))
+    labels, read = np.zeros(data.batch_size, np.int32), _reader(config, "train")
+    source = images.ArrayImages(pixels, labels, read)
+    if config.masking.where == "device":
+        return ArraySource({"image": pixels, "label": labels}, batched=True) if data.dataset in sides else source
+    return WithMasks(source, config, crops=several_crops(config))
+
+
 def _folder(data) -> pathlib.Path:
     return pathlib.Path(data.path) / "test"
 

@@ -224,6 +224,11 @@ def call(module, batch):
     return {"features": module.extract_features(prepared(batch["image"], size)).mean(1)}
 
 
+def inputs(batch, config):
+    """Prepare the images and draw the masks of a batch, as the step does in evaluation."""
+    return {**batch, "image": prepared(batch["image"], config.data.image_size), "mask": masks(batch, config)}
+
+
 def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
     """uint8 images as the evaluation transform leaves them; float images as they are."""
     if images.dtype != torch.uint8:
@@ -269,7 +274,8 @@ def masks(batch, config) -> torch.Tensor:
     """bool [batch, patch]: the loader's masks, or those that the step draws in evaluation mode."""
     if "mask" in batch:
         return batch["mask"]
-    return torch.from_numpy(np.array(_draw(config)(jnp.asarray(batch["index"].cpu().numpy()))))
+    drawn = _draw(config)(jnp.asarray(batch["index"].cpu().numpy()))
+    return torch.from_numpy(np.array(drawn)).to(batch["index"].device)
 
 
 def _draw(config):

@@ -11,6 +11,7 @@ def _task(model: str, **more) -> Task:
         sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
         build_model=lazy(f"jaxtrain.systems.memory_lm.{model}:build_model"),
         build_data=lazy("jaxtrain.systems.memory_lm.data:build_data"),
+        example=lazy("jaxtrain.systems.memory_lm.data:example"),
         loss=lazy("jaxtrain.systems.memory_lm.losses:loss"),
         outputs=lazy("jaxtrain.systems.memory_lm.losses:outputs"),
         eval_statistics=lazy("jaxtrain.systems.memory_lm.losses:eval_statistics"),

@@ -43,6 +43,17 @@ def build_data(config, split: str) -> ArraySource | None:
     return ArraySource(with_lengths(columns), batched=True)
 
 
+def example(config) -> ArraySource:
+    """Make up a batch with the shapes of the training rows."""
+    data = config.data
+    zeros = np.broadcast_to(np.int32(0), (data.batch_size, data.max_length))
+    names = ("input_ids", "labels", "position_ids", "segment_ids")
+    if data.packing and config.compat != "original":
+        return ArraySource(dict.fromkeys(names, zeros), batched=True)
+    columns = {"input_ids": zeros, "attention_mask": zeros + 1, "labels": zeros}
+    return ArraySource(with_lengths(columns), batched=True)
+
+
 def with_lengths(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The columns, and `lengths` int32 [row] where every row is padded at its end: attention needs no mask then."""
     mask = columns.get("attention_mask")

@@ -73,11 +73,11 @@ class Attention(nn.Module):
         q, k, v = (p(x).unflatten(-1, (-1, config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if config.head_norms:
             q, k = self.q_norm(q), self.k_norm(k)
-        angles = view.positions[..., None].float() * torch.tensor(config.inv_freq, dtype=torch.float32)
+        angles = view.positions[..., None].float() * torch.tensor(config.inv_freq, dtype=torch.float32, device=x.device)
         q, k = rotate(q, angles, config.attention_scale), rotate(k, angles, config.attention_scale)
         mask = view.mask
         if self.window is not None:
-            place = torch.arange(x.shape[1])
+            place = torch.arange(x.shape[1], device=x.device)
             mask = mask & (place[None] > place[:, None] - self.window)
         return self.o_proj(attention(q, k, v, mask).flatten(2))
 

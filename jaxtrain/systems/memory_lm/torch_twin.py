@@ -24,8 +24,9 @@ class View:
     def __init__(self, ids, mask=None, positions=None, segments=None):
         time = ids.shape[1]
         self.token_mask = mask
-        self.positions = torch.arange(time)[None].expand(len(ids), -1) if positions is None else positions
-        self.mask = torch.ones(time, time, dtype=torch.bool).tril()[None, None]
+        places = torch.arange(time, device=ids.device)[None].expand(len(ids), -1)
+        self.positions = places if positions is None else positions
+        self.mask = torch.ones(time, time, dtype=torch.bool, device=ids.device).tril()[None, None]
         if mask is not None:
             self.mask = self.mask & mask[:, None, None]
         if segments is not None:
@@ -86,7 +87,7 @@ class Router(nn.Module):
             pooled = self.document_mean(hidden, view, memory.routing_window_size if "rolling" in strategy else 1)
         else:
             mask = view.token_mask if memory.mask_aware_pooling and view.token_mask is not None else None
-            ones = torch.ones(hidden.shape[:2]) if mask is None else mask.float()
+            ones = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask.float()
             window = memory.routing_window_size if strategy == "sequence-rolling" else None
             pooled = self.mean(hidden, ones, window)
         logits, shared = self.router(pooled), memory.num_shared_chapters
@@ -98,7 +99,7 @@ class Router(nn.Module):
     @staticmethod
     def mean(hidden, ones, window):
         if window is not None:
-            place = torch.arange(hidden.shape[1])
+            place = torch.arange(hidden.shape[1], device=hidden.device)
             near = (place[None] <= place[:, None]) & (place[None] > place[:, None] - window)
             weights = near[None] * ones[:, None]
             hidden = weights @ hidden / weights.sum(-1, keepdim=True).clamp_min(1.0)
@@ -164,9 +165,10 @@ class MemoryAttention(nn.Module):
         memory, shared = self.memory, self.memory.num_shared_chapters
         both = shared and indices.shape[-1]
         if shared:
-            first = torch.arange(shared).expand(len(indices), -1)
+            first = torch.arange(shared, device=indices.device).expand(len(indices), -1)
             indices = torch.cat([first, indices], -1)
-            weights = torch.cat([torch.ones(first.shape), memory.routed_scaling_factor * weights], -1)
+            ones = torch.ones(first.shape, device=weights.device)
+            weights = torch.cat([ones, memory.routed_scaling_factor * weights], -1)
             weights = weights / weights.sum(-1, keepdim=True)
         selected = branch_norm(memory, both, bank[indices])
         if memory.chapter_softmax == "independent":

@@ -245,8 +245,8 @@ def as_evaluated(module, batch, config):
         return batch
     from jaxtrain.systems.set_completion.losses import visible_ids
 
-    ids = visible_ids({name: batch[name].numpy() for name in ("targets", "index")}, config, None)
-    return {**batch, "inputs": torch.tensor(ids.tolist())}
+    ids = visible_ids({name: batch[name].cpu().numpy() for name in ("targets", "index")}, config, None)
+    return {**batch, "inputs": torch.tensor(ids.tolist(), device=ids.device)}
 
 
 def loss(module, batch, config):

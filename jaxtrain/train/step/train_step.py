@@ -11,7 +11,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
-from jaxtrain.optim.optimizer import Optimizer, global_norm
+from jaxtrain.optim.optimizer import Optimizer
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
@@ -43,7 +43,7 @@ def make_train_step(
 
         factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
-        norm = global_norm(grads)
+        norm = optimizer.norm(grads)
         verdict = guard.check(state, loss, norm)
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
         rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
@@ -119,19 +119,43 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
     return gradients
 
 
-def repeat(step: Step, times: int, as_loop: bool = False) -> Step:
+def repeat(step: Step, times: int, precision: Precision | None = None, as_loop: bool = False) -> Step:
     """`times` steps in one call: batches and metrics get a leading axis where there are several. One dispatch.
 
     as_loop: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this
-    makes the parameters the same bits whatever `times` is.
+    makes the parameters the same bits whatever `times` is. precision: of a step whose frozen parameters are one
+    model's; those that no step changes are then cast once a call.
     """
     if times > 1:
 
         def train_step(state, batches, hyper, columns):
-            return jax.lax.scan(lambda state, batch: step(state, batch, hyper, columns), state, batches)
+            one = lambda state, batch: step(state, batch, hyper, columns)
+            cast = state.frozen if precision is None else precision.for_compute(state.frozen)
+            same = all(cast[key].dtype == value.dtype for key, value in state.frozen.items())
+            if same or not _keeps_frozen(one, state, batches):
+                return jax.lax.scan(one, state, batches)
+
+            def body(state, batch):
+                done, metrics = one(state.replace(frozen=cast), batch)
+                return done.replace(frozen={}), metrics
+
+            done, metrics = jax.lax.scan(body, state.replace(frozen={}), batches)
+            return done.replace(frozen=state.frozen), metrics
 
         return train_step
     return single_step_as_loop(step) if as_loop else step
+
+
+def _keeps_frozen(step: Callable, state: TrainState, batches: Batch) -> bool:
+    """Whether a step hands on the frozen parameters as they are. Traces it."""
+    kept = []
+
+    def probe(state, batch):
+        done, _ = step(state, batch)
+        kept.append(all(done.frozen[key] is value for key, value in state.frozen.items()))
+
+    jax.eval_shape(probe, state, jax.tree.map(lambda leaf: leaf[0], batches))
+    return kept[0]
 
 
 def single_step_as_loop(step: Step) -> Step:

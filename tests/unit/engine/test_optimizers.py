@@ -1,6 +1,7 @@
 """Optimizers against torch's, or their published rule, over 100 steps from the same gradients."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -271,3 +272,12 @@ def test_an_import_path_that_gives_no_optimizer_is_refused(name, message):
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'adamx' is unknown; wanted adamw, adam, sgd, lion, muon, adafactor"):
         OptimConfig(name="adamx")
+
+
+def test_the_norm_of_joined_arrays_is_the_norm():
+    rng = np.random.default_rng(0)
+    shapes = {"a": (4, 3), "b": (300, 300), "c": (), "d": (7,)}
+    grads = {key: jnp.asarray(rng.normal(size=shape), jnp.float32) for key, shape in shapes.items()}
+    plain, joined = (optimizers.build(OptimConfig(), grads, lambda key: "default", joined=j) for j in (False, True))
+    np.testing.assert_allclose(joined.norm(grads), plain.norm(grads), rtol=1e-6)
+    np.testing.assert_allclose(plain.norm(grads), np.sqrt(sum(float((g**2).sum()) for g in grads.values())), rtol=1e-5)

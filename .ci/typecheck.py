@@ -1,4 +1,4 @@
-"""Run pyright: no error in the checked packages, elsewhere no more than .ci/type_errors.json allows.
+"""Run pyright: no place may have more type errors than .ci/type_errors.json allows; one without an entry, none.
 
 `python .ci/typecheck.py --shrink` lowers the allowance to the errors that are left; nothing raises it.
 """
@@ -12,8 +12,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 ALLOWANCE = ROOT / ".ci/type_errors.json"
-CHECKED = ("jaxtrain/train", "jaxtrain/data", "jaxtrain/runtime", "jaxtrain/optim", "jaxtrain/nn", "torch_bridge")
-CHECKED_FILES = ("jaxtrain/task.py", "jaxtrain/config.py", "jaxtrain/config_io.py")
 
 
 def errors() -> dict[str, list[str]]:
@@ -47,12 +45,11 @@ def main() -> int:
         print(*found[area], f"{area}: {counts[area]} type errors, {allowed.get(area, 0)} allowed", sep="\n")
     unused = {area: most for area, most in allowed.items() if counts.get(area, 0) < most}
     for area, most in unused.items():
-        print(f"{area}: {counts.get(area, 0)} type errors are left of {most}: run python .ci/typecheck.py --shrink")
-    refused = [area for area in allowed if area in CHECKED_FILES or area in CHECKED]
-    if refused:
-        print(f"{ALLOWANCE.name} may not name {', '.join(refused)}: no error is allowed there")
-    print(f"{sum(counts.values())} type errors in {len(counts)} places; none is allowed in {', '.join(CHECKED)}")
-    return 1 if too_many or unused or refused else 0
+        print(
+            f"{area}: {counts.get(area, 0)} type errors are left of {most}: python .ci/typecheck.py --shrink lowers it"
+        )
+    print(f"{sum(counts.values())} type errors, {sum(allowed.values())} allowed")
+    return 1 if too_many else 0
 
 
 if __name__ == "__main__":

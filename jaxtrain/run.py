@@ -6,6 +6,7 @@ import importlib.util
 import pathlib
 import sys
 import traceback
+from typing import NoReturn
 
 from jaxtrain import commands, redaction
 from jaxtrain.errors import UserError
@@ -56,7 +57,7 @@ def together(command):
     return guarded
 
 
-def leave(code: int):
+def leave(code: int) -> NoReturn:
     """End this process now: JAX would wait at exit for a lost one. Process 0, whose end ends the others, goes last."""
     from jaxtrain.runtime import launch, leaving
 

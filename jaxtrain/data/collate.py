@@ -310,7 +310,7 @@ def narrow(array: np.ndarray) -> np.ndarray:
         least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
         if array.size and (array.max() > most or array.min() < least):
             first = np.argwhere((array > most) | (array < least))[0]
-            raise TooLarge(array[tuple(first)], int(first[0]) if len(first) else 0)
+            raise TooLarge(int(array[tuple(first)]), int(first[0]) if len(first) else 0)
         return array.astype(np.int32)
     return array
 

@@ -121,8 +121,9 @@ def is_available() -> bool:
 
 
 def _capability() -> tuple[int, int]:
-    if _planned.get() is not None:
-        return _planned.get()
+    planned = _planned.get()
+    if planned is not None:
+        return planned
     major, _, minor = jax.devices()[0].compute_capability.partition(".")
     return int(major), int(minor)
 

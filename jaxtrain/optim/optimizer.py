@@ -8,6 +8,7 @@ search over them shares one compiled step.
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,8 @@ def _imported(config: OptimConfig) -> transforms.Direction:
         )
     with jax.ensure_compile_time_eval():
         one = {"probe": jnp.ones(1, jnp.float32)}
-        moved = made.update(one, made.init(one), one)[0]["probe"][0]
+        updates: Any = made.update(one, made.init(one), one)[0]
+        moved = updates["probe"][0]
     if float(moved) < 0:  # a learning rate brings optax's minus sign
         raise UserError(
             f"optim.name: {config.name} returned an optimizer with its learning rate in it; wanted the direction "

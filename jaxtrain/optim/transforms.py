@@ -25,7 +25,7 @@ class Direction(NamedTuple):
     """An optax transformation whose `update` also takes `accept`: update(gradients, state, parameters, accept=True)."""
 
     init: Callable[[Arrays], Any]
-    update: Callable[..., tuple[Arrays, Any]]
+    update: Callable[..., tuple[Any, Any]]
 
 
 def adam(beta1: float, beta2: float, eps: float) -> Direction:

@@ -65,9 +65,9 @@ def compute(
     task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """The split's metrics: loss and its parts, then what the task makes of its statistics."""
-    metrics = {}
+    metrics: dict[str, float] = {}
     if "weight/loss" in sums:
-        weight = max(float(sums["weight/loss"]), np.finfo(np.float32).tiny)
+        weight = max(float(sums["weight/loss"]), float(np.finfo(np.float32).tiny))
         metrics = {k.removeprefix("loss/"): float(v) / weight for k, v in sums.items() if k.startswith("loss/")}
     if task.compute is not None:
         own = {key.removeprefix("sum/"): value for key, value in sums.items() if key.startswith("sum/")}

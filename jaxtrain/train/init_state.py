@@ -71,8 +71,8 @@ class Start:
 
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
         """A new state: of the user's model where it is given, else of weights drawn from the seed."""
-        seed = np.int64(seed).astype(np.int32)
-        return self._begin(self._draw(seed) if model is None else self.model_def.split(model), seed)
+        number = np.int64(seed).astype(np.int32)
+        return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -45,10 +45,10 @@ def join(values: Sequence[Any], empty: Callable[..., np.ndarray] = np.empty) -> 
     if len({value.dtype for value in values}) > 1 or len({value.shape for value in values}) > 1:
         return None
     if first.dtype not in _NUMPY or not first.is_cpu:
-        return to_numpy(torch.stack(values))
+        return to_numpy(torch.stack(list(values)))
     joined = empty((len(values), *first.shape), _NUMPY[first.dtype])
     with torch.no_grad():
-        torch.stack(values, out=torch.from_numpy(joined))
+        torch.stack(list(values), out=torch.from_numpy(joined))
     return joined
 
 

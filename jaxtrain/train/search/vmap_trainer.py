@@ -18,6 +18,7 @@ from jaxtrain.task import Statistics
 from jaxtrain.train import evaluation, run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
+from jaxtrain.train.loop.callbacks import Callbacks
 from jaxtrain.train.loop.run_record import Call, NotFiniteError, RunRecord
 from jaxtrain.train.program import UNKNOWN_STEPS, Program
 from jaxtrain.train.step.train_step import StackedMetrics, repeat
@@ -46,7 +47,7 @@ class Member:
         self.folder = run_dir.folder_of(program.config)
         self.tracker = Tracker(self.folder, program.config, True, lines=False)
         self.checkpoints: Checkpoints = run_dir.checkpoints(self.folder, program.config)
-        self.record = RunRecord(program, self.tracker, self.checkpoints)
+        self.record = RunRecord(program, self.tracker, self.checkpoints, Callbacks())
         self.best: tuple[Any, int, str] | None = None
         self.error: Exception | None = None
         self.ended = False

@@ -188,7 +188,7 @@ class StackedMetrics:
         self.step = step
         self.names: tuple[str, ...] = ()
 
-    def __call__(self, state: TrainState, batch: Batch, hyper: dict, columns: Arrays):
+    def __call__(self, state: TrainState, batch: Any, hyper: dict, columns: Arrays):
         state, metrics = self.step(state, batch, hyper, columns)
         self.names = tuple(metrics)
         return state, jnp.stack([jnp.asarray(value, jnp.float32) for value in metrics.values()])

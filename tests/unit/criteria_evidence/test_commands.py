@@ -13,6 +13,8 @@ from jaxtrain.train import run_dir
 from jaxtrain.train.trainer import Trainer
 from tests.unit.criteria_evidence.judge import transformers
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 
 

@@ -143,6 +143,7 @@ def test_the_shape_depends_on_the_whole_batch_not_on_one_process_rows():
     assert batch["evidence_input_ids"].shape == (4, source.widths["evidence_"][-1])
 
 
+@pytest.mark.slow
 def test_a_run_with_buckets_compiles_at_most_one_step_per_bucket(tmp_path):
     values = {"padding": "buckets", "num_buckets": 3, "synthetic_posts": 60, "batch_size": 4}
     config = settings(

@@ -13,6 +13,8 @@ import pytest
 from jaxtrain import evaluate, run, tune
 from tests.unit.tuning import small
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("optuna", reason="a study needs the extra `tune`")
 
 SPACE = """

@@ -25,6 +25,7 @@ class Updates(Protocol):
 
     def trained(self) -> tuple[str, ...]:
         """Those of its parameters that require a gradient now."""
+        ...
 
     def state(self, params: Arrays) -> Any:
         """The optimizer's state now, as arrays."""
@@ -37,6 +38,7 @@ class Updates(Protocol):
 
     def compiled(self, keys: Sequence[str]) -> Apply:
         """(gradients, state, parameters, numbers) -> parameters and state after one update of these keys. Traced."""
+        ...
 
     def after(self, keys: Iterable[str]) -> None:
         """Called when an update of these keys is on its way."""

@@ -108,15 +108,16 @@ def state_shardings(state: TrainState, layout: Layout) -> TrainState:
 
     kept = lambda arrays: {key: layout.parameter(key, value.shape) for key, value in arrays.items()}
     everywhere = lambda tree: jax.tree.map(lambda _: layout.replicated, tree)
-    return TrainState(
-        step=layout.replicated,
-        updates=layout.replicated,
-        rng=layout.replicated,
-        params=kept(state.params),
-        frozen=kept(state.frozen),
-        buffers=everywhere(state.buffers),
-        opt_state=jax.tree_util.tree_map_with_path(moment, state.opt_state),
-        ema=kept(state.ema),
-        scale=everywhere(state.scale),
-        guard=everywhere(state.guard),
-    )
+    shardings: dict[str, Any] = {
+        "step": layout.replicated,
+        "updates": layout.replicated,
+        "rng": layout.replicated,
+        "params": kept(state.params),
+        "frozen": kept(state.frozen),
+        "buffers": everywhere(state.buffers),
+        "opt_state": jax.tree_util.tree_map_with_path(moment, state.opt_state),
+        "ema": kept(state.ema),
+        "scale": everywhere(state.scale),
+        "guard": everywhere(state.guard),
+    }
+    return TrainState(**shardings)

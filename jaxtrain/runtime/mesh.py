@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def whole_on_gpus(self) -> bool:
-        """Whether every device is a GPU and holds all of every array that the optimizer moves."""
+        """Return True if every device is a GPU and holds all of every array that the optimizer updates."""
         whole = self.mesh.size == 1 or (self.strategy in ("ddp", "ddp_local") and self.mesh.shape["tensor"] == 1)
         return whole and self.mesh.devices.flat[0].platform == "gpu"
 

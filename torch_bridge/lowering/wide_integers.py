@@ -143,7 +143,7 @@ _SAME = set(
 
 
 def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds], args: tuple) -> Bounds:
-    """What the result of a node can be at most; INT32 where nothing is known of a number that is stored in 32 bits."""
+    """Bound the result of a node; INT32 if nothing is known of a number that is stored in 32 bits."""
     of = lambda place: _of(node.args[place], known, args[place])
     if name in ("cat", "stack"):
         parts = zip(pytree.tree_leaves(node.args[0]), args[0], strict=True)

@@ -147,7 +147,7 @@ def repeat(step: Step, times: int, precision: Precision | None = None, as_loop: 
 
 
 def _keeps_frozen(step: Callable, state: TrainState, batches: Batch) -> bool:
-    """Whether a step hands on the frozen parameters as they are. Traces it."""
+    """Return True if a step returns the frozen parameters unchanged. Traces it."""
     kept = []
 
     def probe(state, batch):

@@ -73,7 +73,7 @@ def test_masked_padding_takes_no_probability():
     config = settings("evidence", loss={"mask_padding": True})
     batch = batch_of("evidence", config)
     logits = {name: jnp.zeros(batch["input_ids"].shape) for name in ("start_logits", "end_logits")}
-    visible = metrics.text_tokens(batch)
+    visible = losses.text_tokens(batch)
     got = losses.combined(logits, batch, config.loss.weights, visible).value
     assert float(got) == pytest.approx(np.log(visible.sum(1)).mean(), rel=1e-6)
 

@@ -111,6 +111,9 @@ ELSEWHERE = {
         "jaxtrain plan --config F --devices 8 --target h200",
         "python -m jaxtrain.plan --config F --devices 64 --target h200 shard.strategy=fsdp",
     ],
+    "tests/e2e/test_plan.py::test_a_prediction_names_its_kernels_and_its_price": [
+        "python -m jaxtrain.plan --config F --devices 1 --predict",
+    ],
     "tests/e2e/test_processes.py::test_processes_train_as_one": [
         "torchrun --nproc_per_node=8 -m jaxtrain.run --config F",
         "torchrun --nproc_per_node=4 -m jaxtrain.run --config configs/default.yaml",
@@ -218,6 +221,7 @@ NOT_RUN = {
         "python -m benchmarks.loop_overhead",
         "python -m benchmarks.packing",
         "python -m benchmarks.population",
+        "python -m benchmarks.predict",
         "python -m benchmarks.startup",
         "python -m benchmarks.steps_per_call",
     ],

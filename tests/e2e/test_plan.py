@@ -61,3 +61,11 @@ def test_a_model_that_does_not_fit_exits_with_1(plan):
     big = plan("--target", "a6000", "model.width=12288", "model.depth=3", "shard.strategy=ddp", "--no-fit", *few)
     assert big["returncode"] == 1
     assert "DOES NOT FIT" in big["printed"]
+
+
+def test_a_prediction_names_its_kernels_and_its_price(plan):
+    found = plan("--no-fit", "--predict", "--price", "2.5")["predicted"]
+    assert found["compute_ms"] > 0.1
+    assert 0 < found["mfu"] < 1
+    assert any("planned_transformer" in row["source"] or "nn/" in row["source"] for row in found["dearest"])
+    assert found["per_million_samples"] == pytest.approx(1e6 / found["samples_per_s"] / 3600 * 8 * 2.5)

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import json
 import logging
 import os
 import pathlib
@@ -12,9 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from jaxtrain import redaction
+from jaxtrain import redaction, strict_json
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
+from jaxtrain.runtime.terminal import is_terminal, take_any_text
 
 FAILED = 1
 MISTAKES = {  # of a path that was given; anything else is the disk's or the machine's
@@ -60,13 +60,14 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
     With --json, what it leaves in `arguments.found` is the one thing that goes to the output.
     """
     output = sys.stdout
-    if getattr(arguments, "quiet", False) or not sys.stderr.isatty():
+    take_any_text()
+    if getattr(arguments, "quiet", False) or not is_terminal(sys.stderr):
         os.environ.update(dict.fromkeys(BARS, "1"))  # before those libraries are imported
     try:
         with _elsewhere(arguments), _distrusting(arguments):
             code = command(arguments) or 0
         if getattr(arguments, "found", None) is not None and arguments.json:
-            print(json.dumps(arguments.found), file=output)
+            print(strict_json.dumps(arguments.found), file=output)
         return code
     except UserError as error:
         print(f"error: {redaction.mask(str(error))}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Every setting of the core, with its unit: the one page of knobs. A task adds its own sections (`model`, `loss`, more
 `data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,10 +16,26 @@ class ImportPath:
     """Mark a setting that names code: `Annotated[str, ImportPath]`. Code in a stranger's run folder is not imported."""
 
 
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_values(cls, values: Any) -> Any:
+        """Give a section that a file leaves empty its defaults; read `~/` as the home folder, as a shell would."""
+        if not isinstance(values, dict):
+            return values
+        sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
+        sections |= {name for name, field in cls.model_fields.items() if _is_section(field.annotation)}
+        kept = {key: value for key, value in values.items() if value is not None or key not in sections}
+        home = lambda value: os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
+        return {key: home(value) for key, value in kept.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -239,7 +256,7 @@ def nest_flat_names(values: dict) -> dict:
                 value = "bf16" if value else "fp32"
             target = result
             for section in sections:
-                inner = target.get(section, {})
+                inner = target.get(section) or {}
                 target[section] = dict(inner) if isinstance(inner, dict) else inner.model_dump(exclude_unset=True)
                 target = target[section]
             target[leaf] = value

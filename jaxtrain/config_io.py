@@ -22,6 +22,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
 
+TEXTS = ("run.name", "run.dir", "init_from", "task")  # settings whose value on a command line is a text as it is
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
 
@@ -158,7 +159,7 @@ def plain(config: TrainingConfig) -> dict[str, Any]:
 
 
 def save(config: TrainingConfig, path: pathlib.Path) -> None:
-    path.write_text(dump(config))
+    path.write_text(dump(config), encoding="utf-8")
 
 
 def differences(old: Section, new: Section) -> list[str]:
@@ -191,6 +192,11 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
             pass  # OmegaConf takes it for a text, or says what is wrong with it
     try:
         given = _plain(OmegaConf.from_dotlist(list(overrides)))
+        for key, value in (override.split("=", 1) for override in overrides):
+            section, _, leaf = key.rpartition(".")
+            inside = given if not section else given.get(section)
+            if key in TEXTS and isinstance(inside, dict) and isinstance(inside.get(leaf), (bool, int, float)):
+                inside[leaf] = value  # YAML reads a name such as 2024_01_05 as a number
         merged = OmegaConf.merge(
             OmegaConf.create(nest_flat_names(values)),
             OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()})),
@@ -204,7 +210,7 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
         raise UserError(f"{path}: cannot apply {applied}: {_one_line(error)}") from None
     if not isinstance(resolved, dict):
         raise UserError(f"{path}: wanted sections such as `task:` and `optim:`, got {_shortened(resolved)}")
-    resolved.setdefault("run", {})
+    resolved["run"] = resolved.get("run") or {}
     if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
         resolved["run"]["name"] = path.stem
     return resolved

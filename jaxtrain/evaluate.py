@@ -1,10 +1,9 @@
 """Compute the metrics of a checkpoint: `python -m jaxtrain.evaluate --run runs/digits`."""
 
 import argparse
-import json
 import pathlib
 
-from jaxtrain import commands
+from jaxtrain import commands, strict_json
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -45,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
         ]
     arguments.found = result
     if not arguments.json:
-        print(json.dumps(result, indent=1))
+        print(strict_json.dumps(result, indent=1))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(json.dumps(result, indent=1))
+        pathlib.Path(arguments.output).write_text(strict_json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -134,6 +134,7 @@ class Metrics(Generic[C]):
     eval_statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
     compute: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and
         parts are there without it.
+    statistics, finish: what eval_statistics and compute were called; tasks that say so are taken.
     extra_metrics: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update,
         traced.
     """
@@ -142,6 +143,13 @@ class Metrics(Generic[C]):
     eval_statistics: Callable[[Any, Batch, C], Statistics] | None = None
     compute: Callable[[Mapping, Mapping, C], dict[str, float]] | None = None
     extra_metrics: Callable[[C, Any], Mapping[str, Any]] | None = None
+    statistics: dataclasses.InitVar[Callable[[Any, Batch, C], Statistics] | None] = None
+    finish: dataclasses.InitVar[Callable[[Mapping, Mapping, C], dict[str, float]] | None] = None
+
+    def __post_init__(self, statistics: Any, finish: Any):
+        for name, given in (("eval_statistics", statistics), ("compute", finish)):
+            if given is not None:
+                object.__setattr__(self, name, given)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

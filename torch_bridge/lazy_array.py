@@ -73,7 +73,8 @@ def _of_tensor(tensor: Any) -> LazyArray:
     if hasattr(ml_dtypes, name):
         dtype = np.dtype(getattr(ml_dtypes, name))
         return LazyArray(tuple(tensor.shape), dtype, lambda: tensor.detach().cpu().float().numpy().astype(dtype))
-    return LazyArray(tuple(tensor.shape), np.dtype(name), lambda: tensor.detach().cpu().numpy())
+    plain = lambda: tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+    return LazyArray(tuple(tensor.shape), np.dtype(name), plain)
 
 
 def to_host(array: Any) -> np.ndarray:

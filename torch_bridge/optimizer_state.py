@@ -73,6 +73,14 @@ def from_torch(
     shapes = {key: tuple(value.shape) for field in moments for key, value in getattr(like, field).items()}
     keys = _assign(saved, groups, order, shapes, source)
     entries = {keys[number]: entry for number, entry in saved["state"].items() if keys.get(number) in shapes}
+    left = [
+        keys[number] for number, entry in saved["state"].items() if keys.get(number) not in shapes and _arrays(entry)
+    ]
+    if left and not moments:
+        raise UserError(
+            f"{source}: its optimizer holds momentum of {len(left)} parameters ({left[0]}, ...), and optim.momentum is "
+            "0 here: set it, or take the weights alone: init_optimizer=false"
+        )
     _check_kind(name, saved, entries, source)
     steps = {key: round(float(np.asarray(entry["step"]))) for key, entry in entries.items() if "step" in entry}
     count = max(steps.values(), default=None)
@@ -87,6 +95,11 @@ def from_torch(
     if "count" in _fields(like):
         fields["count"] = place(np.asarray(count or 0, np.int32), like.count)
     return (like._replace(**fields) if fields else like), count, notes
+
+
+def _arrays(entry: Mapping[str, Any]) -> list[str]:
+    """Names of the moments that torch's state of one parameter holds."""
+    return [name for name, value in entry.items() if name in TORCH_NAMES.values() and value is not None]
 
 
 def _fields(opt_state: Any) -> tuple[str, ...]:
@@ -119,7 +132,7 @@ def _assign(saved, groups: Sequence[Group], order: Sequence[str], shapes: Mappin
     for keys in _candidates(saved["param_groups"], groups, order, trained):
         if len(keys) == len(numbers):
             assigned = dict(zip(numbers, keys, strict=True))
-            if _fits(saved["state"], assigned, shapes):
+            if _fits(saved["state"], assigned, shapes, order):
                 return assigned
     sizes = [len(group["params"]) for group in saved["param_groups"]]
     ours = ", ".join(f"{group.name} {len(group.keys)}" for group in groups)
@@ -147,13 +160,12 @@ def _candidates(
         yield list(order)
 
 
-def _fits(state: Mapping, assigned: Mapping[int, str], shapes: Mapping[str, tuple]) -> bool:
+def _fits(state: Mapping, assigned: Mapping[int, str], shapes: Mapping[str, tuple], order: Sequence[str]) -> bool:
     for number, entry in state.items():
         key = assigned.get(number)
-        if key is None:
+        if key is None or key not in order:
             return False
-        arrays = [value for name, value in entry.items() if name in TORCH_NAMES.values() and value is not None]
-        if key in shapes and any(tuple(value.shape) != shapes[key] for value in arrays):
+        if key in shapes and any(tuple(entry[name].shape) != shapes[key] for name in _arrays(entry)):
             return False
     return True
 
@@ -243,13 +255,45 @@ def to_plateau(plateau: Mapping[str, Any], options: Mapping[str, Any], evaluatio
     }
 
 
-def from_plateau(scheduler: Mapping[str, Any]) -> dict[str, Any] | None:
-    """lr, best and bad of a ReduceLROnPlateau's state; None for another scheduler's."""
+def from_plateau(
+    scheduler: Mapping[str, Any], optimizer: Mapping[str, Any], groups: Sequence[Group], peak: float, source: str
+) -> dict[str, Any] | None:
+    """lr, best and bad of a ReduceLROnPlateau's state; None for another scheduler's.
+
+    lr: `peak` by the factor that all groups' rates have fallen by, in the run's groups; a state without `_last_lr` has
+    the rates in the optimizer's groups. Raises UserError where the groups' factors differ: a run has one.
+    """
     if "num_bad_epochs" not in scheduler:
         return None
     best = scheduler["best"]
     best = best if isinstance(best, (int, float)) else float(np.asarray(best))
-    return {"lr": scheduler["_last_lr"][0], "best": best, "bad": scheduler["num_bad_epochs"]}
+    saved = optimizer["param_groups"]
+    now = scheduler.get("_last_lr") or [group["lr"] for group in saved]
+    now = [float(np.asarray(rate)) for rate in now]
+    begun = [_group_of(group, number, groups) for number, group in enumerate(saved[: len(now)])]
+    if len(groups) == 1 or any(group is None for group in begun):
+        factors = [rate / peak for rate in now] if peak else [1.0]
+    else:
+        peaks = [group.options["initial_lr"] for group in begun]
+        factors = [rate / first for rate, first in zip(now, peaks, strict=False) if first] or [1.0]
+    if not np.allclose(factors, factors[0], rtol=1e-3, atol=0):
+        raise UserError(
+            f"{source}: its plateau scheduler left the groups at the rates {now}, this run's begin at "
+            f"{[group.options['initial_lr'] for group in groups]}: they have fallen by different factors, and a run "
+            "lowers all groups by one. Set optim.lr and optim.groups to the rates that the file's groups began with, "
+            "or take its weights alone: init_optimizer=false"
+        )
+    return {"lr": peak * factors[0], "best": best, "bad": scheduler["num_bad_epochs"]}
+
+
+def _group_of(saved: Mapping[str, Any], number: int, groups: Sequence[Group]) -> Group | None:
+    """Which of the run's groups a saved one is: by its parameters' names, its own, or its place."""
+    names = list(saved.get("param_names") or ())
+    if names:
+        known = {key: group for group in groups for key in group.keys}
+        return known.get(next(iter(without_wrappers(dict.fromkeys(names[:1]), known))))
+    named = {group.name: group for group in groups}
+    return named.get(saved.get("name", ""), groups[number] if number < len(groups) else None)
 
 
 def to_scaler(scale: Mapping[str, Any], growth_interval: int) -> dict[str, Any]:

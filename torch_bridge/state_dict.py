@@ -14,6 +14,8 @@ from torch_bridge.lazy_array import LazyArray, as_leaf, own_array, to_host
 
 CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")  # anywhere in a key
+COUNT_OF_AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its model's keys
 
 
 class StateDictMismatch(UserError):
@@ -81,18 +83,23 @@ def place(value: Any, like: Any) -> jax.Array:
 
 
 def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict under the model's own keys where DDP or torch.compile wrapped the model, or a part of it."""
+    """The state dict under the model's own keys where something wrapped the model, or a part of it: DDP, FSDP,
+    torch.compile, activation checkpointing, AveragedModel (whose count of averages goes)."""
 
     def own(key: str) -> str:
         if key in wanted:
             return key
-        short = key
-        while short.startswith(PREFIXES):
-            short = short.split(".", 1)[1]
-        short = short.replace("._orig_mod.", ".")
+        parts = [part for part in key.split(".") if part not in WRAPPERS]
+        short = ".".join(parts)
+        while short not in wanted and short.startswith("module."):
+            short = short.removeprefix("module.")
+        inside = ".".join(part for part in parts if part != "module")  # DDP around a part of the model
+        short = inside if short not in wanted and inside in wanted else short
         return key if short in state else short
 
-    return {own(key): value for key, value in state.items()}
+    averaged = COUNT_OF_AVERAGED in state and COUNT_OF_AVERAGED not in wanted
+    averaged = averaged and all(key.startswith("module.") or key == COUNT_OF_AVERAGED for key in state)
+    return {own(key): value for key, value in state.items() if not (averaged and key == COUNT_OF_AVERAGED)}
 
 
 def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ DEEPEST = 3  # levels of an evaluation's JSON that become a table
 
 def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records))
+    path.write_text(page(records), encoding="utf-8")
     return path
 
 
@@ -33,7 +33,7 @@ def page(records: Sequence[Record]) -> str:
     body += [_curves(heading, records) for heading in SECTIONS]
     body += [_evaluations(record) + _pictures(record) for record in records]
     body += [_settings(records), _environment(records)]
-    style = pathlib.Path(__file__).with_name("page.css").read_text()
+    style = pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

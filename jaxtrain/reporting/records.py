@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -62,7 +63,9 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
     points = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
-            points.append(json.loads(line))
+            point = json.loads(line)
+            values = point.get("values", {}).items()
+            points.append(point | {"values": {name: math.nan if v is None else v for name, v in values}})
         except ValueError:
             continue  # a run that is being written to, or was killed
     return points

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import tempfile
 
 import jax
 
@@ -69,8 +70,15 @@ def enable() -> pathlib.Path | None:
 
 def folder() -> pathlib.Path:
     """Local to the machine: XLA's autotuning results are kept there too, and a shared one would be slow."""
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    return pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or home / "jaxtrain" / "xla")
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if given:
+        return pathlib.Path(given).expanduser() if "HOME" in os.environ else pathlib.Path(given)
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = pathlib.Path(home) if home else pathlib.Path.home() / ".cache"
+    except RuntimeError:  # no HOME, and a user that the system does not know: as in a container
+        home = pathlib.Path(tempfile.gettempdir()) / f"jaxtrain-cache-{os.geteuid()}"
+    return home / "jaxtrain" / "xla"
 
 
 def _made_private(path: pathlib.Path) -> str:

@@ -19,6 +19,15 @@ from torch_bridge import layouts
 Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
 
 
+def for_average(params: Arrays) -> Arrays:
+    """Parameters at the precision of their average: float32 at least, or the steps of a slow one are rounded away."""
+    wide = lambda value: jnp.promote_types(value.dtype, jnp.float32)
+    return {
+        key: value.astype(wide(value)) if jnp.issubdtype(value.dtype, jnp.inexact) else value
+        for key, value in params.items()
+    }
+
+
 class Start:
     """Makes states of one code, sharded from their first byte on.
 
@@ -47,7 +56,7 @@ class Start:
                 frozen=frozen,
                 buffers=buffers,
                 opt_state=optimizer.init(params),
-                ema=params if config.optim.ema_decay is not None else {},
+                ema=for_average(params) if config.optim.ema_decay is not None else {},
                 scale=initial_scale(config.precision),
                 guard=initial_guard(config.train.spike_factor is not None),
             )

@@ -25,7 +25,7 @@ from jaxtrain.train.compilation import out_of_memory
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
-from jaxtrain.train.init_state import Start, placed_shape
+from jaxtrain.train.init_state import Start, for_average, placed_shape
 from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.resolve_task import with_defaults
 from jaxtrain.train.step.accumulation import refuse_sums
@@ -294,7 +294,7 @@ class Program:
         self.state = self.state.replace(params={}, frozen={}, buffers={}, ema={})
         try:
             keys = bridge.load_state_dict(model, state, strict, source)
-            averaged = averaged and jax.tree.map(jnp.copy, self.model_def.split(model)[0])
+            averaged = averaged and jax.tree.map(jnp.copy, for_average(self.model_def.split(model)[0]))
         finally:
             params, frozen, buffers = self.model_def.split(model)
             self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxtrain import config_io, redaction
+from jaxtrain import config_io, redaction, strict_json
 from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
@@ -51,7 +51,7 @@ def write_start(folder: pathlib.Path, config: TrainingConfig, devices: int) -> N
 
 def write_summary(folder: pathlib.Path, summary: dict[str, Any], devices: int) -> None:
     """summary.json of a run that ended."""
-    write(folder, "summary.json", json.dumps(summary | environment(devices), indent=1))
+    write(folder, "summary.json", strict_json.dumps(summary | environment(devices), indent=1))
 
 
 def changes(folder: pathlib.Path, config: TrainingConfig) -> list[str]:
@@ -68,7 +68,7 @@ def write(folder: pathlib.Path, name: str, text: str) -> None:
     path = folder / name
     try:
         with replacing(path) as aside:
-            aside.write_text(redaction.mask(text))
+            aside.write_text(redaction.mask(text), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"run.dir: cannot write {path}: {error.strerror}; make room, or choose another run.dir"

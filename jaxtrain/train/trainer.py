@@ -116,6 +116,12 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self.program.steps_per_epoch
 
+    def __getattr__(self, name: str) -> Any:
+        """What the run compiles, as `train_step`, `hyper`, `columns` or `schedule`: see Program."""
+        if name.startswith("_") or "program" not in self.__dict__:
+            raise AttributeError(f"Trainer has no attribute {name!r}")
+        return getattr(self.program, name)
+
     def source(self, split: str) -> Any:
         """The dataset of a split; None where there is none."""
         return self.program.data.source(split)

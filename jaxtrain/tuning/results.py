@@ -1,6 +1,5 @@
 """Write a study's results: best_config.yaml, trials_history.json, plots."""
 
-import json
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from jaxtrain import config_io
+from jaxtrain import config_io, strict_json
 from jaxtrain.tuning.space import apply
 from jaxtrain.tuning.study import Study
 
@@ -35,7 +34,7 @@ def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = Tr
 def _history(study: Study) -> pathlib.Path:
     rows = [_row(study, trial) for trial in study.optuna.get_trials(deepcopy=False)]
     path = study.folder / "trials_history.json"
-    path.write_text(json.dumps(rows, indent=1))
+    path.write_text(strict_json.dumps(rows, indent=1))
     return path
 
 
@@ -59,7 +58,7 @@ def _best_config(study: Study, best: FrozenTrial, values: Mapping[str, Any], sou
     named = apply(values, {**best.params, "run.name": f"{study.folder.name}_best", "run.dir": None})
     path = study.folder / "best_config.yaml"
     head = f"# Trial {best.number} of {study.folder}: {best.value:.6g}\n#   python -m jaxtrain.run --config {path}\n"
-    path.write_text(head + config_io.dump(config_io.check(named, source)[1]))
+    path.write_text(head + config_io.dump(config_io.check(named, source)[1]), encoding="utf-8")
     return path
 
 

@@ -9,8 +9,9 @@ import torch
 
 from jaxtrain.errors import UserError
 
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
-_VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2")}
+_VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in _FLOAT8}
 _KINDS = "? u1 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()
 _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind) for kind in _KINDS}
 _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for tensor, (_, own) in _VIEWS.items()}

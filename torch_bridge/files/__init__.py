@@ -92,6 +92,8 @@ def read(path: pathlib.Path) -> Any:
     if path.suffix == ".safetensors":
         try:
             return safetensors.open_file(path)
+        except safetensors.UnknownKind as error:
+            raise UserError(f"{path}: {error}") from None
         except (safetensors.Damaged, OSError) as error:
             raise UserError(f"{path}: not a readable safetensors file: {error}. Is it complete?") from None
     from torch_bridge.files import pickles

@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxtrain.errors import UserError
 from torch_bridge.lazy_array import LazyArray, is_leaf
 
@@ -13,13 +15,15 @@ OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer", "optimizer_states", "opti
 SCHEDULER_KEYS = ("scheduler_state_dict", "scheduler", "lr_scheduler", "lr_schedulers")
 SCALER_KEYS = ("scaler_state_dict", "scaler")
 STEP_KEYS = ("step", "global_step", "iteration", "steps")
+EPOCH_KEYS = ("epoch", "epochs", "current_epoch")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingCheckpoint:
     """A checkpoint with its arrays still in the file. `None` or empty for what it does not hold.
 
-    step: batches seen; updates: optimizer updates made, where the file says so.
+    step: batches seen; updates: optimizer updates made, where the file says so. epoch: as the loop counts them, done or
+    begun.
     optimizer, scheduler, scaler: torch's state dicts. ema: averaged weights. carried: state that only JAX knows.
     """
 
@@ -32,6 +36,7 @@ class TrainingCheckpoint:
     carried: dict[str, LazyArray] = dataclasses.field(default_factory=dict)
     step: int | None = None
     updates: int | None = None
+    epoch: int | None = None
 
 
 def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
@@ -57,9 +62,21 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
         _first(value, SCALER_KEYS),
         dict(_first(value, ("ema",)) or {}),
         dict(_first(value, ("carried",)) or {}),
-        next((int(value[key]) for key in STEP_KEYS if isinstance(value.get(key), int)), None),
-        value.get("updates") if isinstance(value.get("updates"), int) else None,
+        _number(value, STEP_KEYS),
+        _number(value, ("updates",)),
+        _number(value, EPOCH_KEYS),
     )
+
+
+def _number(value: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first of `names` that holds a whole number: Python's, numpy's or a tensor of one."""
+    for name in names:
+        inner = value.get(name)
+        if is_leaf(inner) and inner.shape in ((), (1,)):
+            inner = np.asarray(inner).reshape(())[()]
+        if isinstance(inner, (int, np.integer)) and not isinstance(inner, bool):
+            return int(inner)
+    return None
 
 
 def weights(value: Any, path: pathlib.Path) -> dict[str, LazyArray]:

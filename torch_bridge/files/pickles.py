@@ -103,7 +103,11 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> La
     """tensor: a fake one, whose storage knows where in the file its data is (torch's notes on serialization)."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones")
-    dtype = as_leaf(torch.empty(0, dtype=tensor.dtype)).dtype
+    try:
+        dtype = as_leaf(torch.empty(0, dtype=tensor.dtype)).dtype
+    except TypeError:
+        raise UserError(f"{path}: holds numbers of the kind {tensor.dtype}, which is not read here") from None
+    conjugated, negated = tensor.is_conj(), tensor.is_neg()  # views whose data is stored as it was
     offset = tensor.untyped_storage()._checkpoint_offset
     size, strides = tuple(tensor.shape), tensor.stride()
     first = tensor.storage_offset()
@@ -117,7 +121,9 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> La
             raise UserError(f"{path}: ends inside a tensor; was it changed while being read?")
         if not count:
             return flat.reshape(size)
-        return np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
+        array = np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
+        array = np.conj(array) if conjugated else array
+        return -array if negated else array
 
     return LazyArray(size, dtype, read, fresh=True)
 

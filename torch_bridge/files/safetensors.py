@@ -17,16 +17,22 @@ from torch_bridge.lazy_array import LazyArray, read_file
 
 DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "C64": np.complex64,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz, "C64": np.complex64,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")  # of the format, several numbers in a byte
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 class Damaged(ValueError):
     """The file breaks the format's rules."""
+
+
+class UnknownKind(ValueError):
+    """The file holds numbers of a kind that is not read here."""
 
 
 def open_file(path: pathlib.Path) -> dict[str, LazyArray]:
@@ -61,6 +67,10 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int, int]:
         raise Damaged("its header is no mapping")
     header.pop("__metadata__", None)
     for key, entry in header.items():
+        kind = entry.get("dtype") if isinstance(entry, dict) else None
+        if isinstance(kind, str) and kind not in DTYPES:
+            packed = " (several numbers in a byte)" if kind in PACKED else ""
+            raise UnknownKind(f"{key} holds numbers of the kind {kind}{packed}; known are {', '.join(DTYPES)}")
         if not _is_entry(entry):
             raise Damaged(f"{key}: its entry in the header is {str(entry)[:80]}")
     return header, 8 + length, size

@@ -28,7 +28,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, plain_files
@@ -37,6 +36,9 @@ from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, sta
 from jaxtrain.train.state import TrainState
 
 PART, DAMAGED = ".part", ".damaged"
+ARRAYS = "state"
+INDEX = "manifest.ocdbt"  # of the arrays; without it none can be read
+LASTING = ("TypeError:", "ValueError:", "KeyError:", "AttributeError:", "NotImplementedError:")
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
 SPLIT_BYTES = 64 * 2**20  # from so many each on, replicas share the writing of an array: slices have to be compiled
@@ -87,6 +89,8 @@ class Checkpoints:
         )
         self._saving: _Saving | None = None
         self._failures = 0  # in a row
+        self._reach: state_tree.Reachable | None = None
+        self._proven = False  # whether a save of this process was read again
         self._retry_at = float("inf")
         self.newest: int | None = None  # the last one this process committed or restored; the same on every process
 
@@ -121,7 +125,10 @@ class Checkpoints:
 
         Raises UserError where it cannot be read.
         """
-        return manifest.problems(self.folder / str(step), step, manifest.run_of(self.folder.parent))
+        folder = self.folder / str(step)
+        found = manifest.problems(folder, step, manifest.run_of(self.folder.parent))
+        missing = not (folder / ARRAYS / INDEX).is_file()
+        return found or ([f"{ARRAYS}/{INDEX}: missing, so no array can be read"] if missing else [])
 
     def newest_good(self, set_aside: bool = True) -> int | None:
         """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and
@@ -182,11 +189,18 @@ class Checkpoints:
             tree = state_tree.as_tree(state)
             if jax.process_count() == 1:
                 self._check_room(step, tree)
-            self._saver.save(epath.Path(self._part(step)) / "state", args=ocp.args.PyTreeSave(tree), force=True)
+            self._reach = self._reach or self._reachable()
+            place = self._reach.path / self._part(step).name / ARRAYS
+            self._saver.save(place, args=ocp.args.PyTreeSave(tree), force=True)
+            saving.unproven = None if self._proven else jax.tree.map(_shape_of, state)
         except Exception as error:
             saving.error = _reason(error)
         saving.thread = threading.Thread(target=self._commit, args=[saving, meta, history], name="jaxtrain-commit")
         saving.thread.start()
+
+    def _reachable(self) -> state_tree.Reachable:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return state_tree.Reachable(self.folder)
 
     def _check_room(self, step: int, tree: dict[str, Any]) -> None:
         """Raises OSError before a half of it is written."""
@@ -202,6 +216,11 @@ class Checkpoints:
         if saving is None:
             return self._failures == 0
         saving.thread.join()
+        if saving.error and _is_lasting(saving.error):
+            raise SaveError(
+                f"{self.folder}: the checkpoint of step {saving.step} cannot be saved: {saving.error}. Trying again "
+                f"would not mend that. The last good one is {self._last_good()}"
+            )
         if saving.error:
             self._failures += 1
             pause = min(FIRST_RETRY_S * 2 ** (self._failures - 1), LONGEST_RETRY_S)
@@ -252,6 +271,9 @@ class Checkpoints:
             if jax.process_index() == 0:
                 self._hear_others(saving)
                 if not saving.error:
+                    if saving.unproven is not None and jax.process_count() == 1:
+                        state_tree.check_restores(self._part(saving.step) / ARRAYS, saving.unproven)
+                        self._proven = True
                     self._finish(saving.step, meta, history)
                 else:
                     self._clear_part(saving.step)
@@ -368,11 +390,11 @@ class Checkpoints:
         Raises UserError listing what differs where the checkpoint is of another model or optimizer.
         """
         self.newest = step
-        return state_tree.restore(self.folder / str(step) / "state", like)
+        return state_tree.restore(self.folder / str(step) / ARRAYS, like)
 
     def restore_parts(self, step: int, parts: dict[str, Any], sharding) -> dict[str, Any]:
         """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
-        return state_tree.restore_parts(self.folder / str(step) / "state", parts, sharding)
+        return state_tree.restore_parts(self.folder / str(step) / ARRAYS, parts, sharding)
 
 
 @dataclasses.dataclass
@@ -383,6 +405,16 @@ class _Saving:
     number: int  # of this process's saves; all processes save in the same order
     thread: threading.Thread | None = None
     error: str = ""
+    unproven: TrainState | None = None  # shapes of the first state that is saved: whether it restores is looked at
+
+
+def _is_lasting(reason: str) -> bool:
+    """Whether an error is of the state itself, and not of the disk or of what writes to it."""
+    return reason.startswith(LASTING) and "tensorstore/" not in reason
+
+
+def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
 
 def _reason(error: BaseException) -> str:

@@ -33,9 +33,11 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
     """Fill a fresh program from a run folder (weights), a weights file, a Hugging Face folder, or a training
     checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
 
-    Raises UserError for a file that is missing, damaged, unsafe, not finite, or of another model or optimizer.
+    program: or a Trainer. Raises UserError for a file that is missing, damaged, unsafe, not finite, or of another model
+    or optimizer.
     """
-    path = pathlib.Path(path)
+    program = getattr(program, "program", program)
+    path = pathlib.Path(path).expanduser()
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
         known = {program.config.task, *trust.named_code(program.config).values()}
         with trust.restricted(known, "Export its weights to a file, and start from that"):
@@ -119,9 +121,7 @@ def _go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: list[s
         optim.name, saved.optimizer, like, groups, parameter_order(model), f"init_from: {saved.source}"
     )
     scheduler = saved.scheduler or {}
-    known = (saved.updates, count, saved.step, scheduler.get("last_epoch"))
-    updates = next((int(number) for number in known if number is not None), 0)
-    step = updates if saved.step is None else saved.step
+    step, updates = _counters(saved, count, scheduler, program.steps_per_epoch)
     if step >= program.total_steps:
         raise UserError(
             f"init_from: {saved.source} stands at step {step} and this run ends at {program.total_steps}: nothing is "
@@ -141,7 +141,32 @@ def _go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: list[s
         changes["buffers"] = state.buffers | carried
     program.state = state.replace(**changes)
     done = f"went on from {saved.source} at step {step} of {program.total_steps}: weights, optimizer and schedule"
-    return WarmStart([done, *lines, *notes], bridge.from_plateau(scheduler))
+    plateau = bridge.from_plateau(scheduler, saved.optimizer, groups, optim.lr, f"init_from: {saved.source}")
+    return WarmStart([done, *lines, *notes], plateau)
+
+
+def _counters(
+    saved: checkpoint.TrainingCheckpoint, count: int | None, scheduler: Mapping[str, Any], steps_per_epoch: int
+) -> tuple[int, int]:
+    """Batches seen and updates made. SGD counts none; then the file's own step decides, or its epochs where they agree
+    with those of a scheduler that was stepped once an epoch. Raises UserError where nothing tells."""
+    updates = saved.updates if saved.updates is not None else count
+    if updates is None:
+        updates = saved.step
+    if updates is None and saved.epoch is not None and scheduler.get("last_epoch") in (saved.epoch, saved.epoch + 1):
+        updates = int(scheduler["last_epoch"]) * steps_per_epoch
+    if updates is None:
+        told = ", ".join(
+            f"{name} {value}"
+            for name, value in (("epoch", saved.epoch), ("the scheduler's last_epoch", scheduler.get("last_epoch")))
+            if value is not None
+        )
+        raise UserError(
+            f"init_from: {saved.source}: does not tell how many steps were done: its optimizer counts none, and "
+            f"{told or 'it holds no `step`'}{' may count epochs done, epochs begun or updates' if told else ''}. Save "
+            "`step` (optimizer steps) in it, or take its weights alone: init_optimizer=false"
+        )
+    return (updates if saved.step is None else saved.step), updates
 
 
 def _carried(value: Any, old: jax.Array) -> jax.Array:

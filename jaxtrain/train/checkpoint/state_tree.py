@@ -1,10 +1,13 @@
 """A TrainState as the plain tree that orbax writes, and back."""
 
 import dataclasses
+import os
 import pathlib
+import tempfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -18,26 +21,77 @@ def restore(path: pathlib.Path, like: TrainState) -> TrainState:
     Raises UserError listing what differs where it is of another model or optimizer.
     """
     wanted = as_tree(like)
-    _check(epath.Path(path), wanted)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype), wanted)
     handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
-    tree = handler.restore(epath.Path(path), args=ocp.args.PyTreeRestore(wanted, restore_args))
+    with Reachable(path) as place:
+        _check(place, wanted)
+        tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args))
     return _from_tree(tree, like)
 
 
 def restore_parts(path: pathlib.Path, parts: dict[str, Any], sharding: Any) -> dict[str, Any]:
     """Only these parts of it, every array on `sharding`."""
-    parts = {name: part for name, part in parts.items() if not isinstance(part, dict) or part}
+    parts, empty = _filled(parts)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=sharding), parts)
     me = jax.process_index()  # one process may read alone; orbax would wait for all of them
     alone = ocp.options.MultiprocessingOptions(me, {me}, f"alone{me}")
     reader = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone)
     handler = ocp.Checkpointer(reader, multiprocessing_options=alone)
-    return handler.restore(epath.Path(path), args=ocp.args.PyTreeRestore(parts, restore_args, partial_restore=True))
+    with Reachable(path) as place:
+        restored = handler.restore(place, args=ocp.args.PyTreeRestore(parts, restore_args, partial_restore=True))
+    return _with_empty(restored, empty, lambda leaf: sharding)
+
+
+def check_restores(path: pathlib.Path, state: TrainState) -> None:
+    """Raises ValueError where what was written of this state cannot be read again: its names and shapes, and a
+    number of it."""
+    with Reachable(path) as place:
+        try:
+            _check(place, as_tree(state))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if not restore_parts(path, {"step": jax.ShapeDtypeStruct((), state.step.dtype)}, device):
+        raise ValueError(f"{path}: no number of it can be read")
+
+
+class Reachable:
+    """A folder's path as orbax can take it, which searches it by pattern: through a link where it has a `[`, `*` or `?`
+    in its name. The link is there until `close`, or the end of a `with`."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.path = epath.Path(folder)
+        self._home: tempfile.TemporaryDirectory | None = None
+        if set(str(folder)) & set("[*?"):
+            self._home = tempfile.TemporaryDirectory(prefix="jaxtrain-link-", dir=_plain_folder())
+            link = pathlib.Path(self._home.name) / "folder"
+            link.symlink_to(folder.absolute(), target_is_directory=True)
+            self.path = epath.Path(link)
+
+    def close(self) -> None:
+        if self._home is not None:
+            self._home.cleanup()  # the link, not what it leads to
+
+    def __enter__(self) -> epath.Path:
+        return self.path
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _plain_folder() -> str:
+    """A folder for temporary files whose own name is no pattern."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
+        if not set(folder) & set("[*?") and os.access(folder, os.W_OK):
+            return folder
+    raise UserError("TMPDIR: wanted a folder that can be written and has no `[`, `*` or `?` in its name")
 
 
 def _check(path: epath.Path, wanted: dict[str, Any]) -> None:
-    saved = ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree
+    metadata = ocp.PyTreeCheckpointer().metadata(path).item_metadata
+    if metadata is None:
+        raise UserError(f"{path}: no arrays can be read from the checkpoint")
+    saved = metadata.tree
     have = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(saved)[0]}
     want = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]}
     keys = sorted(want, key=lambda key: not key.startswith("params."))  # weights tell more than moments
@@ -59,11 +113,35 @@ def _check(path: epath.Path, wanted: dict[str, Any]) -> None:
 
 
 def as_tree(state: TrainState) -> dict[str, Any]:
-    """Plain nested dicts; the random key as its numbers, empty parts left out."""
+    """Plain nested dicts; the random key as its numbers. Empty parts and arrays of no elements, which orbax does not
+    take, are left out: they are made again."""
+    return _filled(_tree_of(state))[0]
+
+
+def _tree_of(state: TrainState) -> dict[str, Any]:
     tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     tree["rng"] = _key_data(state.rng)
     tree["opt_state"] = dict(enumerate_leaves(state.opt_state))
-    return {name: value for name, value in tree.items() if not isinstance(value, dict) or value}
+    return tree
+
+
+def _filled(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The tree without its arrays of no elements, and those."""
+    is_empty = lambda leaf: hasattr(leaf, "shape") and 0 in leaf.shape
+    flat = {name: part for name, part in tree.items() if isinstance(part, dict)}
+    empty = {name: {key: leaf for key, leaf in part.items() if is_empty(leaf)} for name, part in flat.items()}
+    filled = {name: {k: leaf for k, leaf in part.items() if not is_empty(leaf)} for name, part in flat.items()}
+    rest = {name: filled.get(name, part) for name, part in tree.items()}
+    return {name: part for name, part in rest.items() if not isinstance(part, dict) or part}, empty
+
+
+def _with_empty(tree: dict[str, Any], empty: dict[str, dict[str, Any]], sharding_of: Any) -> dict[str, Any]:
+    """The tree with those arrays made anew."""
+    for name, part in empty.items():
+        made = {key: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), sharding_of(leaf)) for key, leaf in part.items()}
+        if made:
+            tree[name] = {**tree.get(name, {}), **made}
+    return tree
 
 
 def enumerate_leaves(tree: Any):
@@ -73,6 +151,7 @@ def enumerate_leaves(tree: Any):
 
 
 def _from_tree(tree: dict[str, Any], like: TrainState) -> TrainState:
+    tree = _with_empty(tree, _filled(_tree_of(like))[1], lambda leaf: leaf.sharding)
     names = [name for name, _ in enumerate_leaves(like.opt_state)]
     opt_state = tree.get("opt_state", {})
     opt_state = jax.tree.unflatten(jax.tree.structure(like.opt_state), [opt_state[name] for name in names])

@@ -1,7 +1,7 @@
 """The training step: merge -> loss -> grads -> optimizer -> apply -> after_update. Pure, jitted once, state donated."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -47,7 +47,11 @@ def make_train_step(
         verdict = guard.check(state, loss, norm)
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
         rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
+        idle = state.params.keys() - grads.keys()
+        grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
         params, opt_state, _ = optimizer.update(grads, state.opt_state, state.params, *rates, norm=norm, accept=accept)
+        params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch leaves these alone
+        opt_state = _unchanged(opt_state, state.opt_state, idle)
 
         kept = state.buffers | {key: buffers[key] for key in model_def.stay_finite}
         buffers = _where(accept | verdict.finite, buffers, kept)
@@ -62,7 +66,8 @@ def make_train_step(
             done = _where(accept, changed, done)
         if state.ema:
             decay = config.optim.ema_decay
-            ema = {key: decay * mean + (1 - decay) * done.params[key] for key, mean in state.ema.items()}
+            latest = {key: done.params[key].astype(mean.dtype) for key, mean in state.ema.items()}
+            ema = {key: decay * mean + (1 - decay) * latest[key] for key, mean in state.ema.items()}
             done = done.replace(ema=_where(accept, ema, state.ema))
         metrics = {"loss": loss.value, **loss.parts, "grad_norm": norm, "weight": loss.weight}
         metrics |= {"skipped": verdict.skipped, "tokens": tokens}
@@ -79,10 +84,13 @@ def gather_parts(batch: Batch | Parts, columns: Arrays) -> Parts:
 
 
 def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Gradients:
-    """(state, gathered parts, numbers) -> gradients by parameter, Loss, the buffers after the forward pass and the
-    batch's tokens."""
+    """(state, gathered parts, numbers) -> gradients, Loss, the buffers after the forward pass and the batch's tokens.
+
+    Gradients by parameter, without those that the loss does not depend on: torch has None there.
+    """
 
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
+        params = {key: _noting(reached, key, value) for key, value in params.items()}
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
         model = model_def.merge(layout.gather(pieces), {}, buffers)
         gather_again = layout.gather if layout.gathers else None
@@ -99,6 +107,7 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
         return loss.value * scale, (loss, model_def.split(model)[2])
 
     mean_of_means = config.train.accumulate_mean == "micro"
+    reached: set[str] = set()
 
     def compute(state: TrainState, parts: Parts, rng: jax.Array, scale: jax.Array, numbers: Arrays):
         loss_of = functools.partial(loss_fn, traced_hparams.put(config, numbers))
@@ -114,9 +123,25 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
         divides = all(row_keys.valid(part).shape[1] % layout.batch_devices == 0 for part in parts)
         run = per_device if divides else compute  # a rest that does not is on every device
         grads, loss, buffers, tokens = run(state, parts, rng, scale, numbers)
-        return layout.scatter(grads), loss, buffers, tokens
+        grads = {key: grad for key, grad in layout.scatter(grads).items() if key in reached}
+        return grads, loss, buffers, tokens
 
     return gradients
+
+
+def _noting(reached: set[str], key: str, value: jax.Array) -> jax.Array:
+    """The value itself. While the step is traced, `reached` hears of the keys that a gradient comes back to."""
+
+    @jax.custom_vjp
+    def same(value):
+        return value
+
+    def back(_, grad):
+        reached.add(key)
+        return (grad,)
+
+    same.defvjp(lambda value: (value, None), back)
+    return same(value)
 
 
 def repeat(step: Step, times: int, precision: Precision | None = None, as_loop: bool = False) -> Step:
@@ -256,6 +281,15 @@ def _accumulate(loss_fn, mean_of_means: bool):
 
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)
+
+
+def _unchanged(opt_state: Any, before: Any, keys: Set[str]) -> Any:
+    """The optimizer's state with what it holds for these parameters as it was."""
+
+    def pick(path, new, old):
+        return old if any(getattr(part, "key", None) in keys for part in path) else new
+
+    return jax.tree_util.tree_map_with_path(pick, opt_state, before) if keys else opt_state
 
 
 def _forget(opt_state: Any, stale: Mapping[str, jax.Array]) -> Any:

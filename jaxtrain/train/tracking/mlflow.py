@@ -1,6 +1,7 @@
 """MLflow: parameters, metrics, the config and pictures, in a local store or on a tracking server."""
 
 import pathlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -47,7 +48,7 @@ class MLflow:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(self._run, [Metric(name, value, now, step) for name, value in values.items()])
+        self._client.log_batch(self._run, [Metric(_taken(name), value, now, step) for name, value in values.items()])
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         document = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step}
@@ -59,6 +60,11 @@ class MLflow:
     def close(self, failed: bool) -> None:
         if self._run:
             self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+
+
+def _taken(name: str) -> str:
+    """The name as MLflow takes it: letters, digits and _ - . / only; "acc@5" becomes "acc_at_5"."""
+    return re.sub(r"[^\w\-./ ]", "_", name.replace("@", "_at_"))
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,9 +12,10 @@ from typing import Any, TextIO
 import numpy as np
 from tqdm import tqdm
 
-from jaxtrain import redaction
+from jaxtrain import redaction, strict_json
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import plain_files
+from jaxtrain.runtime.terminal import is_terminal
 from jaxtrain.train.tracking.backends import Backend, make_backends
 from torch_bridge.atomic_file import replacing
 
@@ -55,7 +56,7 @@ class Tracker:
         for handler in list(LOG.handlers):
             LOG.removeHandler(handler)
             handler.close()
-        to_file = _FileHandler(path)
+        to_file = _FileHandler(path, encoding="utf-8")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         to_console = _ConsoleHandler(sys.stderr if self.quiet else None)
         to_console.setLevel(logging.WARNING if self.quiet else logging.INFO)
@@ -99,7 +100,7 @@ class Tracker:
         if not self.active:
             return
         line = {"step": step, "epoch": round(epoch, 6), "split": split, "values": dict(values)}
-        self._metrics.add(json.dumps(line))
+        self._metrics.add(strict_json.dumps(line))
         shared = lambda name: name.partition("/")[0] in ("lr", "system", "throughput", "time")
         self._send("scalars", step, {n if shared(n) and "/" in n else f"{split}/{n}": v for n, v in values.items()})
 
@@ -124,7 +125,7 @@ class Tracker:
 
     def progress(self, done: int, total: int) -> None:
         """Start the bar (only on a terminal)."""
-        if self.active and not self.quiet and sys.stderr.isatty():
+        if self.active and not self.quiet and is_terminal(sys.stderr):
             self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, smoothing=0.05)
 
     def advance(self, steps: int, values: Mapping[str, float] | None = None) -> None:
@@ -220,8 +221,12 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record):
         stream = self.stream or sys.stdout
-        with contextlib.suppress(OSError, ValueError):
-            tqdm.write(self.format(record), file=stream)
+        text = self.format(record)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stream, or one of few methods
+            try:
+                tqdm.write(text, file=stream)
+            except UnicodeEncodeError:
+                tqdm.write(text.encode("ascii", "backslashreplace").decode(), file=stream)
             stream.flush()
 
 

@@ -23,7 +23,7 @@ from jaxtrain import checkpoints as checkpoints_command
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.preemption import Preemption
-from jaxtrain.train.checkpoint import checkpoints, manifest
+from jaxtrain.train.checkpoint import checkpoints, manifest, state_tree
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints, SaveError
 from jaxtrain.train.loop.early_stop import EarlyStopping
 from tests.chaos.damages import DAMAGES
@@ -387,3 +387,34 @@ def test_replicas_share_the_writing_of_large_arrays_only(split_bytes, tmp_path, 
     assert bool(slices) == (split_bytes == 16)
     again.train()
     assert_same_bits(arrays(made), arrays(again))
+
+
+def test_a_folder_whose_name_is_a_pattern_keeps_its_arrays(tmp_path):
+    run = trainer(tmp_path / "exp[1]#*", **SAVING)
+    run.train()
+    again = trainer(tmp_path / "exp[1]#*", **SAVING)
+    again.train()
+    assert_same_bits(arrays(run), arrays(again))
+
+
+def test_a_checkpoint_without_its_index_of_arrays_is_damaged(tmp_path):
+    trainer(tmp_path, **SAVING).train()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, 1, "loss", "min")
+    step = checkpoints.latest()
+    folder = tmp_path / "checkpoints" / str(step)
+    (folder / "state" / "manifest.ocdbt").unlink()
+    sealed = manifest.read(folder)
+    del sealed["files"]["state/manifest.ocdbt"]
+    manifest._put(folder, sealed)
+    assert checkpoints.problems(step) == ["state/manifest.ocdbt: missing, so no array can be read"]
+
+
+def test_a_refusal_that_waiting_cannot_mend_ends_the_run_at_once(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ValueError("Cannot save arrays of this kind")
+
+    monkeypatch.setattr(state_tree, "as_tree", refuse)
+    began = time.monotonic()
+    with pytest.raises(SaveError, match="cannot be saved: ValueError: Cannot save arrays of this kind"):
+        trainer(tmp_path, checkpoint__retry_s=300, **SAVING).train()
+    assert time.monotonic() - began < 60

@@ -1,7 +1,6 @@
 """Every setting of the core, with its unit: the one page of knobs. A task adds its own sections (`model`, `loss`, more
 `data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
 
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -28,14 +27,12 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_values(cls, values: Any) -> Any:
-        """Give a section that a file leaves empty its defaults; read `~/` as the home folder, as a shell would."""
+        """Give a section that a file leaves empty its defaults."""
         if not isinstance(values, dict):
             return values
         sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
         sections |= {name for name, field in cls.model_fields.items() if _is_section(field.annotation)}
-        kept = {key: value for key, value in values.items() if value is not None or key not in sections}
-        home = lambda value: os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
-        return {key: home(value) for key, value in kept.items()}
+        return {key: value for key, value in values.items() if value is not None or key not in sections}
 
     @model_validator(mode="before")
     @classmethod

@@ -257,7 +257,7 @@ class Trainer:
     def _origin(self, checkpoints: Checkpoints, resume: str, tracker: Tracker) -> tuple[Checkpoints, int | None]:
         """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""
         if resume not in ("auto", "never"):
-            other = self.checkpoints(tracker.warn, pathlib.Path(resume))
+            other = self.checkpoints(tracker.warn, pathlib.Path(resume).expanduser())
             step = broadcast_from_process_zero("resume", lambda: other.newest_good(set_aside=False))
             if step is None:
                 raise UserError(f"--resume {resume}: no checkpoint under {other.folder}")

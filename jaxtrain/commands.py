@@ -50,6 +50,8 @@ def parser(module: str, description: str, example: str) -> argparse.ArgumentPars
 
 def start(main: Callable[[], int | None]) -> NoReturn:
     """End this process with the exit code of `main`, a command of its own: its signals are heard from here on."""
+    if sys.getfilesystemencoding().lower() != "utf-8":  # an ASCII locale: paths and settings may hold any letter
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     PREEMPTION.listen(command=True)
     sys.exit(main())
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 MOST_STEPS = 100_000_000  # of a run: the schedule keeps a number for each
 MOST_SAMPLES = 1 << 24  # of a batch
 MOST_LAYERS = 10_000  # of a model; every one is traced
+NUMBERS = (int, float, int | None, float | None)  # kinds of settings
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "muon", "adafactor")
 
 
@@ -22,17 +23,21 @@ def _is_section(annotation: Any) -> bool:
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _plain_values(cls, values: Any) -> Any:
-        """Give a section that a file leaves empty its defaults."""
+        """Give a section that a file leaves empty its defaults; take `true` for no number."""
         if not isinstance(values, dict):
             return values
         sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
         sections |= {name for name, field in cls.model_fields.items() if _is_section(field.annotation)}
-        return {key: value for key, value in values.items() if value is not None or key not in sections}
+        numbers = {name for name, field in cls.model_fields.items() if field.annotation in NUMBERS}
+        kept = {key: value for key, value in values.items() if value is not None or key not in sections}
+        return {
+            k: str(value).lower() if isinstance(value, bool) and k in numbers else value for k, value in kept.items()
+        }
 
     @model_validator(mode="before")
     @classmethod
@@ -249,8 +254,8 @@ def nest_flat_names(values: dict) -> dict:
     for key, value in values.items():
         if key in FLAT_NAMES:
             *sections, leaf = FLAT_NAMES[key].split(".")
-            if isinstance(value, bool):
-                value = "bf16" if value else "fp32"
+            if key.endswith("mixed_precision"):  # accelerate writes "no"
+                value = {True: "bf16", False: "fp32", "no": "fp32"}.get(value, value)
             target = result
             for section in sections:
                 inner = target.get(section) or {}

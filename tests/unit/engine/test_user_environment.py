@@ -1,0 +1,48 @@
+"""What users type, and the machines that they type it on."""
+
+import json
+import math
+
+import pytest
+
+from jaxtrain import TrainingConfig, UserError, config_io, strict_json
+from jaxtrain.runtime.terminal import is_terminal
+from jaxtrain.train.run_dir import folder_of
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "c.yaml"
+
+    def load(text="", *overrides):
+        path.write_text("task: digits.classify\n" + text, encoding="utf-8")
+        return config_io.load(path, overrides)[1]
+
+    return load
+
+
+def test_a_name_that_yaml_takes_for_a_number_stays_a_name(config):
+    assert config("", "run.name=2024_01_05").run.name == "2024_01_05"
+
+
+def test_a_section_left_empty_has_its_defaults(config):
+    assert config("optim:\nrun:\n").optim.lr == 1e-3
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "1e400", "true"])
+def test_what_is_no_finite_number_is_refused(config, value):
+    with pytest.raises(UserError, match=r"optim\.lr"):
+        config(f"optim: {{lr: {value}}}\n")
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder_of(TrainingConfig(run={"dir": "~/a"})) == tmp_path / "a"
+
+
+def test_json_has_null_for_what_the_format_lacks():
+    assert json.loads(strict_json.dumps({"a": [math.nan, 1.5], "b": -math.inf})) == {"a": [None, 1.5], "b": None}
+
+
+def test_a_stream_without_isatty_is_no_terminal():
+    assert (is_terminal(object()), is_terminal(None)) == (False, False)

@@ -1,7 +1,7 @@
 """Compare torch_bridge.from_torch with torch over torch's own operator database (OpInfo), values and gradients.
 
     pip install expecttest scipy
-    python -m benchmarks.operators [--values drawn zeros round] [--only add,linalg.svd] [--json results.json]
+    python -m benchmarks.operators --only add,linalg.svd
 
 The first three float32 samples of every operator are called as a module's forward. One operator counts as
 
@@ -16,7 +16,6 @@ zeros and round put such numbers in place of the drawn ones, where gradients hav
 counts there only where torch's float32 and float64 agree. A file that exists is continued.
 """
 
-import argparse
 import collections
 import itertools
 import json
@@ -32,6 +31,7 @@ import torch
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils import _pytree as pytree
 
+from benchmarks import parser
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import from_torch
 from torch_bridge.lowering import UnsupportedModel
@@ -180,16 +180,16 @@ def run(operator, gradient: bool, values: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--values", nargs="+", default=["drawn", "zeros", "round"], choices=["drawn", "zeros", "round"])
-    parser.add_argument("--only", default="", help="names of operators, by commas")
-    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("benchmarks/results/operators.json"))
-    options = parser.parse_args()
+    p = parser(__doc__, figures=False)
+    p.add_argument("--values", nargs="+", default=["drawn", "zeros", "round"], choices=["drawn", "zeros", "round"])
+    p.add_argument("--only", default="", help="names of operators, by commas")
+    p.add_argument("--json", type=pathlib.Path, default=pathlib.Path("benchmarks/results/operators.json"))
+    arguments = p.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    results = json.loads(options.json.read_text()) if options.json.exists() else {}
-    only = set(filter(None, options.only.split(",")))
-    for values, gradient in itertools.product(options.values, (False, True)):
+    results = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    only = set(filter(None, arguments.only.split(",")))
+    for values, gradient in itertools.product(arguments.values, (False, True)):
         key = f"{'gradient' if gradient else 'forward'}, {values}"
         found = results.setdefault(key, {})
         for number, operator in enumerate(database.op_db):
@@ -197,7 +197,7 @@ def main() -> None:
             if name in found or (only and name not in only) or not operator.supports_dtype(torch.float32, "cpu"):
                 continue
             found[name] = run(operator, gradient, values)
-            options.json.write_text(json.dumps(results, indent=1))
+            arguments.json.write_text(json.dumps(results, indent=1))
             if number % 15 == 0:
                 jax.clear_caches()
         counts = collections.Counter(found.values())

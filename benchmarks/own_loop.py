@@ -1,12 +1,9 @@
-"""What a Python loop around `jaxtrain.compile` costs per step beside the Trainer's own loop.
-
-    python -m benchmarks.own_loop [--steps 300] [--rounds 5]
+"""A Python loop around jaxtrain.compile beside the Trainer's own: `python -m benchmarks.own_loop --rounds 5`.
 
 The same small network, batches and optimizer in both; the network computes for some tens of microseconds, so that the
 loops show. Prints the median of alternating rounds and the spread.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -15,6 +12,7 @@ import numpy as np
 import torch
 
 import jaxtrain
+from benchmarks import parser
 from jaxtrain import Trainer, TrainingConfig
 
 
@@ -24,7 +22,7 @@ def network() -> torch.nn.Module:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__, figures=False)
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--rounds", type=int, default=5)
     arguments = p.parse_args()

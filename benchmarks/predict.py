@@ -1,4 +1,4 @@
-"""The seven compared systems on a GPU that is not here: `python -m benchmarks.predict [SYSTEM ...] [--devices 8]`.
+"""The seven compared systems on a GPU that is not here: `python -m benchmarks.predict criteria_evidence`.
 
 Prints docs/performance.md's table from `jaxtrain.plan`'s prediction, at the originals' sizes, in bfloat16.
 """
@@ -9,20 +9,21 @@ import json
 import pathlib
 import tempfile
 
+from benchmarks import parser
 from benchmarks.systems import CASES, CONSTANT_RATE
 from jaxtrain import plan
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("systems", nargs="*", help="all where left out; then a.b=c")
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--strategy", default="ddp")
-    parser.add_argument("--size", default="reference", choices=("small", "reference"))
-    parser.add_argument("--json", metavar="F")
-    parser.add_argument("--hlo", metavar="FOLDER", help="keep the compiled programs' text")
-    arguments = parser.parse_intermixed_args()
+    p = parser(__doc__, figures=False)
+    p.add_argument("systems", nargs="*", help="all where left out; then a.b=c")
+    p.add_argument("--target", default="h200")
+    p.add_argument("--devices", type=int, default=1)
+    p.add_argument("--strategy", default="ddp")
+    p.add_argument("--size", default="reference", choices=("small", "reference"))
+    p.add_argument("--json", metavar="F")
+    p.add_argument("--hlo", metavar="FOLDER", help="keep the compiled programs' text")
+    arguments = p.parse_intermixed_args()
     overrides = [word for word in arguments.systems if "=" in word]
     names = [word for word in arguments.systems if "=" not in word] or list(CASES)
     found = {}

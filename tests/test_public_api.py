@@ -45,13 +45,20 @@ def test_an_unknown_name_is_an_attribute_error():
 
 BENCHMARKS = {f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
 MODULES = sorted(
-    {ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS}
+    ({ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS} | BENCHMARKS)
+    - {"benchmarks.systems"}  # a table, no command
+    - {"torch_bridge.torchrun"}  # its help is torchrun's
     | {"jaxtrain.systems.fmri_autoencoder.prepare"}
-    | (BENCHMARKS - {"benchmarks.systems"})  # a table, no command
 )
 
 
-NEED_TORCH = ("torch_bridge.verify", "torch_bridge.torchrun", "benchmarks.converted_bert", "benchmarks.input_pipeline")
+NEED_TORCH = (
+    "torch_bridge.verify",
+    "benchmarks.converted_bert",
+    "benchmarks.input_pipeline",
+    "benchmarks.operators",
+    "benchmarks.own_loop",
+)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,4 +1,4 @@
-"""What the standard streams can do: some programs replace them by a logger, or have none."""
+"""Tell what the standard streams can do: some programs replace them by a logger, or have none."""
 
 import contextlib
 import sys

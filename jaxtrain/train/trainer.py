@@ -117,7 +117,7 @@ class Trainer:
         return self.program.steps_per_epoch
 
     def __getattr__(self, name: str) -> Any:
-        """What the run compiles, as `train_step`, `hyper`, `columns` or `schedule`: see Program."""
+        """Pass on what the run compiles, as `train_step`, `hyper`, `columns` or `schedule`: see Program."""
         if name.startswith("_") or "program" not in self.__dict__:
             raise AttributeError(f"Trainer has no attribute {name!r}")
         return getattr(self.program, name)

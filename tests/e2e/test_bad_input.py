@@ -30,7 +30,6 @@ def message(capsys, *arguments: str) -> str:
         ("precision.policy=int3", "precision.policy: input should be 'fp32'"),
         ("data.batch_size=0", "data.batch_size: input should be greater than or equal to 1"),
         ("task=digits.clasify", "task: 'digits.clasify' is unknown; known here: "),
-        ("optim=null", "optim: input should be a valid"),
         ("nonsense", "override 'nonsense': wanted section.key=value"),
         ("optim.schedule={warmup_steps: 3, warmup_epochs: 1}", "give one of warmup_steps, warmup_epochs"),
         ("optim.groups.heads.lr=0.1", "optim.groups: heads unknown; this task has the groups default"),

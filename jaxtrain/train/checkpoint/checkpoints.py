@@ -409,7 +409,7 @@ class _Saving:
 
 
 def _is_lasting(reason: str) -> bool:
-    """Whether an error is of the state itself, and not of the disk or of what writes to it."""
+    """Return True for an error of the state itself, not of the disk or of what writes to it."""
     return reason.startswith(LASTING) and "tensorstore/" not in reason
 
 

@@ -8,7 +8,10 @@ from typing import Any
 class lazy:
     """A function that imports its module at the first call. target: "package.module:function"."""
 
-    __slots__ = ("target",)  # no dataclass: importing that is a half of the time until a command hears its signals
+    __slots__ = (
+        "target",
+        "__weakref__",
+    )  # no dataclass: importing that is a half of the time until a command hears its signals
 
     def __init__(self, target: str):
         self.target = target

@@ -201,6 +201,8 @@ NOT_RUN = {
         "pip install 'jaxtrain[torch]'",
         "pip install 'jaxtrain[fmri]'",
         "pip install 'jaxtrain[plan]'",
+        "pip install 'jaxtrain[drop-in,torch]'",
+        "pip install 'jaxtrain[hydra]'",
         "pip install pre-commit && pre-commit install",
     ],
     "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
@@ -209,6 +211,7 @@ NOT_RUN = {
         "python -m benchmarks.collectives",
         "python -m benchmarks.compare --fed --rounds 7 --system set_completion",
         "python -m benchmarks.compare --precision bf16",
+        "python -m benchmarks.operators",
         "python -m benchmarks.compare --system S --peer torch_eager",
         "python -m benchmarks.compare --system hjepa --peer torch_eager",
         "python -m benchmarks.compare --rounds 7 --system set_completion",

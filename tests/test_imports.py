@@ -66,7 +66,8 @@ print(json.dumps({"changed": changed, "gpus": gpus.has_gpus(), "loaded": loaded,
 def own_modules():
     paths = [path for package in ("jaxtrain", "torch_bridge") for path in sorted((ROOT / package).rglob("*.py"))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__main__"]
-    return [name.removesuffix(".__init__") for name in names]
+    drop_ins = {"jaxtrain.lightning", "jaxtrain.transformers"}  # they import another package's loop
+    return [name.removesuffix(".__init__") for name in names if name not in drop_ins]
 
 
 def probe(others, own):

@@ -12,6 +12,7 @@ import numpy as np
 
 BATCH = 4
 TOKENS = 72  # of no other axis
+WIDTH = 128  # of the stream: its gradients have so many elements a token; a router's choice sorts fewer
 ENCODER = (
     "model.encoder={vocab_size: 3000, hidden_size: 128, num_hidden_layers: 1, num_attention_heads: 2, "
     "intermediate_size: 256, max_position_embeddings: 80, pad_token_id: 0}"
@@ -115,7 +116,9 @@ def facts(name: str, devices: list) -> dict:
         "sorts_of_activations": [
             each.name
             for each, near in everything
-            if each.opcode == "sort" and set(kinds(each, near)) & set(floats) and each.elements >= BATCH * TOKENS * 32
+            if each.opcode == "sort"
+            and set(kinds(each, near)) & set(floats)
+            and each.elements >= BATCH * TOKENS * WIDTH
         ],
         "float32_products": [
             f"{each.shapes} {read.source(each)}"

@@ -15,7 +15,6 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from jaxtrain.config import OPTIMIZERS, ImportPath
 from jaxtrain.errors import UserError
 
 if TYPE_CHECKING:  # a command imports this module before it hears its signals
@@ -24,7 +23,6 @@ if TYPE_CHECKING:  # a command imports this module before it hears its signals
 VARIABLE = "JAXTRAIN_TRUST"
 EXAMPLES = "jaxtrain.systems.torch_module.torch_examples"
 OWN = {f"{EXAMPLES}.{name}" for name in ("DigitsNet", "digits", "digits_tuples", "keywords", "hugging_face", "timm")}
-OWN |= {*OPTIMIZERS}
 BASES = {("torch.nn.modules.module", "Module"), ("torch.utils.data.dataset", "Dataset")}
 
 _ADVICE = "Where you know who made the folder, add --trust"
@@ -78,6 +76,8 @@ def refusal(key: str, name: str, source: str | pathlib.Path) -> UserError:
 
 def named_code(config: "BaseModel", prefix: str = "") -> dict[str, str]:
     """The settings that name code, and what they name."""
+    from jaxtrain.config import ImportPath  # pydantic, which a command's --help does without
+
     found: dict[str, str] = {}
     for key, field in type(config).model_fields.items():
         value = getattr(config, key)
@@ -89,11 +89,15 @@ def named_code(config: "BaseModel", prefix: str = "") -> dict[str, str]:
 
 
 def _is_marked(annotation: Any) -> bool:
+    from jaxtrain.config import ImportPath
+
     return ImportPath in getattr(annotation, "__metadata__", ()) or any(map(_is_marked, get_args(annotation)))
 
 
 def _is_allowed(path: str) -> bool:
-    if path in OWN:
+    from jaxtrain.config import OPTIMIZERS
+
+    if path in OWN or path in OPTIMIZERS:
         return True
     package = path.partition(".")[0]
     if not (path.startswith("torch.nn.") and _is_installed("torch")) and not _is_allowed_package(package):

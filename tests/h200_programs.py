@@ -114,7 +114,7 @@ def facts(name: str, devices: list) -> dict:
     state = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arguments[0]))
     return {
         "sorts_of_activations": [
-            each.name
+            f"{each.shapes} {read.source(each)}"
             for each, near in everything
             if each.opcode == "sort"
             and set(kinds(each, near)) & set(floats)

@@ -246,7 +246,7 @@ def as_evaluated(module, batch, config):
     from jaxtrain.systems.set_completion.losses import visible_ids
 
     ids = visible_ids({name: batch[name].cpu().numpy() for name in ("targets", "index")}, config, None)
-    return {**batch, "inputs": torch.tensor(ids.tolist(), device=ids.device)}
+    return {**batch, "inputs": torch.tensor(ids.tolist(), device=batch["targets"].device)}
 
 
 def loss(module, batch, config):

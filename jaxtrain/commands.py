@@ -35,6 +35,9 @@ EXTRAS = {  # module -> the extra that brings it
     "transformers": "text",
     "mlflow": "tracking",
     "wandb": "tracking",
+    "lightning": "drop-in",
+    "accelerate": "drop-in",
+    "hydra": "hydra",
 }
 
 

@@ -27,7 +27,7 @@ def test_an_export_agrees_in_every_layer_loss_and_gradient(folder, capsys):
 
 
 def test_an_altered_file_is_caught_at_the_layer_that_departs(folder, tmp_path, capsys):
-    model = verify.runs.load_model(folder, "last")[2]
+    model = verify.run_dir.load_model(folder, "last")[2]
     state = verify.state_dict(model)
     state["blocks.0.fc1.weight"] = state["blocks.0.fc1.weight"] * 1.01
     path = files.save(state, tmp_path / "altered.safetensors")
@@ -37,7 +37,7 @@ def test_an_altered_file_is_caught_at_the_layer_that_departs(folder, tmp_path, c
 
 def test_a_gradient_that_departs_alone_is_named(folder):
     """A twin whose forward is right and whose backward is not."""
-    task, config, model, _ = verify.runs.load_model(folder, "last")
+    task, config, model, _ = verify.run_dir.load_model(folder, "last")
     twin = task.twin.build(config).eval()
     twin.load_state_dict({key: to_torch(value) for key, value in verify.state_dict(model).items()})
     twin.blocks[0].fc2.weight.register_hook(lambda grad: grad * 1.1)
@@ -47,7 +47,7 @@ def test_a_gradient_that_departs_alone_is_named(folder):
 
 
 def test_recording_leaves_the_classes_as_they_were(folder):
-    model = verify.runs.load_model(folder, "last")[2]
+    model = verify.run_dir.load_model(folder, "last")[2]
     before = {type(module): type(module).__call__ for module in verify._modules(model) if callable(module)}
     with verify.recording_flax(model) as records:
         model(jax.numpy.zeros((2, 1, 8, 8)))

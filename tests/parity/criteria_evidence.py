@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtrain.config import OptimConfig
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.systems.criteria_evidence import architecture_models, csv_files, examples, losses, metrics, tokenization
+from jaxtrain.systems.criteria_evidence import model as models
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora, is_adapter
 from jaxtrain.systems.criteria_evidence.original import schedules
@@ -90,11 +91,11 @@ def options_of(case: dict) -> dict:
 def build(case: dict, tensors: dict[str, np.ndarray]) -> tuple[nnx.Module, tuple[str, ...]]:
     """The case's model with its weights, and the prefixes of parameters without gradient."""
     family, encoders, options = FAMILIES[case["family"]], encoders_of(case), options_of(case)
-    model = abstract(lambda: model.build(family, case["architecture"], encoders, rngs=nnx.Rngs(0), **options))
+    model = abstract(lambda: models.build(family, case["architecture"], encoders, rngs=nnx.Rngs(0), **options))
     weights = {key.removeprefix("param/"): value for key, value in tensors.items() if key.startswith("param/")}
     load_state_dict(model, weights, strict=True)
     pooling = model.pooler.pooling if hasattr(model, "pooler") else "cls"
-    return model, model.unread(family, case["architecture"], encoders, pooling)
+    return model, models.unread(family, case["architecture"], encoders, pooling)
 
 
 def abstract(make) -> nnx.Module:
@@ -174,7 +175,7 @@ def replay_model(case: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
 def encodings(model: nnx.Module, inputs: dict) -> dict[str, jax.Array]:
     """What the encoders give on the way, under the names that goldens use."""
     found = {}
-    if isinstance(model, model.base_models.Classifier):
+    if isinstance(model, models.base_models.Classifier):
         found["encoding"] = model.encoder(**inputs)
     for name in ("encoder", "criteria_encoder", "evidence_encoder"):
         encoder = getattr(model, name, None)
@@ -184,7 +185,7 @@ def encodings(model: nnx.Module, inputs: dict) -> dict[str, jax.Array]:
             for key in ("input_ids", "attention_mask", "token_type_ids")
             if f"{prefix}{key}" in inputs
         }
-        if encoder is None or "input_ids" not in own or isinstance(model, model.base_models.Classifier):
+        if encoder is None or "input_ids" not in own or isinstance(model, models.base_models.Classifier):
             continue
         encoding = encoder(**own)
         found[f"{name}_last_hidden_state"] = encoding.hidden

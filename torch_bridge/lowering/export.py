@@ -40,7 +40,12 @@ from torch_bridge.lowering.tracking import untrack
 log = logging.getLogger(__name__)
 
 # Lowered for graphs that hold them already, but views, copies or kernels of torch's own: taken apart where torch can.
-_TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"}
+_TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
+    # Kept whole, torch 2.13 gives them no axis with reduction="none" and symbolic sizes (its nll_loss reference takes
+    # the reduction by its name). Apart they are log_softmax and nll_loss_forward.
+    f"aten.{name}.default"
+    for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")
+}
 
 DATA_DEPENDENT = "a branch or shape depends on the values of a tensor"
 WRITTEN = "the forward pass writes the parameter"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from torch import nn
+from torch import library, nn
 
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.runtime.prng import Rngs
@@ -25,7 +25,7 @@ def close(ours, theirs, tolerance: float = 1e-5) -> None:
 
 def operator(name: str, factor: float):
     """An operator of a user's own, which no table can have."""
-    made = torch.library.custom_op(f"own::{name}", lambda x: x * factor, mutates_args=(), schema="(Tensor x) -> Tensor")
+    made = library.custom_op(f"own::{name}", lambda x: x * factor, mutates_args=(), schema="(Tensor x) -> Tensor")
     made.register_fake(torch.empty_like)
     return made
 

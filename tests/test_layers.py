@@ -13,6 +13,8 @@ TORCH_PACKAGES = {
     "files",
     "torchrun",
     "datasets",
+    "exchange",
+    "function",
     "module",
     "verify",
     "lowering",

@@ -8,8 +8,6 @@
 Forward and backward are compiled by JAX and run where the tensors are; parameters and inputs cross without a copy.
 """
 
-import contextlib
-import functools
 import inspect
 from typing import Any
 
@@ -24,6 +22,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge import layouts
 from torch_bridge.datasets.convert import to_numpy, to_torch
+from torch_bridge.exchange import any_wide, precision, pull_back, to_array, to_tensor
 from torch_bridge.state_dict import state_dict
 
 
@@ -78,7 +77,7 @@ class FlaxAsTorch(torch.nn.Module):
             i for i, t in enumerate(tensors) if torch.is_grad_enabled() and t.requires_grad and t.is_floating_point()
         )
         program = bridge.program(spec, places, constants, self.training, differentiated)
-        wide = any(t.dtype is torch.float64 for t in tensors)
+        wide = any_wide(tensors)
         if differentiated:
             outputs = _Call.apply(program, seed, wide, len(state), *tensors)
         else:
@@ -193,14 +192,9 @@ class _Program:
         with torch.no_grad():
             for key, tensor in zip(bridge.seen, state, strict=True):
                 if key in self.changed:
-                    tensor.copy_(_to_tensor(self.changed[key], tensor.dtype))
+                    tensor.copy_(to_tensor(self.changed[key], tensor.dtype))
         bridge.hidden |= {key: value for key, value in self.changed.items() if key in bridge.hidden}
         self.changed = {}
-
-
-@functools.cache
-def _pull_back():
-    return jax.jit(lambda pullback, cotangents: pullback(cotangents)[0])
 
 
 class _Call(torch.autograd.Function):
@@ -219,52 +213,26 @@ class _Call(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *cotangents: torch.Tensor):
         _ = ctx.saved_tensors  # torch raises here if one was changed since: JAX reads their memory
-        with _precision(ctx.wide):
-            given = [_to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
-            gradients = jax.block_until_ready(_pull_back()(ctx.pullback, given))
+        with precision(ctx.wide):
+            given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
+            gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
         found: list[torch.Tensor | None] = [None] * ctx.count
         for i, gradient in zip(ctx.program.differentiated, gradients, strict=True):
-            found[i] = _to_tensor(gradient)
+            found[i] = to_tensor(gradient)
         return None, None, None, None, *found
 
 
 def _run(program: _Program, seed: int, wide: bool, count: int, tensors, differentiate: bool = False):
     """Output tensors and the pullback, if asked for. count: how many of the tensors are the model's own state."""
-    with _precision(wide):
-        arrays = [_to_array(_own_buffer(program, i, t, count)) for i, t in enumerate(tensors)]
+    with precision(wide):
+        arrays = [to_array(_own_buffer(program, i, t, count)) for i, t in enumerate(tensors)]
         run = program.forward_for_backward if differentiate else program.forward
         outputs, program.changed, *pullback = run(arrays, program.bridge.hidden, np.uint32(seed))
         jax.block_until_ready(outputs)  # torch may write to the inputs from now on
-        return [_to_tensor(leaf) for leaf in outputs], pullback[0] if pullback else None
+        return [to_tensor(leaf) for leaf in outputs], pullback[0] if pullback else None
 
 
 def _own_buffer(program: _Program, i: int, tensor: torch.Tensor, count: int) -> torch.Tensor:
     """A buffer is written after the call, while its old values may be needed for the backward pass."""
     written = program.training and i < count and not isinstance(tensor, torch.nn.Parameter)
     return tensor.clone() if written else tensor
-
-
-def _precision(wide: bool):
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
-
-
-def _to_array(tensor: torch.Tensor) -> jax.Array:
-    """The tensor's memory as an array; int64 becomes int32 where JAX computes in 32 bits."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
-        tensor = tensor.to(torch.int32)
-    try:
-        return jax.dlpack.from_dlpack(tensor)
-    except (RuntimeError, ValueError, TypeError, BufferError) as error:
-        platforms = ", ".join(sorted({device.platform for device in jax.devices()} | {"cpu"}))
-        raise UserError(
-            f"a {tensor.dtype} tensor on {tensor.device} cannot go to JAX, which has {platforms} here: {error}. Move "
-            "the module and its inputs with .to('cpu'), or install jax for that device"
-        ) from None
-
-
-def _to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The array as a tensor of its own, which torch may write to; int32 becomes int64, torch's integer."""
-    tensor = torch.from_dlpack(array)
-    wanted = dtype or (torch.int64 if tensor.dtype is torch.int32 else tensor.dtype)
-    return tensor.clone() if tensor.dtype is wanted else tensor.to(wanted)

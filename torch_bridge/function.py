@@ -1,0 +1,129 @@
+"""A JAX function in torch's hands: tensors in, tensors with gradients out.
+
+@as_torch
+def loss(prediction, target, *, delta=1.0):
+    return {"loss": jnp.square(prediction - target).mean()}
+
+loss(prediction, target)["loss"].backward()      # tensors
+loss(jax_prediction, jax_target)                 # arrays: the function itself
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+
+from jaxtrain.errors import UserError
+from torch_bridge.exchange import any_wide, precision, pull_back, to_array, to_tensor
+
+
+def as_torch(function: Callable) -> Callable:
+    """Return `function` for tensors too; a call without tensors is the function's own.
+
+    Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
+    gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
+    must be hashable. Results come back on the inputs' device in the dtype that JAX gives: float64 is computed in
+    float64, integers are torch's int64. Gradients of gradients are not offered. Errors that the function raises about
+    shapes and values of its constants pass through.
+    """
+    programs: dict[Any, _Program] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return function(*args, **kwargs)
+        leaves = [torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        constants = tuple((i, leaf) for i, leaf in enumerate(leaves) if i not in places)
+        tensors = [leaves[i] for i in places]
+        wanted = tuple(
+            i for i, t in enumerate(tensors) if torch.is_grad_enabled() and t.requires_grad and t.is_floating_point()
+        )
+        key = (spec, places, constants, tuple(type(leaf) for _, leaf in constants), wanted)
+        try:
+            program = programs.setdefault(key, _Program(function, spec, places, constants, wanted))
+        except TypeError:
+            odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
+            raise UserError(
+                f"{function.__name__}: an argument is {odd}, wanted a tensor, an array or a hashable constant"
+            ) from None
+        outputs = _Call.apply(program, *tensors) if wanted else program.run(tensors)[0]
+        return jax.tree.unflatten(program.structure, outputs)
+
+    return call
+
+
+class _Program:
+    """One way of calling the function, compiled for each set of shapes by jax.jit."""
+
+    def __init__(self, function: Callable, spec: Any, places: tuple, constants: tuple, wanted: tuple):
+        self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
+        self.wanted = wanted  # places of the tensors that get a gradient
+        self.structure: Any = None  # of the results; known once traced
+        self.floating: list[bool] = []
+        self.forward = jax.jit(self._forward)
+
+    def run(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """The results' leaves, and the pullback if a gradient is wanted."""
+        with precision(any_wide(tensors)):
+            arrays = [to_array(tensor) for tensor in tensors]
+            outputs, pullback = self.forward(arrays)
+            jax.block_until_ready(outputs)  # torch may write to the inputs from now on
+            return [to_tensor(leaf) for leaf in outputs], pullback
+
+    def _outputs(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        leaves = [self.constants.get(i) for i in range(len(arrays) + len(self.constants))]
+        for i, array in zip(self.places, arrays, strict=True):
+            leaves[i] = array
+        args, kwargs = jax.tree.unflatten(self.spec, leaves)
+        outputs, self.structure = jax.tree.flatten(self.function(*args, **kwargs))
+        outputs = [jnp.asarray(leaf) for leaf in outputs]
+        self.floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in outputs]
+        return outputs
+
+    def _forward(self, arrays: list[jax.Array]):
+        if not self.wanted:
+            return self._outputs(arrays), None
+
+        def outputs_of(chosen: list[jax.Array]):
+            together = list(arrays)
+            for i, array in zip(self.wanted, chosen, strict=True):
+                together[i] = array
+            outputs = self._outputs(together)
+            pairs = list(zip(outputs, self.floating, strict=True))
+            return [leaf for leaf, floating in pairs if floating], [leaf for leaf, floating in pairs if not floating]
+
+        floats, pullback, others = jax.vjp(outputs_of, [arrays[i] for i in self.wanted], has_aux=True)
+        kept = {True: iter(floats), False: iter(others)}
+        return [next(kept[floating]) for floating in self.floating], pullback
+
+
+class _Call(torch.autograd.Function):
+    """One differentiable call of a program."""
+
+    @staticmethod
+    def forward(ctx, program: _Program, *tensors: torch.Tensor):
+        outputs, ctx.pullback = program.run(list(tensors))
+        ctx.save_for_backward(*tensors)
+        ctx.program, ctx.wide = program, any_wide(tensors)
+        ctx.floating = list(program.floating)
+        ctx.mark_non_differentiable(*(t for t, floating in zip(outputs, ctx.floating, strict=True) if not floating))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *cotangents: torch.Tensor):
+        tensors = ctx.saved_tensors  # torch raises here if one was changed since: JAX reads their memory
+        with precision(ctx.wide):
+            given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
+            gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
+        found: list[torch.Tensor | None] = [None] * len(tensors)
+        for i, gradient in zip(ctx.program.wanted, gradients, strict=True):
+            found[i] = to_tensor(gradient)
+        return None, *found

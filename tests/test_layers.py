@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 TORCH_PACKAGES = {
+    "compiled_call",
     "files",
     "torchrun",
     "datasets",

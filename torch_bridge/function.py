@@ -110,8 +110,9 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program: _Program, *tensors: torch.Tensor):
         outputs, ctx.pullback = program.run(list(tensors))
-        ctx.save_for_backward(*tensors)
-        ctx.program, ctx.wide = program, any_wide(tensors)
+        held = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(ctx.pullback)}
+        ctx.save_for_backward(*(t for t in tensors if t.data_ptr() in held))  # whose memory the backward pass reads
+        ctx.program, ctx.wide, ctx.count = program, any_wide(tensors), len(tensors)
         ctx.floating = list(program.floating)
         ctx.mark_non_differentiable(*(t for t, floating in zip(outputs, ctx.floating, strict=True) if not floating))
         return tuple(outputs)
@@ -119,11 +120,11 @@ class _Call(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *cotangents: torch.Tensor):
-        tensors = ctx.saved_tensors  # torch raises here if one was changed since: JAX reads their memory
+        _ = ctx.saved_tensors  # torch raises here if one was changed since
         with precision(ctx.wide):
             given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
-        found: list[torch.Tensor | None] = [None] * len(tensors)
+        found: list[torch.Tensor | None] = [None] * ctx.count
         for i, gradient in zip(ctx.program.wanted, gradients, strict=True):
             found[i] = to_tensor(gradient)
         return None, *found

@@ -65,8 +65,32 @@ class Graph:
         names = {node.name for node in reached if node.op == "placeholder"}
         return {name for placeholder, name in self.placeholders if name is not None and placeholder in names}
 
+    def carries_gradient(self, trained: set[str]) -> list[bool]:
+        """Whether each leaf of the output depends on one of these parameters or inputs in a way that torch follows.
+
+        trained: names of parameters and placeholders of inputs.
+        """
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        starts = {placeholder for placeholder, name in self.placeholders if (name or placeholder) in trained}
+        carrying: set[torch.fx.Node] = set()
+        for node in self.module.graph.nodes:
+            begins = node.op == "placeholder" and node.name in starts
+            if begins or (any(used in carrying for used in node.all_input_nodes) and _carries_gradient(node)):
+                carrying.add(node)
+        wanted = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+        return [
+            isinstance(node, torch.fx.Node) and node in carrying
+            for (kind, _), node in zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
+            if kind in wanted
+        ]
+
     def run(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[Any, dict[str, Any]]:
         """The module's output, and the new values of the buffers that it changes, by name."""
+        leaves, changed = self.run_leaves(state, inputs, call)
+        return self.structure.build(leaves), changed
+
+    def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
+        """`run` with the output as a flat list, from which `structure.build` makes it."""
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         arguments = [
             values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders
@@ -81,7 +105,7 @@ class Graph:
             if kind == OutputKind.BUFFER_MUTATION and name
         }
         leaves = [value for (kind, _), value in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
-        return self.structure.build(leaves), changed
+        return leaves, changed
 
 
 def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Mapping[str, str] | None = None) -> Graph:

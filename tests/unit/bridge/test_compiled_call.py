@@ -1,0 +1,82 @@
+"""Torch code compiled by JAX inside torch's autograd."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from jaxtrain import UserError
+from torch_bridge.compiled_call import CompiledCall
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 2)
+        self.unused = nn.Linear(2, 2)
+        self.slow = nn.Linear(3, 2).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.slow(x)
+        return {"y": self.last(torch.relu(self.norm(self.first(x)))), "wanted": wanted}
+
+
+def loss_of(net, batch):
+    out = net(batch["x"])
+    per_row = (out["y"] - out["wanted"] - batch["y"]).square().mean(1)
+    return per_row.mean(), {"rows": per_row, "seen": per_row.mean().detach(), "count": 5, "none": None}
+
+
+def pair():
+    torch.manual_seed(0)
+    net = Net()
+    batch = {"x": torch.randn(6, 3, requires_grad=True), "y": torch.randn(6, 2)}
+    return net, copy.deepcopy(net), batch, {key: value.detach().clone() for key, value in batch.items()}
+
+
+def test_a_training_step_equals_torchs_even_where_the_user_changes_the_loss():
+    net, twin, batch, other = pair()
+    other["x"].requires_grad_()
+    call = CompiledCall(net, loss_of)
+    for ours, given, run in ((net, batch, call), (twin, other, lambda batch: loss_of(twin, batch))):
+        loss, parts = run(given)
+        with torch.no_grad():
+            ours.slow.weight.mul_(0.9)  # as a moving average between forward and backward
+        (2 * loss + parts["rows"][1] + ours.first.weight.square().sum()).backward()
+        assert (parts["seen"].requires_grad, parts["rows"].requires_grad) == (False, True)
+        assert (parts["count"], parts["none"]) == (5, None)
+    torch.testing.assert_close(batch["x"].grad, other["x"].grad)
+    for (name, ours), theirs in zip(net.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    assert net.unused.weight.grad is net.slow.weight.grad is None
+    torch.testing.assert_close(net.norm.running_var, twin.norm.running_var)
+    assert net.norm.num_batches_tracked == 1
+
+
+def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
+    net, twin, batch, other = pair()
+    call = CompiledCall(net, loss_of)
+    call(batch)
+    loss_of(twin, other)
+    for model in (net, twin):
+        model.eval()
+        model.first.requires_grad_(False)
+    torch.testing.assert_close(call(batch)[0], loss_of(twin, other)[0])
+    call(batch)[0].backward()
+    assert net.first.weight.grad is None
+    assert net.last.weight.grad is not None
+
+
+def test_what_cannot_be_recorded_is_named_with_its_line():
+    net, _, batch, _ = pair()
+
+    def branching(net, batch):
+        loss = net(batch["x"])["y"].mean()
+        return loss if loss > 0 else -loss
+
+    with pytest.raises(UserError, match="return loss if loss > 0 else -loss"):
+        CompiledCall(net, branching)(batch)

@@ -1,0 +1,91 @@
+"""Torch code compiled by JAX inside a torch program: tensors in, tensors in torch's autograd graph out.
+
+    call = CompiledCall(module, lambda module, batch: loss_fn(module(batch["x"]), batch["y"]))
+    loss = call(batch)
+    loss.backward()                 # fills the parameters' grad
+    optimizer.step()
+
+What happens to the loss before backward(), and to the gradients before the update, stays torch's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from jaxtrain.runtime.prng import Rngs
+from torch_bridge.datasets import to_numpy
+from torch_bridge.from_torch import unwrapped
+from torch_bridge.function import as_torch
+from torch_bridge.lowering.interpreter import Graph
+from torch_bridge.lowering.table import Call
+from torch_bridge.step_record import LossRecord, flags_of, snapshot
+
+
+class CompiledCall:
+    """`function(*modules, batch)` with the modules' parameters as they are at every call.
+
+    module: a torch module, or several by name. function: torch code that gives tensors in any nesting. Outputs are
+    differentiable where they are in torch; parameters that no output depends on get no gradient; buffers that the call
+    changes are written. Modes and requires_grad count as they are at the call, random numbers follow torch.manual_seed.
+    """
+
+    def __init__(self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable):
+        modules = module if isinstance(module, Mapping) else {"module": module}
+        self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
+        self.record = LossRecord(self.modules, function)
+        self._programs: dict[int, Callable] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Raises UserError that lists what cannot be recorded, with its lines."""
+        leaves, spec = pytree.tree_flatten((batch,))
+        own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+        self.record.check_captured()
+        modes = flags_of([inner for module in self.modules.values() for inner in module.modules()])
+        graph = self.record.graph([_form(leaf) for leaf in leaves], spec, modes, own)
+        tensors, aliases = snapshot(self.modules)
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+        reached = graph.differentiable()
+        state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
+        state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
+        if id(graph) not in self._programs:  # the record keeps its graphs
+            self._programs[id(graph)] = _Program(graph)
+        trained = {name for name, tensor in state.items() if tensor.requires_grad}
+        trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
+        outputs, changed = self._programs[id(graph)](state, leaves, trained)
+        with torch.no_grad():
+            for name, value in changed.items():
+                tensors[name].copy_(value)
+        return outputs
+
+
+def _form(leaf: Any) -> Any:
+    """Shape and dtype of a tensor, which is all that recording looks at."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), to_numpy(leaf.new_empty(0, device="cpu")).dtype)
+
+
+class _Program:
+    """A graph in torch's hands."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
+        self.run = as_torch(self._run)
+
+    def __call__(self, state: dict, leaves: list, trained: set[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+        tensors, changed = self.run(state, leaves, torch.randint(1 << 31, ()))
+        feed = iter(tensors)
+        outputs = []
+        for place, carries in enumerate(self.graph.carries_gradient(trained)):
+            value = self.constants[place] if place in self.constants else next(feed)
+            outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
+        return self.graph.structure.build(outputs), changed
+
+    def _run(self, state: dict, leaves: list, seed: jax.Array) -> tuple[list, dict]:
+        outputs, changed = self.graph.run_leaves(state, leaves, Call(Rngs(jax.random.key(seed))))
+        self.constants = {place: value for place, value in enumerate(outputs) if not hasattr(value, "dtype")}
+        return [value for value in outputs if hasattr(value, "dtype")], changed

@@ -69,6 +69,24 @@ TASKS = {
 }
 
 ORIGINAL_NAMES = {
+    "original.jepa_loss": ("HJEPALoss",),
+    "original.regularizer_losses": (
+        "AdaptiveVICRegLoss",
+        "EppsPulley",
+        "EppsPulleyTest",
+        "HybridVICRegSIGRegLoss",
+        "NTXentLoss",
+        "SIGRegLoss",
+        "VICRegLoss",
+    ),
+    "original.combined_losses": (
+        "CombinedLoss",
+        "ContrastiveJEPALoss",
+        "HJEPASIGRegLoss",
+        "HierarchicalCombinedLoss",
+        "create_loss_from_config",
+        "create_loss_function",
+    ),
     "original.torch_compat": (
         "CheckpointManager",
         "CosineScheduler",
@@ -80,8 +98,6 @@ ORIGINAL_NAMES = {
         "create_ema_scheduler",
         "create_hjepa_model",
         "create_lewm",
-        "create_loss_from_config",
-        "create_loss_function",
         "create_lr_scheduler",
         "create_masking_function",
         "create_model",
@@ -90,6 +106,6 @@ ORIGINAL_NAMES = {
         "create_val_loader",
         "load_checkpoint",
         "load_config",
-    )
+    ),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

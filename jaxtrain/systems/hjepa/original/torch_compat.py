@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa.config import LossConfig
 from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original import legacy_config
 from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
@@ -37,8 +36,6 @@ __all__ = [
     "create_ema_scheduler",
     "create_hjepa_model",
     "create_lewm",
-    "create_loss_from_config",
-    "create_loss_function",
     "create_lr_scheduler",
     "create_masking_function",
     "create_model",
@@ -127,19 +124,7 @@ def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch
     return kinds[name](model.parameters(), lr=lr, weight_decay=decay)
 
 
-@dataclasses.dataclass(frozen=True)
-class LossSettings:
-    """Hold a loss and its settings, as create_loss_from_config returns them. HJEPATrainer trains with it."""
-
-    section: LossConfig
-
-
-def create_loss_from_config(config: Mapping[str, Any]) -> LossSettings:
-    """The `loss` section, checked. Raises UserError with every mistake."""
-    return LossSettings(_checked(config).loss)
-
-
-create_hjepa_model, create_loss_function = create_model, create_loss_from_config  # the README's example's names
+create_hjepa_model = create_model  # the name in the README's example
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:
@@ -207,7 +192,7 @@ class HJEPATrainer:
         train_loader,
         val_loader=None,
         optimizer: torch.optim.Optimizer | None = None,
-        loss_fn: LossSettings | None = None,
+        loss_fn: torch.nn.Module | None = None,
         masking_fn=None,
         config: Mapping[str, Any] | None = None,
         device: str | None = None,
@@ -222,7 +207,7 @@ class HJEPATrainer:
             )
         if config is None:
             raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
-        if loss_fn is not None and not isinstance(loss_fn, LossSettings):
+        if loss_fn is not None and not hasattr(loss_fn, "section"):
             raise UserError(
                 f"HJEPATrainer: loss_fn is {type(loss_fn).__name__}, a torch function, and training runs in JAX; pass "
                 "what create_loss_from_config gives, or write the loss in jax.numpy as a task of your own "

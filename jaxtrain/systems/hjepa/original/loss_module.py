@@ -1,0 +1,64 @@
+"""Common ground of the original's losses: modules for tensors, functions for JAX arrays."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from torch import nn
+
+
+class LossModule(nn.Module):
+    """A torch loss. Called with JAX arrays it gives JAX arrays: `for_arrays`, the formula that training uses."""
+
+    def for_arrays(self, *args, **kwargs) -> dict[str, jax.Array]:
+        raise NotImplementedError
+
+
+def arrays_too(forward: Callable) -> Callable:
+    """Decorate a LossModule's forward: a call with JAX arrays goes to its `for_arrays`."""
+
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
+            return self.for_arrays(*args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    return call
+
+
+def to_rows(x, flatten_patches: bool = True):
+    """[batch, token, width] -> [batch * token, width], or [batch, token * width]; two axes pass through."""
+    if x.ndim < 3:
+        return x
+    return x.reshape(-1, x.shape[-1]) if flatten_patches else x.reshape(len(x), -1)
+
+
+def two_views(a, b, name: str):
+    """The two views, or the halves of the first one's batch. An odd batch, or views of two shapes: ValueError."""
+    if b is None:
+        if len(a) % 2:
+            raise ValueError(f"{name}: one view of {len(a)} rows cannot be split into two halves; give an even batch")
+        return a[: len(a) // 2], a[len(a) // 2 :]
+    if a.shape != b.shape:
+        raise ValueError(f"{name}: the views have shapes {tuple(a.shape)} and {tuple(b.shape)}, wanted equal ones")
+    return a, b
+
+
+def of_levels(given, levels: int, name: str) -> list[float]:
+    """One number per level from one for all or a list. A list of another length: ValueError."""
+    if isinstance(given, (int, float)):
+        return [float(given)] * levels
+    if len(given) != levels:
+        raise ValueError(f"{name}: {len(given)} weights for {levels} levels (num_hierarchies)")
+    return [float(value) for value in given]
+
+
+def over_levels(loss: Callable, weights: list[float], predictions, targets) -> dict:
+    """sum over levels of weight * loss(prediction, target without its gradient), with each level's terms by name."""
+    terms: dict = {}
+    total = 0.0
+    for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
+        found = loss(prediction, target.detach())
+        total = total + weights[level] * found["loss"]
+        terms |= {f"{name}_h{level}": value for name, value in found.items()}
+    return terms | {"loss": total}

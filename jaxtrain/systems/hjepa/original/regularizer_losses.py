@@ -1,0 +1,346 @@
+"""The original's losses that keep features apart: VICReg, SIGReg, NT-Xent. Values are those of `regularizers`."""
+
+import math
+
+import jax.numpy as jnp
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.systems.hjepa import regularizers
+from jaxtrain.systems.hjepa.original.loss_module import (
+    LossModule,
+    arrays_too,
+    of_levels,
+    over_levels,
+    to_rows,
+    two_views,
+)
+
+
+class VICRegLoss(LossModule):
+    """Variance-invariance-covariance regularisation of two views. Source: Bardes et al. 2022.
+
+    Gives loss, invariance_loss, variance_loss, covariance_loss, and the last two of each view (_a, _b). As the original
+    it takes the mean, not the sum over the width, of the squared off-diagonal covariances.
+    """
+
+    hierarchy_weights: float | list[float] = 1.0  # of the levels, where a trainer gives predictions and targets
+
+    def __init__(
+        self,
+        invariance_weight: float = 25.0,
+        variance_weight: float = 25.0,
+        covariance_weight: float = 1.0,
+        variance_threshold: float = 1.0,
+        eps: float = 1e-4,
+        flatten_patches: bool = True,
+    ):
+        super().__init__()
+        self.invariance_weight, self.variance_weight = invariance_weight, variance_weight
+        self.covariance_weight, self.variance_threshold = covariance_weight, variance_threshold
+        self.eps, self.flatten_patches = eps, flatten_patches
+
+    @arrays_too
+    def forward(self, z_a=None, z_b=None, *, predictions=None, targets=None, context_features=None):
+        """z_a, z_b: [batch, (token,) width]; without z_b the halves of z_a's batch are the views. A trainer's call,
+        with lists of predictions and targets, is the weighted sum over levels. Raises ValueError for an odd
+        single view."""
+        if predictions is not None:
+            weights = of_levels(self.hierarchy_weights, len(predictions), "hierarchy_weights")
+            return over_levels(self, weights, predictions, targets)
+        a, b = (to_rows(x, self.flatten_patches) for x in two_views(z_a, z_b, type(self).__name__))
+        invariance = self._invariance_loss(a, b)
+        variances = [self._variance_loss(x) for x in (a, b)]
+        covariances = [self._covariance_loss(x) for x in (a, b)]
+        variance, covariance = (sum(pair) / 2 for pair in (variances, covariances))
+        return {
+            "loss": self.invariance_weight * invariance
+            + self.variance_weight * variance
+            + self.covariance_weight * covariance,
+            "invariance_loss": invariance,
+            "variance_loss": variance,
+            "covariance_loss": covariance,
+            "variance_loss_a": variances[0],
+            "variance_loss_b": variances[1],
+            "covariance_loss_a": covariances[0],
+            "covariance_loss_b": covariances[1],
+        }
+
+    def for_arrays(self, z_a, z_b=None):
+        return regularizers.vicreg(z_a, z_b, **self.options())
+
+    def options(self) -> dict:
+        """The arguments of `regularizers.vicreg` that give the same."""
+        names = ("invariance_weight", "variance_weight", "covariance_weight", "variance_threshold", "eps")
+        return {name: float(getattr(self, name)) for name in names} | {"flatten_patches": self.flatten_patches}
+
+    def _invariance_loss(self, a, b):
+        return functional.mse_loss(a, b)
+
+    def _variance_loss(self, x):
+        return functional.relu(self.variance_threshold - torch.sqrt(x.var(dim=0) + self.eps)).mean()
+
+    def _covariance_loss(self, x):
+        width = x.shape[1]
+        centred = x - x.mean(dim=0)
+        covariance = centred.T @ centred / max(1, len(x) - 1)
+        off_diagonal = covariance * (1 - torch.eye(width, dtype=x.dtype, device=x.device))
+        return off_diagonal.square().sum() / max(1, width * (width - 1))
+
+    def extra_repr(self) -> str:
+        return (
+            f"invariance_weight={float(self.invariance_weight):g}, variance_weight={float(self.variance_weight):g}, "
+            f"covariance_weight={float(self.covariance_weight):g}, variance_threshold={self.variance_threshold}"
+        )
+
+
+class AdaptiveVICRegLoss(VICRegLoss):
+    """VICReg whose three weights are parameters that `update_weights` moves towards the smaller terms."""
+
+    def __init__(self, *args, weight_momentum: float = 0.99, **options):
+        super().__init__(*args, **options)
+        self.weight_momentum = weight_momentum
+        for name in ("invariance_weight", "variance_weight", "covariance_weight"):
+            value = torch.tensor(float(self.__dict__.pop(name)))
+            setattr(self, name, nn.Parameter(value))
+
+    @torch.no_grad()
+    def update_weights(self, loss_dict) -> None:
+        """weight <- momentum * weight + (1 - momentum) * (1 - term / sum of terms) * (30, 30 or 2)."""
+        terms = {name: torch.as_tensor(loss_dict[f"{name}_loss"]) for name in ("invariance", "variance", "covariance")}
+        total = sum(terms.values()) + 1e-8
+        for (name, term), scale in zip(terms.items(), (30.0, 30.0, 2.0), strict=True):
+            weight = getattr(self, f"{name}_weight")
+            weight.lerp_((scale * (1 - term / total)).to(weight), 1 - self.weight_momentum)
+
+
+class EppsPulleyTest(nn.Module):
+    """Distance from normality of each row [slice, sample] after standardising it: [slice].
+
+    reference_points: kernel distance to quantiles of the normal. char_function: integral of the squared distance of
+    characteristic functions. Source: Epps & Pulley 1983.
+    """
+
+    METHODS = ("reference_points", "char_function")
+
+    def __init__(
+        self,
+        num_points: int = 17,
+        eps: float = 1e-6,
+        test_method: str = "reference_points",
+        t_min: float = 0.2,
+        t_max: float = 4.0,
+        num_quadrature: int = 32,
+        lambda_: float = 1.0,
+    ):
+        super().__init__()
+        if test_method not in self.METHODS:
+            raise ValueError(f"test_method={test_method!r} is unknown; known: {', '.join(self.METHODS)}")
+        if not t_max > t_min:
+            raise ValueError(f"t_max={t_max} must be larger than t_min={t_min}")
+        self.num_points, self.eps, self.test_method = num_points, eps, test_method
+        self.t_min, self.t_max, self.num_quadrature, self.lambda_ = t_min, t_max, num_quadrature, lambda_
+        share = torch.linspace(0.01, 0.99, num_points)
+        self.register_buffer("reference_points", math.sqrt(2) * torch.erfinv(2 * share - 1))
+        self.register_buffer("quadrature_points", torch.linspace(t_min, t_max, num_quadrature))
+
+    def forward(self, x):
+        """x: [slice, sample] -> [slice]; [sample] -> a scalar."""
+        if x.ndim == 1:
+            return self(x[None])[0]
+        x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + self.eps)
+        if self.test_method == "reference_points":
+            points = self.reference_points.to(x)
+            kernel = lambda a, b: torch.exp(-(a[..., :, None] - b[..., None, :]).square() / 2)
+            return kernel(x, x).mean((1, 2)) - 2 * kernel(x, points).mean((1, 2)) + kernel(points, points).mean()
+        t = self.quadrature_points.to(x)
+        angle = x[:, :, None] * t
+        real = angle.cos().mean(1) - torch.exp(-t.square() / 2)
+        density = (real.square() + angle.sin().mean(1).square()) * torch.exp(-t.square() / (2 * self.lambda_**2))
+        return torch.trapezoid(density, dx=(self.t_max - self.t_min) / (self.num_quadrature - 1), dim=1)
+
+    def options(self) -> dict:
+        """The arguments of `regularizers.epps_pulley` that give the same."""
+        return {
+            "test_method": self.test_method,
+            "num_test_points": self.num_points,
+            "t_min": self.t_min,
+            "t_max": self.t_max,
+            "num_quadrature": self.num_quadrature,
+            "lambda_": self.lambda_,
+            "eps": self.eps,
+        }
+
+
+EppsPulley = EppsPulleyTest
+
+
+class SIGRegLoss(LossModule):
+    """Invariance of two views and their distance from an isotropic normal, along random directions.
+
+    Gives loss, invariance_loss, sigreg_loss, sigreg_loss_a, sigreg_loss_b. Directions are drawn anew for each view,
+    from torch's generator, unless fixed_slices. vectorized=False goes slice by slice: less memory, the same values.
+    Source: Balestriero & LeCun 2025 (LeJEPA).
+    """
+
+    hierarchy_weights: float | list[float] = 1.0  # of the levels, where a trainer gives predictions and targets
+
+    def __init__(
+        self,
+        num_slices: int = 1024,
+        num_test_points: int = 17,
+        invariance_weight: float = 25.0,
+        sigreg_weight: float = 25.0,
+        eps: float = 1e-6,
+        flatten_patches: bool = True,
+        fixed_slices: bool = False,
+        vectorized: bool = True,
+        test_method: str = "reference_points",
+        char_function_t_min: float = 0.2,
+        char_function_t_max: float = 4.0,
+        char_function_num_quadrature: int = 32,
+        char_function_lambda: float = 1.0,
+    ):
+        super().__init__()
+        self.num_slices, self.num_test_points = num_slices, num_test_points
+        self.invariance_weight, self.sigreg_weight = invariance_weight, sigreg_weight
+        self.eps, self.flatten_patches = eps, flatten_patches
+        self.fixed_slices, self.vectorized, self.test_method = fixed_slices, vectorized, test_method
+        self.univariate_test = EppsPulleyTest(
+            num_test_points,
+            eps,
+            test_method,
+            char_function_t_min,
+            char_function_t_max,
+            char_function_num_quadrature,
+            char_function_lambda,
+        )
+        self._fixed: torch.Tensor | None = None
+
+    @arrays_too
+    def forward(self, z_a=None, z_b=None, *, predictions=None, targets=None, context_features=None):
+        """Arguments as those of VICRegLoss."""
+        if predictions is not None:
+            weights = of_levels(self.hierarchy_weights, len(predictions), "hierarchy_weights")
+            return over_levels(self, weights, predictions, targets)
+        a, b = (to_rows(x, self.flatten_patches) for x in two_views(z_a, z_b, type(self).__name__))
+        first, second = self.statistic(a), self.statistic(b)
+        invariance, statistic = functional.mse_loss(a, b), (first + second) / 2
+        return {
+            "loss": self.invariance_weight * invariance + self.sigreg_weight * statistic,
+            "invariance_loss": invariance,
+            "sigreg_loss": statistic,
+            "sigreg_loss_a": first,
+            "sigreg_loss_b": second,
+        }
+
+    def for_arrays(self, z_a, z_b=None):
+        a, b = (to_rows(x, self.flatten_patches) for x in two_views(z_a, z_b, type(self).__name__))
+        directions = [jnp.asarray(self.slices(x.shape[1]).numpy()) for x in (a, b)]
+        weights = {"invariance_weight": self.invariance_weight, "sigreg_weight": self.sigreg_weight}
+        return regularizers.sigreg(a, b, directions, **weights, **self.univariate_test.options())
+
+    def statistic(self, x):
+        """Mean distance from normality of x [row, width] along the directions: a scalar."""
+        directions = self.slices(x.shape[1]).to(x)
+        columns = directions @ x.T
+        if self.vectorized:
+            return self.univariate_test(columns).mean()
+        return torch.stack([self.univariate_test(row) for row in columns]).mean()
+
+    def slices(self, width: int) -> torch.Tensor:
+        """Random unit directions, float32 [slice, width]; with fixed_slices those of the first call."""
+        if self.fixed_slices and self._fixed is not None and self._fixed.shape[1] == width:
+            return self._fixed
+        drawn = functional.normalize(torch.randn(self.num_slices, width), dim=1)
+        if self.fixed_slices:
+            self._fixed = drawn
+        return drawn
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_slices={self.num_slices}, num_test_points={self.num_test_points}, "
+            f"invariance_weight={self.invariance_weight:g}, sigreg_weight={self.sigreg_weight:g}"
+        )
+
+
+class HybridVICRegSIGRegLoss(LossModule):
+    """vicreg_weight * VICReg + sigreg_weight * SIGReg; the latter also weighs the statistic inside SIGReg."""
+
+    def __init__(
+        self,
+        vicreg_weight: float = 1.0,
+        sigreg_weight: float = 1.0,
+        invariance_weight: float = 25.0,
+        variance_weight: float = 25.0,
+        covariance_weight: float = 1.0,
+        num_slices: int = 1024,
+        num_test_points: int = 17,
+        eps: float = 1e-6,
+        flatten_patches: bool = True,
+        fixed_slices: bool = False,
+    ):
+        super().__init__()
+        self.vicreg_weight, self.sigreg_weight = vicreg_weight, sigreg_weight
+        self.vicreg_loss = VICRegLoss(
+            invariance_weight, variance_weight, covariance_weight, eps=eps, flatten_patches=flatten_patches
+        )
+        self.sigreg_loss = SIGRegLoss(
+            num_slices, num_test_points, invariance_weight, sigreg_weight, eps, flatten_patches, fixed_slices
+        )
+
+    def forward(self, z_a, z_b=None):
+        """Arguments as those of VICRegLoss; JAX arrays too."""
+        first, second = self.vicreg_loss(z_a, z_b), self.sigreg_loss(z_a, z_b)
+        return {
+            "loss": self.vicreg_weight * first["loss"] + self.sigreg_weight * second["loss"],
+            "vicreg_loss": first["loss"],
+            "sigreg_loss": second["loss"],
+            "invariance_loss": first["invariance_loss"],
+            "variance_loss": first["variance_loss"],
+            "covariance_loss": first["covariance_loss"],
+            "sigreg_regularization": second["sigreg_loss"],
+        }
+
+
+class NTXentLoss(LossModule):
+    """Normalised temperature-scaled cross-entropy: row i of both views attract, all else repels, in nats.
+
+    Gives loss, accuracy, positive_similarity (divided by the temperature), negative_similarity (-inf, as there).
+    Source: Chen et al. 2020 (SimCLR).
+    """
+
+    def __init__(self, temperature: float = 0.1, use_cosine_similarity: bool = True, eps: float = 1e-8):
+        super().__init__()
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be positive")
+        self.temperature, self.use_cosine_similarity, self.eps = temperature, use_cosine_similarity, eps
+
+    @arrays_too
+    def forward(self, z_i, z_j) -> dict[str, torch.Tensor]:
+        """z_i, z_j: [batch, (token,) width]. Raises ValueError for different shapes."""
+        a, b = (to_rows(x) for x in two_views(z_i, z_j, type(self).__name__))
+        if self.use_cosine_similarity:
+            a, b = (functional.normalize(x, dim=-1, eps=self.eps) for x in (a, b))
+        same = torch.eye(len(a), dtype=torch.bool, device=a.device)
+        positive = (a * b).sum(-1) / self.temperature
+        logits = []
+        for x, y in ((a, b), (b, a)):
+            negatives = [(x @ z.T / self.temperature).masked_fill(same, -torch.inf) for z in (x, y)]
+            logits.append(torch.cat([positive[:, None], *negatives], dim=1))
+        together = torch.cat(logits)
+        first = torch.zeros(len(together), dtype=torch.long, device=a.device)
+        return {
+            "loss": functional.cross_entropy(together, first),
+            "accuracy": (together.argmax(1) == 0).to(a.dtype).mean(),
+            "positive_similarity": positive.mean(),
+            "negative_similarity": torch.full((), -torch.inf, dtype=a.dtype, device=a.device),
+        }
+
+    def for_arrays(self, z_i, z_j):
+        a, b = two_views(z_i, z_j, type(self).__name__)
+        return regularizers.ntxent(a, b, temperature=self.temperature, use_cosine_similarity=self.use_cosine_similarity)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}, use_cosine_similarity={self.use_cosine_similarity}"

@@ -66,7 +66,7 @@ class Graph:
         return {name for placeholder, name in self.placeholders if name is not None and placeholder in names}
 
     def carries_gradient(self, trained: set[str]) -> list[bool]:
-        """Tell of each leaf of the output if it depends on one of these parameters or inputs in a way that torch follows.
+        """Tell of each leaf of the output if a gradient flows from it to one of these parameters or inputs.
 
         trained: names of parameters and placeholders of inputs.
         """

@@ -87,6 +87,7 @@ ORIGINAL_NAMES = {
         "create_loss_from_config",
         "create_loss_function",
     ),
+    "original.mask_generators": ("HierarchicalMaskGenerator", "MultiBlockMaskGenerator", "MultiCropMaskGenerator"),
     "original.torch_compat": (
         "CheckpointManager",
         "CosineScheduler",

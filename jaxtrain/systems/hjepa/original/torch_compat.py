@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa.masks import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original import legacy_config
+from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
 from jaxtrain.systems.hjepa.original.schedules import (
     CosineScheduler,

@@ -1,0 +1,159 @@
+"""The original's mask generators: those of `masks`, as bool tensors on a device. True = the patch belongs to the block.
+
+They draw from numpy's global generator, so that `np.random.seed(s)` gives the original's masks bit for bit.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain.systems.hjepa import masks
+from jaxtrain.systems.hjepa.masks import Range, statistics
+
+
+def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def to_tensors(drawn: Any, device: Any = None) -> Any:
+    """Masks in any nesting as tensors of their own."""
+    if isinstance(drawn, dict):
+        return {name: to_tensors(inner, device) for name, inner in drawn.items()}
+    return torch.from_numpy(drawn).to("cpu" if device is None else device)
+
+
+def _to_arrays(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _to_arrays(inner) for name, inner in given.items()}
+    return given.cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+
+
+class _OnGrid:
+    """The grid of patches."""
+
+    input_size: tuple[int, int]
+    patch_size: int
+
+    @property
+    def num_patches_h(self) -> int:
+        return self.input_size[0] // self.patch_size
+
+    @property
+    def num_patches_w(self) -> int:
+        return self.input_size[1] // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        return self.num_patches_h * self.num_patches_w
+
+
+class MultiBlockMaskGenerator(_OnGrid, masks.MultiBlockMaskGenerator):
+    """Call with (batch_size, device): context bool [batch, patch], targets bool [batch, target, patch].
+
+    Source: Assran et al. 2023 (I-JEPA).
+    """
+
+    def __init__(
+        self,
+        input_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        num_target_masks: int = 4,
+        target_scale: Range = (0.15, 0.2),
+        context_scale: Range = (0.85, 1.0),
+        aspect_ratio_range: Range = (0.75, 1.5),
+        max_attempts: int = 10,
+    ):
+        self.input_size, self.patch_size = _sides(input_size), patch_size
+        self.aspect_ratio_range, self.max_attempts = tuple(aspect_ratio_range), max_attempts
+        super().__init__(
+            self.input_size, patch_size, num_target_masks, target_scale, context_scale, aspect_ratio_range, max_attempts
+        )
+
+    def __call__(self, batch_size: int, device: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        context, targets = super().__call__(batch_size)
+        return to_tensors(context, device), to_tensors(targets, device)
+
+    def sample_block(self, scale_range: Range, occupied: torch.Tensor | None = None) -> torch.Tensor:
+        """One block, bool [row, column], free of `occupied` if one of max_attempts succeeds."""
+        return to_tensors(self.sampler.draw(scale_range, None if occupied is None else _to_arrays(occupied)))
+
+    def get_mask_statistics(self, context_masks: torch.Tensor, target_masks: torch.Tensor) -> dict[str, float]:
+        """Means and unbiased standard deviations of the covered fraction, and the context's overlap with targets."""
+        return statistics(_to_arrays(context_masks), _to_arrays(target_masks))
+
+
+class HierarchicalMaskGenerator(_OnGrid, masks.HierarchicalMaskGenerator):
+    """Call with (batch_size, device): {"level_0": {"context": [batch, patch], "targets": [batch, target, patch]}, ...}.
+
+    Level l scales its blocks by 2^l ("geometric") or 1 + l ("linear"). Raises ValueError for another progression.
+    """
+
+    def __init__(
+        self,
+        input_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        num_hierarchies: int = 3,
+        num_target_masks: int = 4,
+        scale_progression: str = "geometric",
+        base_scale: Range = (0.05, 0.15),
+        aspect_ratio_range: Range = (0.75, 1.5),
+        max_attempts: int = 10,
+    ):
+        self.input_size, self.patch_size = _sides(input_size), patch_size
+        self.scale_progression, self.base_scale = scale_progression, tuple(base_scale)
+        self.aspect_ratio_range, self.max_attempts = tuple(aspect_ratio_range), max_attempts
+        super().__init__(
+            self.input_size,
+            patch_size,
+            num_hierarchies,
+            num_target_masks,
+            scale_progression,
+            base_scale,
+            aspect_ratio_range,
+            max_attempts,
+        )
+
+    def __call__(self, batch_size: int, device: Any = None) -> dict[str, dict[str, torch.Tensor]]:
+        return to_tensors(super().__call__(batch_size), device)
+
+    def get_mask_statistics(self, masks: dict) -> dict[str, dict[str, float]]:
+        """Per level, as those of MultiBlockMaskGenerator."""
+        return super().get_mask_statistics(_to_arrays(masks))
+
+
+class MultiCropMaskGenerator(masks.MultiCropMaskGenerator):
+    """Masks for global and local crops: {"global_masks": {"crop_0": ...}, "local_masks": {...}}.
+
+    masking_strategy: global_only, global_with_local_context or cross_crop_prediction; another raises ValueError.
+    """
+
+    def __init__(
+        self,
+        global_crop_size: int | tuple[int, int] = 224,
+        local_crop_size: int | tuple[int, int] = 96,
+        num_global_crops: int = 2,
+        num_local_crops: int = 6,
+        patch_size: int = 16,
+        num_hierarchies: int = 3,
+        num_target_masks: int = 4,
+        masking_strategy: str = "global_only",
+        **options: Any,
+    ):
+        super().__init__(
+            _sides(global_crop_size),
+            _sides(local_crop_size),
+            num_global_crops,
+            num_local_crops,
+            patch_size,
+            num_hierarchies,
+            num_target_masks,
+            masking_strategy,
+            **options,
+        )
+        self.global_crop_size, self.local_crop_size = _sides(global_crop_size), _sides(local_crop_size)
+        self.patch_size, self.num_hierarchies = patch_size, num_hierarchies
+        self.masking_strategy = masking_strategy
+
+    def __call__(self, batch_size: int, device: Any = None) -> dict:
+        return to_tensors(super().__call__(batch_size), device)

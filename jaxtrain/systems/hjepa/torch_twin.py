@@ -47,8 +47,12 @@ class Predictor(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
 
-    def forward(self, context, indices, positions):
-        x = torch.cat([context, self.mask_token + positions[0][indices]], dim=1)
+    def forward(self, context, indices, positions=None):
+        if positions is None:
+            tokens = (self.mask_token + self.pos_embed_predictor).expand(*indices.shape, -1)
+        else:
+            tokens = self.mask_token + positions[0][indices]
+        x = torch.cat([context, tokens], dim=1)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x[:, context.shape[1] :]))

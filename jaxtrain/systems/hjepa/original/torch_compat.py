@@ -22,7 +22,7 @@ from jaxtrain.systems.hjepa.original.schedules import (
     create_lr_scheduler,
 )
 from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, read_checkpoint
-from jaxtrain.systems.hjepa.torch_twin import HJEPA, LeWorldModel
+from jaxtrain.systems.hjepa.torch_twin import LeWorldModel
 from torch_bridge.datasets import to_torch
 
 __all__ = [
@@ -34,28 +34,15 @@ __all__ = [
     "LinearScheduler",
     "MetricsLogger",
     "create_ema_scheduler",
-    "create_hjepa_model",
     "create_lewm",
     "create_lr_scheduler",
     "create_masking_function",
-    "create_model",
     "create_optimizer",
     "create_train_loader",
     "create_val_loader",
     "load_checkpoint",
     "load_config",
 ]
-
-
-def create_model(config: Mapping[str, Any]) -> torch.nn.Module:
-    """The original's HJEPA as a torch module, from its nested config; weights as a run with this seed starts."""
-    from jaxtrain.systems.hjepa.evals.extraction import initial
-    from torch_bridge.state_dict import state_dict
-
-    checked = _checked(config)
-    module = HJEPA(checked)
-    module.load_state_dict({key: to_torch(value) for key, value in state_dict(initial(checked)).items()})
-    return module
 
 
 def create_lewm(
@@ -122,9 +109,6 @@ def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch
     if name not in kinds:
         raise UserError(f"training.optimizer: {name!r} is unknown; known: {', '.join(kinds)}")
     return kinds[name](model.parameters(), lr=lr, weight_decay=decay)
-
-
-create_hjepa_model = create_model  # the name in the README's example
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:

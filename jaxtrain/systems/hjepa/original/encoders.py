@@ -1,0 +1,159 @@
+"""The original's two encoders and its predictor as torch modules, with its arguments and attributes."""
+
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.nn.vit import INIT_STD, vit_size
+from jaxtrain.systems.hjepa import torch_twin
+from jaxtrain.systems.hjepa.torch_vit import Encoder
+
+
+@torch.no_grad()
+def initialize(module: nn.Module) -> None:
+    """Draw weights as timm and the original do, from torch's generator; truncated normal 0.02 for Linear layers."""
+    for _name, inner in module.named_modules():
+        if isinstance(inner, nn.Linear):
+            nn.init.trunc_normal_(inner.weight, std=INIT_STD)
+            if inner.bias is not None:
+                nn.init.zeros_(inner.bias)
+        elif isinstance(inner, nn.LayerNorm):
+            inner.reset_parameters()
+        for key, parameter in inner.named_parameters(recurse=False):
+            if key in ("pos_embed",):
+                nn.init.trunc_normal_(parameter, std=INIT_STD)
+            elif key == "cls_token":
+                nn.init.normal_(parameter, std=1e-6)
+            elif key in ("mask_token", "pos_embed_predictor"):
+                nn.init.normal_(parameter, std=INIT_STD)
+
+
+class _Encoder(Encoder):
+    """A vision transformer under `vit`: images [batch, channel, S, S] -> tokens [batch, 1 + patch, width]."""
+
+    def __init__(
+        self,
+        encoder_type: str = "vit_base_patch16_224",
+        img_size: int = 224,
+        pretrained: bool = False,
+        drop_path_rate: float = 0.0,
+        use_rope: bool = False,
+        rope_theta: float = 10000.0,
+        use_flash_attention: bool = True,
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
+        *,
+        vit: dict | None = None,
+    ):
+        """vit: timm-style overrides of the preset's sizes (patch_size, embed_dim, depth, num_heads, ...)."""
+        check_not_pretrained(pretrained)
+        size = vit_size(encoder_type, **(vit or {}))
+        super().__init__(
+            img_size,
+            size,
+            drop_path=drop_path_rate,
+            rope_theta=rope_theta if use_rope else None,
+            layerscale_init=layerscale_init if use_layerscale else None,
+        )
+        self.encoder_type, self.img_size, self.use_rope = encoder_type, img_size, use_rope
+        self.embed_dim, self.patch_size = size.embed_dim, size.patch_size
+        self.num_patches = self.vit.grid**2
+        initialize(self)
+
+
+class ContextEncoder(_Encoder):
+    """Encodes the visible part of an image: patches where mask (bool [batch, patch]) is True are blanked."""
+
+
+class TargetEncoder(_Encoder):
+    """The moving average of a context encoder. Its parameters take no gradient."""
+
+    def __init__(
+        self,
+        *args,
+        ema_momentum: float = 0.996,
+        ema_momentum_end: float = 1.0,
+        ema_warmup_steps: int = 1000,
+        **options,
+    ):
+        super().__init__(*args, **options)
+        self.ema_momentum, self.ema_momentum_end = ema_momentum, ema_momentum_end
+        self.ema_warmup_steps = ema_warmup_steps
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images):
+        return super().forward(images)
+
+    def momentum_at(self, step: int) -> float:
+        """ema_momentum at step 0, in a straight line to ema_momentum_end at ema_warmup_steps."""
+        return momentum_at(step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
+
+    def update_from_context_encoder(self, context_encoder: nn.Module, current_step: int) -> float:
+        """target <- m * target + (1 - m) * context; gives m, the momentum at this step."""
+        momentum = self.momentum_at(current_step)
+        move(self, context_encoder, momentum)
+        return momentum
+
+    def copy_from_context_encoder(self, context_encoder: nn.Module) -> None:
+        move(self, context_encoder, 0.0)
+
+
+def momentum_at(step: int, start: float, end: float, warmup_steps: int) -> float:
+    return start + (end - start) * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
+
+
+@torch.no_grad()
+def move(target: nn.Module, context: nn.Module, momentum: float) -> None:
+    """target <- momentum * target + (1 - momentum) * context, over parameters in their order."""
+    for theirs, ours in zip(context.parameters(), target.parameters(), strict=True):
+        ours.mul_(momentum).add_(theirs, alpha=1 - momentum)
+
+
+class Predictor(torch_twin.Predictor):
+    """Context tokens [batch, context, width], places to fill, int [batch, masked] -> features [batch, masked, width].
+
+    Called with (context_features, mask_indices, pos_embed): positions [1, patch, width], or None for
+    `pos_embed_predictor`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        depth: int = 6,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        if embed_dim % num_heads:
+            raise UserError(f"predictor: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+        super().__init__(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
+        self.embed_dim, self.depth, self.num_heads = embed_dim, depth, num_heads
+        for block in self.blocks:
+            block.attn.dropout = dropout
+            for layer in block.mlp:
+                if isinstance(layer, nn.Dropout):
+                    layer.p = dropout
+        initialize(self)
+
+    def forward(self, context_features, mask_indices, pos_embed=None):
+        return super().forward(context_features, mask_indices, pos_embed)
+
+
+def check_not_pretrained(pretrained: bool) -> None:
+    if pretrained:
+        raise UserError("pretrained=True downloads weights; give a run a file of timm's with model.encoder_weights")
+
+
+def create_encoder(encoder_type: str = "vit_base_patch16_224", img_size: int = 224, **options):
+    """(ContextEncoder, TargetEncoder) of one kind, the target a copy. options: of both, and TargetEncoder's ema_*."""
+    ema = {key: options.pop(key) for key in list(options) if key.startswith("ema_")}
+    context = ContextEncoder(encoder_type, img_size, **options)
+    target = TargetEncoder(encoder_type, img_size, **options, **ema)
+    target.copy_from_context_encoder(context)
+    return context, target
+
+
+def create_predictor(embed_dim: int = 768, depth: int = 6, num_heads: int = 12, **options) -> Predictor:
+    return Predictor(embed_dim, depth, num_heads, **options)

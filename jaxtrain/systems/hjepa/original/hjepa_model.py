@@ -1,0 +1,208 @@
+"""The original's HJEPA as a torch module: its arguments, attributes, calls and numbers."""
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.nn.vit import overrides, vit_size
+from jaxtrain.systems.hjepa import torch_twin
+from jaxtrain.systems.hjepa.config import ModelConfig
+from jaxtrain.systems.hjepa.original.encoders import check_not_pretrained, initialize, momentum_at, move
+from jaxtrain.systems.hjepa.torch_twin import pool
+
+
+class HJEPA(torch_twin.HJEPA):
+    """A context encoder, its moving average as the target, a predictor, and 2 to 4 levels of comparison.
+
+    Arguments and their defaults are the original's; after the bare `*` what it did not offer. vit: timm-style overrides
+    of the preset's sizes. use_rope: rotary positions in both encoders. copy_target_at_init: start the target as a copy,
+    as the original's documentation promises; its code draws the target's Linear weights anew.
+    Raises ValueError for sizes that do not fit. Weights follow torch.manual_seed.
+    """
+
+    def __init__(
+        self,
+        encoder_type: str = "vit_base_patch16_224",
+        img_size: int = 224,
+        embed_dim: int = 768,
+        predictor_depth: int = 6,
+        predictor_num_heads: int = 12,
+        predictor_mlp_ratio: float = 4.0,
+        num_hierarchies: int = 3,
+        ema_momentum: float = 0.996,
+        ema_momentum_end: float = 1.0,
+        ema_warmup_steps: int = 1000,
+        pretrained: bool = False,
+        drop_path_rate: float = 0.0,
+        use_fpn: bool = False,
+        fpn_feature_dim: int | None = None,
+        fpn_fusion_method: str = "add",
+        use_gradient_checkpointing: bool = False,
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
+        use_flash_attention: bool = True,
+        use_target_encoder: bool = True,
+        projection_norm: str = "layernorm",
+        *,
+        vit: Mapping[str, Any] | None = None,
+        use_rope: bool = False,
+        rope_theta: float = 10000.0,
+        copy_target_at_init: bool = True,
+    ):
+        check_not_pretrained(pretrained)
+        if not 2 <= num_hierarchies <= 4:
+            raise UserError(f"num_hierarchies: {num_hierarchies} is not 2, 3 or 4")
+        section = ModelConfig(
+            encoder_type=encoder_type,
+            vit=dict(vit or {}),
+            embed_dim=embed_dim,
+            num_hierarchies=num_hierarchies,
+            predictor={"depth": predictor_depth, "num_heads": predictor_num_heads, "mlp_ratio": predictor_mlp_ratio},
+            fpn={"use_fpn": use_fpn, "feature_dim": fpn_feature_dim, "fusion_method": fpn_fusion_method},
+            layerscale={"use_layerscale": use_layerscale, "init_value": layerscale_init},
+            rope={"use_rope": use_rope, "theta": rope_theta},
+            projection_norm=projection_norm,
+            use_target_encoder=use_target_encoder,
+            drop_path_rate=drop_path_rate,
+            gradient_checkpointing=use_gradient_checkpointing,
+        )
+        self._build(section, img_size, ema_momentum, ema_momentum_end, ema_warmup_steps)
+        self.use_flash_attention = use_flash_attention
+        initialize(self)
+        if self.target_encoder is not None and copy_target_at_init:
+            move(self.target_encoder, self.context_encoder, 0.0)
+
+    @classmethod
+    def of_section(cls, section: ModelConfig, img_size: int) -> "HJEPA":
+        """The module of a run's `model` section, with weights of zero."""
+        module = cls.__new__(cls)
+        ema = section.ema
+        module._build(section, img_size, ema.momentum, ema.momentum_end, ema.ramp_steps or 1000)
+        module.use_flash_attention = True
+        return module
+
+    def _build(self, section: ModelConfig, img_size: int, start: float, end: float, warmup_steps: int) -> None:
+        size = vit_size(section.encoder_type, **overrides(section.vit))
+        if section.embed_dim not in (None, size.embed_dim):
+            raise UserError(
+                f"embed_dim: {section.embed_dim} is not the encoder's width {size.embed_dim}; leave it out or match"
+            )
+        torch_twin.HJEPA.__init__(
+            self, types.SimpleNamespace(model=section, data=types.SimpleNamespace(image_size=img_size))
+        )
+        if not section.use_target_encoder:
+            self.target_encoder = None
+        self.section, self.img_size = section, img_size
+        self.embed_dim, self.num_hierarchies = size.embed_dim, section.num_hierarchies
+        self.encoder_type, self.use_target_encoder = section.encoder_type, section.use_target_encoder
+        self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps = start, end, warmup_steps
+        self.fpn_fusion_method = section.fpn.fusion_method
+        self.fpn_feature_dim = section.fpn.feature_dim or size.embed_dim
+        self.projection_norm = section.projection_norm
+        self.use_gradient_checkpointing = section.gradient_checkpointing
+        self.hierarchy_pooling = nn.ModuleList(
+            nn.AvgPool1d(1 << level, 1 << level) if level else nn.Identity() for level in range(self.levels)
+        )
+
+    def forward(self, images, mask, return_all_levels: bool = True) -> dict[str, Any]:
+        """images: [batch, channel, S, S]. mask: bool, int or float [batch, patch], 1 = predict.
+
+        Gives predictions, targets and masks_valid (per level [batch, token, width], and bool [batch, token]),
+        context_features and target_features [batch, 1 + patch, width]. Rows with fewer masked patches than the fullest
+        are filled up with patch 0, which masks_valid says. return_all_levels=False: one level without projection, and
+        mask_valid. Raises ValueError where too few patches are masked for the levels.
+        """
+        indices, valid = self.masked_patches(mask)
+        return self.forward_indices(images, mask, indices, valid, return_all_levels)
+
+    def masked_patches(self, mask) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ascending masked places of each row, filled up with 0 to the most of the batch: int, bool [batch, masked]."""
+        hidden = mask > 0.5 if mask.dtype is not torch.bool else mask
+        counts = hidden.sum(1)
+        most = int(counts.max()) if len(counts) else 0
+        if most < 1 << (self.levels - 1):
+            raise UserError(
+                f"mask: at most {most} patches of an image are masked, {self.levels} levels want {1 << self.levels - 1}"
+            )
+        order = hidden.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        valid = torch.arange(most, device=mask.device) < counts[:, None]
+        return torch.where(valid, order, 0), valid
+
+    def forward_indices(self, images, mask, indices, valid, return_all_levels: bool = True) -> dict[str, Any]:
+        """`forward` with what `masked_patches` gives: no shape depends on a value, so that it compiles."""
+        context = self.encode_context(images, mask)
+        targets = self.encode_target(images)
+        positions = self.context_encoder.vit.pos_embed[:, 1:]
+        predicted = self.predictor(context[:, 1:], indices, positions)
+        wanted = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
+        features = {"context_features": context, "target_features": targets}
+        if not return_all_levels:
+            return {"predictions": [predicted], "targets": [wanted], "mask_valid": valid, **features}
+        return {
+            "predictions": self.project(predicted),
+            "targets": self.project(wanted),
+            "masks_valid": self._validity(valid),
+            **features,
+        }
+
+    def _validity(self, valid) -> list[torch.Tensor]:
+        """Which entries of each level are real; with a pyramid the mask goes through its layers, as in the original."""
+        if not self.use_fpn:
+            return [pool(valid.float()[..., None], level)[..., 0] > 0.5 for level in range(self.levels)]
+        tokens = valid.float()[..., None].expand(-1, -1, self.embed_dim)
+        return [x.mean(-1) > 0.5 for x in self.pyramid(tokens)]
+
+    def encode_context(self, images, mask=None):
+        """Tokens [batch, 1 + patch, width] of the context encoder; masked patches are blanked."""
+        return self.context_encoder(images, mask)
+
+    @torch.no_grad()
+    def extract_features(self, images, level: int = 0, use_target_encoder: bool = True):
+        """Features [batch, patch // 2^level, width] of whole images. ValueError for a level that is not there."""
+        if not 0 <= level < self.levels:
+            raise UserError(f"level={level} is outside [0, {self.levels})")
+        encoder = self.target_encoder if use_target_encoder and self.has_target else self.context_encoder
+        tokens = encoder(images)[:, 1:]
+        if self.use_fpn:
+            return self.hierarchy_projections[level](self.pyramid(tokens)[level])
+        return pool(self.hierarchy_projections[level](tokens), level)
+
+    def update_target_encoder(self, step: int) -> float:
+        """Move the target towards the context encoder; gives the momentum of this step, 1.0 without a target."""
+        if self.target_encoder is None:
+            return 1.0
+        momentum = momentum_at(step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
+        move(self.target_encoder, self.context_encoder, momentum)
+        return momentum
+
+    def get_num_patches(self) -> int:
+        return self.context_encoder.vit.grid**2
+
+    def get_patch_size(self) -> int:
+        return self.context_encoder.vit.size.patch_size
+
+
+def create_hjepa(**options: Any) -> HJEPA:
+    """HJEPA under the original's factory name."""
+    return HJEPA(**options)
+
+
+def create_model(config: Mapping[str, Any]) -> HJEPA:
+    """The original's HJEPA from its nested config; weights as a run with this seed starts."""
+    from jaxtrain import config_io
+    from jaxtrain.systems.hjepa.evals.extraction import initial
+    from jaxtrain.systems.hjepa.original import legacy_config
+    from torch_bridge.datasets import to_torch
+    from torch_bridge.state_dict import state_dict
+
+    checked = config_io.check(legacy_config.convert(config), "the original's config")[1]
+    module = HJEPA.of_section(checked.model, checked.data.image_size)
+    module.load_state_dict({key: to_torch(value) for key, value in state_dict(initial(checked)).items()})
+    return module
+
+
+create_hjepa_model = create_hjepa_from_config = create_model  # the names in the README's example and in the code

@@ -1,0 +1,135 @@
+"""The original's model as a torch module."""
+
+import copy
+import json
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jaxtrain.systems import hjepa
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
+NAMES = sorted(path.stem for path in GOLDEN.glob("model_*.json"))
+SMALL = {"encoder_type": "vit_tiny_patch16_224", "img_size": 32, "embed_dim": 24, "predictor_depth": 1}
+SMALL |= {"predictor_num_heads": 2, "vit": {"patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}}
+
+
+def golden(name: str):
+    case = json.loads((GOLDEN / f"{name}.json").read_text())
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    vit = case.get("encoder", case)["vit_kwargs"]
+    model = hjepa.HJEPA(**{"encoder_type": "vit_tiny_patch16_224", **case["hjepa_kwargs"]}, vit=vit)
+    state = {key.removeprefix("param/"): x for key, x in tensors.items() if key.startswith("param/")}
+    model.load_state_dict(state, strict=True)
+    return case, tensors, model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_training_gradients_are_the_originals(name):
+    case, tensors, model = golden(name)
+    model.eval()
+    images, mask = tensors["in/images"], tensors["in/mask"]
+    with torch.no_grad():
+        found = model(images, mask)
+    assert set(found) == {"predictions", "targets", "masks_valid", "context_features", "target_features"}
+    for key, value in tensors.items():
+        group, _, rest = key.removeprefix("out/").partition("/")
+        if key.startswith("out/") and group in ("predictions", "targets", "masks_valid"):
+            np.testing.assert_allclose(found[group][int(rest)], value, rtol=1e-4, atol=1e-5, err_msg=key)
+        elif key.startswith("out/extract_features"):
+            encoder, level = rest.split("/")
+            got = model.extract_features(images, int(level), use_target_encoder=encoder == "target")
+            np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5, err_msg=key)
+    loss = hjepa.create_loss_from_config(
+        {"loss": case["loss_config"], "model": {"num_hierarchies": model.num_hierarchies}}
+    )
+    if "in/sigreg_slices" in tensors:
+        loss.sigreg_loss.slices = lambda width: tensors["in/sigreg_slices"]
+    model.train()
+    out = model(images, mask)
+    loss(out["predictions"], out["targets"], context_features=out["context_features"])["loss"].backward()
+    checked = 0
+    for key, parameter in model.named_parameters():
+        if f"grad/{key}" in tensors:
+            wanted = tensors[f"grad/{key}"]
+            np.testing.assert_allclose(parameter.grad, wanted, rtol=1e-3, atol=3e-6, err_msg=key)
+            checked += 1
+        elif parameter.grad is not None:
+            assert not parameter.grad.any(), key
+    assert checked > 20
+
+
+def test_attributes_are_the_constructors_arguments():
+    model = hjepa.HJEPA(**SMALL, use_fpn=True, fpn_feature_dim=8)
+    assert (model.num_hierarchies, model.embed_dim, model.use_fpn, model.fpn_feature_dim) == (3, 24, True, 8)
+    assert (model.ema_momentum, model.ema_momentum_end, model.ema_warmup_steps) == (0.996, 1.0, 1000)
+    assert (model.get_num_patches(), model.get_patch_size()) == (16, 8)
+    assert not any(parameter.requires_grad for parameter in model.target_encoder.parameters())
+    for a, b in zip(model.context_encoder.parameters(), model.target_encoder.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert hjepa.HJEPA(**SMALL, use_target_encoder=False).target_encoder is None
+
+
+def test_it_is_seeded_copied_and_pickled_as_a_torch_module():
+    torch.manual_seed(3)
+    model = hjepa.HJEPA(**SMALL)
+    torch.manual_seed(3)
+    again = hjepa.HJEPA(**SMALL)
+    images, mask = torch.randn(2, 3, 32, 32), torch.zeros(2, 16, dtype=torch.bool)
+    mask[:, 4:10] = True
+    wanted = model.eval()(images, mask)["predictions"][2]
+    for twin in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin.eval()(images, mask)["predictions"][2], wanted)
+    assert model.half().context_encoder.vit.cls_token.dtype is torch.float16
+
+
+def test_one_level_without_projection():
+    model = hjepa.HJEPA(**SMALL)
+    mask = torch.zeros(2, 16)
+    mask[0, :5] = mask[1, :3] = 1
+    found = model(torch.randn(2, 3, 32, 32), mask, return_all_levels=False)
+    assert [x.shape for x in found["predictions"]] == [(2, 5, 24)]
+    assert found["mask_valid"].sum(1).tolist() == [5, 3]
+
+
+def test_the_target_follows_with_the_momentum_of_the_step():
+    model = hjepa.HJEPA(**SMALL, ema_momentum=0.5, ema_warmup_steps=10)
+    with torch.no_grad():
+        model.context_encoder.vit.cls_token.fill_(1.0)
+        model.target_encoder.vit.cls_token.zero_()
+    assert model.update_target_encoder(5) == pytest.approx(0.75)
+    assert model.target_encoder.vit.cls_token.mean().item() == pytest.approx(0.25)
+    assert model.update_target_encoder(50) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: hjepa.HJEPA(**SMALL | {"num_hierarchies": 5}), "num_hierarchies: 5"),
+        (lambda: hjepa.HJEPA(**SMALL | {"embed_dim": 32}), "not the encoder's width 24"),
+        (lambda: hjepa.HJEPA(**SMALL, fpn_fusion_method="max"), "fusion_method"),
+        (lambda: hjepa.HJEPA(**SMALL, projection_norm="rms"), "projection_norm"),
+        (lambda: hjepa.HJEPA(encoder_type="resnet50"), "'resnet50' is unknown"),
+        (lambda: hjepa.HJEPA(**SMALL).extract_features(torch.zeros(1, 3, 32, 32), level=3), "level=3 is outside"),
+        (lambda: hjepa.HJEPA(**SMALL)(torch.zeros(1, 3, 32, 32), torch.zeros(1, 16)), "at most 0 patches"),
+    ],
+)
+def test_mistakes_are_value_errors(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+def test_encoders_alone():
+    context, target = hjepa.create_encoder(
+        "vit_tiny_patch16_224", 32, vit=SMALL["vit"], ema_momentum=0.9, ema_warmup_steps=10, use_rope=True
+    )
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(context(images), target(images))
+    assert not target(images).requires_grad
+    assert target.update_from_context_encoder(context, 4) == pytest.approx(0.94)
+    predictor = hjepa.create_predictor(24, depth=1, num_heads=2)
+    assert predictor(context(images)[:, 1:], torch.arange(3).expand(2, 3)).shape == (2, 3, 24)

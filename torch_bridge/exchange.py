@@ -22,10 +22,20 @@ def precision(wide: bool):
 
 
 def to_array(tensor: torch.Tensor) -> jax.Array:
-    """The tensor's memory as an array; int64 becomes int32 where JAX computes in 32 bits."""
+    """Return the tensor's memory as an array; int64 becomes int32 where JAX computes in 32 bits.
+
+    Raises UserError for integers that 32 bits cannot hold.
+    """
     tensor = tensor.detach().contiguous()
     if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
-        tensor = tensor.to(torch.int32)
+        narrow = tensor.to(torch.int32)
+        if not torch.equal(narrow.to(torch.int64), tensor):
+            raise UserError(
+                f"an int64 tensor of shape {tuple(tensor.shape)} holds values from {tensor.min()} to {tensor.max()}, "
+                "and JAX computes with 32-bit integers here. Map the ids to a smaller range, or call "
+                "jax.config.update('jax_enable_x64', True) first"
+            )
+        tensor = narrow
     try:
         return jax.dlpack.from_dlpack(tensor)
     except (RuntimeError, ValueError, TypeError, BufferError) as error:

@@ -14,6 +14,7 @@ import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lowering import export as recording
@@ -228,6 +229,18 @@ def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> 
             _collect(value, (*path, name), found)
 
 
+def _check_width(name: str, array: np.ndarray) -> None:
+    """Raise UserError for a buffer whose integers JAX, which counts in 32 bits, would wrap without a word."""
+    if array.dtype == np.int64 and array.size:
+        limits = np.iinfo(np.int32)
+        outside = array[(array > limits.max) | (array < limits.min)]
+        if outside.size:
+            raise UserError(
+                f"{name} is int64 and holds {outside[0]}, and JAX keeps integers in 32 bits. "
+                "Register it with persistent=False: a constant is computed with in 64 bits"
+            )
+
+
 def _fill(
     level,
     module: torch.nn.Module,
@@ -239,24 +252,25 @@ def _fill(
 ) -> None:
     """only_changed: leave out persistent buffers that no graph writes."""
 
-    def share(tensor, kind):
+    def share(name, tensor, kind):
         if id(tensor) not in made:
             array = to_numpy(tensor)
+            _check_width(key_of((*path, name)), array)
             zeros = empty and kind is not Carry
             made[id(tensor)] = kind(jnp.zeros(array.shape, jax_dtype(array.dtype)) if zeros else jnp.array(array))
         return made[id(tensor)]
 
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            setattr(level, name, share(parameter, nnx.Param if parameter.requires_grad or empty else Frozen))
+            setattr(level, name, share(name, parameter, nnx.Param if parameter.requires_grad or empty else Frozen))
     for name, buffer in module._buffers.items():
         if buffer is None:
             continue
         if name not in module._non_persistent_buffers_set:
             if not only_changed or key_of((*path, name)) in changed:
-                setattr(level, name, share(buffer, Buffer))
+                setattr(level, name, share(name, buffer, Buffer))
         elif key_of((*path, name)) in changed:
-            setattr(level, name, share(buffer, Carry))
+            setattr(level, name, share(name, buffer, Carry))
     for name, child in module._modules.items():
         if child is not None and (any(True for _ in child.parameters()) or any(True for _ in child.buffers())):
             inner = _Level()

@@ -150,6 +150,11 @@ def test_outputs_keep_their_nesting_and_integers_are_64_bit():
     torch.testing.assert_close(outputs["h"], 2 * module(x, ids=IDS)["h"])
 
 
+def test_integers_that_32_bits_cannot_hold_are_refused():
+    with pytest.raises(UserError, match=r"values from 0 to 8589934592, and JAX computes with 32-bit integers"):
+        FlaxAsTorch(Attends(rngs=nnx.Rngs(0)))(torch.randn(1, 2, 4), ids=torch.tensor([[0, 2**33]]))
+
+
 def test_dropout_follows_torchs_seed_and_mode():
     module, x = FlaxAsTorch(Drops(rngs=nnx.Rngs(0))), torch.ones(4, 8)
     torch.manual_seed(1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from jaxtrain.errors import UserError
 from torch_bridge.from_torch import from_torch
 
 IDS = torch.tensor([[1, 7, 123456789], [2147483647, 0, 5]])
@@ -59,3 +60,10 @@ def test_an_operator_without_a_64_bit_form_is_refused_by_name():
     model = from_torch(Rule(lambda self, ids: torch.sort(ids * 3)[0]), IDS, ["evaluation"])
     with pytest.raises(NotImplementedError, match=r"aten\.sort.* of integers that may leave 32 bits"):
         model(IDS.numpy().astype(np.int32))
+
+
+def test_a_saved_buffer_that_32_bits_cannot_hold_is_refused_by_name():
+    module = Rule(RULES["hash_of_a_buffer"])
+    module.register_buffer("salt", torch.tensor([3_000_000_019]))
+    with pytest.raises(UserError, match="salt is int64 and holds 3000000019"):
+        from_torch(module, IDS, ["evaluation"])

@@ -100,6 +100,7 @@ class Record:
         """parts: see `graph_of`."""
         self.entry, self.parts = entry, parts
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
+        self._read: dict[str, str] = {}
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
         """The graph that holds for these inputs of the entry, and their leaves. Records it when there is none yet."""
@@ -113,6 +114,7 @@ class Record:
             log.info("%s is recorded once more: %s", type(self.entry.wrapped_module).__name__, refusal)
         graph = self._record(leaves, spec, training)
         self._graphs[training].append((graph, spec))
+        recording.check_read(self.entry, self._read, self.changed())
         return graph, leaves
 
     def graphs(self) -> list[Graph]:
@@ -133,7 +135,7 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
                 self.entry.train()
-            return graph_of(recording.export(self.entry, examples), PREFIX, self.parts)
+            return graph_of(recording.export(self.entry, examples, read=self._read), PREFIX, self.parts)
         finally:
             before.restore()  # what a train() of the user's own has set beside the modes
             for name, inner in self.entry.named_modules():
@@ -262,7 +264,8 @@ def _fill(
 
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            setattr(level, name, share(name, parameter, nnx.Param if parameter.requires_grad or empty else Frozen))
+            kind = nnx.Param if parameter.requires_grad or empty else Frozen
+            setattr(level, name, share(name, parameter, Buffer if key_of((*path, name)) in changed else kind))
     for name, buffer in module._buffers.items():
         if buffer is None:
             continue

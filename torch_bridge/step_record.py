@@ -42,6 +42,8 @@ class LossRecord:
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[tuple[Graph, Any]]] = {}
         self._captured: list[tuple[torch.Tensor, int]] = []
+        self._read: dict[str, str] = {}
+        self._changed: set[str] = set()
 
     def check_captured(self) -> None:
         """Raise UserError where a tensor that the record holds as a constant has changed in torch."""
@@ -64,9 +66,11 @@ class LossRecord:
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         try:
-            graph = graph_of(recording.export(self.entry, examples, captured), PREFIX)
+            graph = graph_of(recording.export(self.entry, examples, captured, self._read), PREFIX)
+            recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         except UnsupportedModel as error:
             raise UserError(f"{self.name}: {error}") from error
+        self._changed |= graph.changed
         known.append((graph, spec))
         self._captured += [(tensor, tensor._version) for tensor in captured.values()]
         return graph

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxtrain import config_io
@@ -37,7 +38,10 @@ def resolve_task(task: Task | str | None, loss: Callable | None, config: Trainin
 
 
 def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
-    """A torch module is recorded with two samples of the first batch; its batch size stays free."""
+    """Record a torch module with a batch of the size that it will get; the size stays free.
+
+    Its samples are two of the first batch, again and again.
+    """
     if task is not None or config.task is not None:
         raise UserError("a torch module is a task of its own: leave `task` out, and name its loss with loss=...")
     if source is None:
@@ -48,7 +52,9 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
     loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed, keep_texts=True)
     example = loader.host_batch(0, rows=np.array([0, min(1, size - 1)]))
-    return task_of_torch_module(module, loss, example, _single_row(stream, size // config.train.accumulate_steps))
+    micro = max(size // config.train.accumulate_steps, 1)
+    example = jax.tree.map(lambda value: np.take(value, np.arange(micro) % 2, axis=0), example)
+    return task_of_torch_module(module, loss, example, _single_row(stream, micro))
 
 
 def _single_row(stream: Stream, micro: int) -> bool:

@@ -1,4 +1,4 @@
-"""Twenty trainings as torch users write them, on 20 samples in batches of 8: after 20 steps the weights are torch's."""
+"""Trainings as torch users write them, on 20 samples in batches of 8: after 20 steps the weights are torch's."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader, TensorDataset
 
-from jaxtrain import Trainer, TrainingConfig
+from jaxtrain import Trainer, TrainingConfig, UserError
 
 STEPS, SAMPLES, BATCH = 20, 20, 8
 DRAW = torch.Generator().manual_seed(0)
@@ -375,3 +375,136 @@ def test_a_causal_language_model_with_its_cache(tmp_path):
     module = transformers.GPT2LMHeadModel(settings)
     assert module.config.use_cache
     check(tmp_path, module, Text(), None, lambda module, batch: module(**batch).loss)
+
+
+class Forms(nn.Module):
+    """form: the forward's signature, as users write it; it computes its own loss."""
+
+    def __init__(self, form: str):
+        super().__init__()
+        self.net, self.form = mlp(), form
+
+    def loss(self, x, y):
+        return {"loss": F.mse_loss(self.net(x), y)}
+
+
+class TakesBatch(Forms):
+    def forward(self, batch):
+        x, y = batch if self.form == "tuple" else (batch["x"], batch["y_true"])
+        return self.loss(x, y)
+
+
+class TakesKeywords(Forms):
+    def forward(self, **batch):
+        return self.loss(batch["x"], batch["y_true"])
+
+
+class TakesTargets(Forms):
+    def forward(self, x, targets=None):
+        return self.loss(x, targets)
+
+
+class Entries(torch.utils.data.Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"x": X[index], "y_true": Y[index]}
+
+
+@pytest.mark.parametrize(
+    ("module", "dataset", "call"),
+    [
+        (TakesBatch("dict"), Entries(), lambda module, batch: module(batch)),
+        (TakesBatch("tuple"), TensorDataset(X, Y), lambda module, batch: module(batch)),
+        (TakesKeywords("keywords"), Entries(), lambda module, batch: module(**batch)),
+        (TakesTargets("targets"), TensorDataset(X, Y), lambda module, batch: module(*batch)),
+    ],
+    ids=["batch of a dict", "batch of a tuple", "keywords", "targets"],
+)
+def test_a_forward_gets_what_torchs_loop_would_pass(tmp_path, module, dataset, call):
+    check(tmp_path, module, dataset, None, lambda module, batch: call(module, batch)["loss"])
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, a, b):
+        return self.net(a), self.net(b)
+
+
+def test_several_inputs_come_from_the_first_entries_of_a_tuple(tmp_path):
+    dataset = TensorDataset(X, X.flip(0), torch.where(Y[:, 0] > 0, 1.0, -1.0))
+    loss = nn.CosineEmbeddingLoss(0.2)
+    check(
+        tmp_path, Siamese(), dataset, lambda outputs, batch: loss(*outputs, batch[2]),
+        lambda module, batch: loss(*module(batch[0], batch[1]), batch[2]),
+    )  # fmt: skip
+
+
+class MomentumEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online, self.predictor = mlp(), nn.Linear(3, 3)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, a, b):
+        with torch.no_grad():
+            if self.training:
+                for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                    slow.mul_(0.9).add_(fast, alpha=0.1)
+            target = self.target(b)
+        return -F.cosine_similarity(self.predictor(self.online(a)), target).mean()
+
+
+def test_a_teacher_that_the_forward_moves(tmp_path):
+    check(tmp_path, MomentumEncoder(), TensorDataset(X, X + 0.1), None, lambda module, batch: module(*batch))
+
+
+class Queue(nn.Module):
+    """A queue of embeddings whose place is read as a Python number, as MoCo's is."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(4)
+        self.register_buffer("queue", torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        z = self.net(x)
+        logits = z @ self.queue.clone().T
+        if self.training:
+            place = int(self.place)
+            self.queue[place : place + 4] = z[:4].detach()
+            self.place[0] = (place + 4) % 16
+        return logits.logsumexp(1).mean()
+
+
+def test_a_changing_buffer_read_by_python_is_refused_with_its_line(tmp_path):
+    with pytest.raises(UserError, match=r"reads a number out of the buffer place, which the forward changes(.|\n)*int"):
+        Trainer(Queue(), TensorDataset(X), None, config(tmp_path))
+
+
+class Speech(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.net(x).log_softmax(-1)
+
+
+def test_ctc_with_lengths_of_the_batch(tmp_path):
+    sound = torch.randn(SAMPLES, 12, 6, generator=DRAW)
+    labels = torch.randint(1, 5, (SAMPLES, 4), generator=DRAW)
+    lengths = torch.randint(1, 5, (SAMPLES,), generator=DRAW)
+
+    def ctc(output, batch):
+        steps = torch.full((len(output),), 12)
+        return F.ctc_loss(output.transpose(0, 1), batch[1], steps, batch[2], zero_infinity=True)
+
+    dataset = TensorDataset(sound, labels, lengths)
+    check(tmp_path, Speech(), dataset, ctc, lambda module, batch: ctc(module(batch[0]), batch))

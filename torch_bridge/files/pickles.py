@@ -121,7 +121,9 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> La
             raise UserError(f"{path}: ends inside a tensor; was it changed while being read?")
         if not count:
             return flat.reshape(size)
-        array = np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in strides])
+        raw = flat.view(f"V{dtype.itemsize}")  # as_strided knows numpy's own dtypes only, not float8_e5m2
+        steps = [step * dtype.itemsize for step in strides]
+        array = np.lib.stride_tricks.as_strided(raw, size, steps).view(dtype)
         array = np.conj(array) if conjugated else array
         return -array if negated else array
 

@@ -22,10 +22,14 @@ class Obstacle:
 
 
 class UnsupportedModel(ValueError):
-    """A torch module that cannot be expressed in JAX as it is. `obstacles` lists every reason found."""
+    """A torch module that cannot be expressed in JAX as it is.
+
+    obstacles: every reason found. fails_in_torch: torch cannot call it with these inputs either.
+    """
 
     def __init__(self, name: str, obstacles: Sequence[Obstacle], advice: str):
         self.obstacles = tuple(obstacles)
+        self.fails_in_torch = advice == ADVICE_FAULT
         count = f"{len(obstacles)} reason" + "s" * (len(obstacles) != 1)
         lines = "\n".join(f"  {number}. {obstacle}" for number, obstacle in enumerate(obstacles, 1))
         super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}")

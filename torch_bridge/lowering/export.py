@@ -9,7 +9,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -64,12 +64,15 @@ HIGHER_ORDER = (
 
 
 def export(
-    module: torch.nn.Module, inputs: tuple, captured: dict[int, torch.Tensor] | None = None
+    module: torch.nn.Module,
+    inputs: tuple,
+    captured: dict[int, torch.Tensor] | None = None,
+    read: dict[str, str] | None = None,
 ) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
     inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
-    the graph holds as constants.
+    the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
@@ -104,6 +107,8 @@ def export(
         raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
     if captured is not None:
         captured.update(plain.known.captured)
+    if read is not None:
+        read.update(plain.known.read)
     for line in dict.fromkeys(plain.known.checks):
         log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:
@@ -116,6 +121,19 @@ def export(
         advice = "\n".join([ADVICE_OPERATORS] * missing + [ADVICE_DATA] * data + [ADVICE_WRITTEN] * written)
         raise UnsupportedModel(_name(module), merge(obstacles), advice)
     return program
+
+
+def check_read(module: torch.nn.Module, read: Mapping[str, str], written: Collection[str]) -> None:
+    """Raise UnsupportedModel where Python reads a buffer that some graph of the module writes: the number that it read
+    while it was recorded would stay for ever. written: names of buffers, with or without the wrapper's prefix."""
+    named = {name.removeprefix("wrapped_module."): line for name, line in read.items()}
+    found = [
+        Obstacle(f"Python reads a number out of the buffer {name}, which the forward changes", line)
+        for name, line in named.items()
+        if name in {target.removeprefix("wrapped_module.") for target in written}
+    ]
+    if found:
+        raise UnsupportedModel(_name(module), found, ADVICE_DATA)
 
 
 def _name(module) -> str:
@@ -181,10 +199,11 @@ def _obstacles(program: torch.export.ExportedProgram):
 
 
 def _written_parameters(program: torch.export.ExportedProgram):
-    """An optimizer holds the parameters; a forward pass that writes them too has no place in a functional step."""
+    """An optimizer holds the parameters; a forward pass that writes them too has no place in a functional step. One
+    without gradient, of a teacher that follows the weights, is as good as a buffer."""
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
-        if spec.kind == OutputKind.PARAMETER_MUTATION:
+        if spec.kind == OutputKind.PARAMETER_MUTATION and program.state_dict[spec.target].requires_grad:
             name = spec.target.removeprefix("wrapped_module.")
             yield Obstacle(f"{WRITTEN} {name}", source_line(node.stack_trace), module_path(node))
 

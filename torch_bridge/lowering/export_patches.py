@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import gradients, hooks, packed_sequence
+from torch_bridge.lowering import gradients, hooks, packed_sequence, sequence_losses
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -264,4 +264,10 @@ def _corrcoef(input):
     return torch.complex(c.real.clamp(-1, 1), c.imag.clamp(-1, 1)) if c.is_complex() else c.clamp(-1, 1)
 
 
-_PLAIN = {torch.cov: _cov, torch.Tensor.cov: _cov, torch.corrcoef: _corrcoef, torch.Tensor.corrcoef: _corrcoef}
+_PLAIN = {
+    torch.cov: _cov,
+    torch.Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    torch.Tensor.corrcoef: _corrcoef,
+    F.ctc_loss: sequence_losses.ctc_loss,
+}

@@ -22,6 +22,8 @@ from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 
+WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are a new value of some state
+
 log = logging.getLogger(__name__)
 
 
@@ -47,8 +49,8 @@ class Graph:
 
     @property
     def changed(self) -> set[str]:
-        """Names of the buffers that it writes."""
-        return {name for kind, name in self.outputs if kind == OutputKind.BUFFER_MUTATION and name is not None}
+        """Names of the buffers and frozen parameters that it writes."""
+        return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
     def differentiable(self) -> set[str]:
         """Names of the parameters that a gradient of the outputs reaches, as torch's backward() would."""
@@ -99,11 +101,7 @@ class Graph:
         call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in stateful})
         results = _run(self.module, [wide_integers.array(value) for value in arguments], call)
         pairs = list(zip(self.outputs, results, strict=True))
-        changed = {
-            name: wide_integers.narrowed(value)
-            for (kind, name), value in pairs
-            if kind == OutputKind.BUFFER_MUTATION and name
-        }
+        changed = {name: wide_integers.narrowed(value) for (kind, name), value in pairs if kind in WRITES and name}
         leaves = [value for (kind, _), value in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
         return leaves, changed
 
@@ -116,7 +114,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Map
     change, are state too.
     """
     signature = program.graph_signature
-    changed = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
+    changed = {spec.target for spec in signature.output_specs if spec.kind in WRITES}
     beside = {
         target: new + target.removeprefix(old)
         for old, new in (parts or {}).items()

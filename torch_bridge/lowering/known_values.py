@@ -8,11 +8,14 @@ passed.
 import ast
 import functools
 import linecache
+import traceback
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_bridge.lowering.errors import source_line
 
 MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
 
@@ -27,15 +30,15 @@ class KnownValues:
     """Track the known values of one export's tensors.
 
     module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
-    taken as passed. read: names of the buffers that were read. captured: tensors of elsewhere that the call used, by a
-    closure say, which the record keeps as constants.
+    taken as passed. read: buffers that were read, with the line. captured: tensors of elsewhere that the call used, by
+    a closure say, which the record keeps as constants.
     """
 
     def __init__(self, module: torch.nn.Module | None):
         self.module = module
         self.buffers = dict(module.named_buffers()) if module is not None else {}
         self.checks: list[str] = []
-        self.read: set[str] = set()
+        self.read: dict[str, str] = {}
         self.captured: dict[int, torch.Tensor] = {}
         self._own = {id(tensor) for tensor in (module.parameters() if module is not None else ())}
         self._own |= {id(tensor) for tensor in self.buffers.values()}
@@ -95,7 +98,7 @@ class KnownValues:
     def _computed(self, tensor: torch.Tensor) -> torch.Tensor:
         name = self._places.get(id(tensor))
         if name is not None and id(tensor) not in self._recipes:
-            self.read.add(name)
+            self.read.setdefault(name, source_line("".join(traceback.format_stack())))
             return self.buffers[name]
         _, function, args, kwargs, number = self._recipes[id(tensor)]
         real = lambda leaf: self._computed(leaf) if isinstance(leaf, torch.Tensor) else leaf

@@ -133,7 +133,7 @@ def cross_entropy_loss(call, x, target, weight=None, reduction=1, ignore_index=-
     return value.astype(x.dtype)
 
 
-@lowering("ctc_loss.Tensor", "ctc_loss.IntList")
+@lowering("torch_bridge.ctc_loss.default", "ctc_loss.Tensor", "ctc_loss.IntList")
 def ctc_loss(call, log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
     """log_probs: [time, batch, class]; targets: [batch, label], or all labels in a row; gives torch's mean, which
     divides each sample's loss by its number of labels. Source: Graves et al. 2006, equations 6 to 8."""

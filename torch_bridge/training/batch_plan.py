@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +22,29 @@ class BatchView(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """positional, named: batch entries that the module is called with. target: the entry that a loss module compares
-    with, or None; where the module takes it too, it is left out when only outputs are wanted."""
+    """Hold how a module is called on a batch.
+
+    positional, named: batch entries that the module is called with. target: the entry that a loss module compares
+    with, or None; where the module takes it by name too, it is left out when only outputs are wanted. whole: entries of
+    the one argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms.
+    """
 
     positional: tuple[str, ...]
     named: tuple[str, ...]
     target: str | None
+    whole: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, module: torch.nn.Module, keys: Sequence[str], inputs: Sequence[str] | None, target: str | None
+        cls,
+        module: torch.nn.Module,
+        keys: Sequence[str],
+        inputs: Sequence[str] | None,
+        target: str | None,
+        own_loss: bool = False,
     ) -> "Plan":
-        """keys: the batch's entries, without valid and index. Raises UserError where the two do not meet."""
+        """keys: the batch's entries, without valid and index. own_loss: the module computes its loss, so it takes all
+        that it has arguments for. Raises UserError where the two do not meet."""
         parameters = inspect.signature(module.forward).parameters
         for key in [*(inputs or ()), *([target] if target else ())]:
             if key not in keys:
@@ -45,6 +56,10 @@ class Plan:
             positional, named = [key for key in inputs if key not in parameters], [k for k in inputs if k in parameters]
         elif [key for key in known if key != target]:
             positional, named = [], known
+        elif _is_tuple(keys):
+            positional, named = _leading(parameters, keys, own_loss), []
+        elif not _positional(parameters) and _takes(parameters, inspect.Parameter.VAR_KEYWORD):
+            positional, named = [], list(keys)
         else:
             positional, named = list(keys[:1]), [key for key in known if key not in keys[:1]]
         if target is None:
@@ -53,14 +68,55 @@ class Plan:
         _check(module, parameters, positional, named, keys)
         return cls(tuple(positional), tuple(named), target)
 
+    @classmethod
+    def whole_batch(cls, module: torch.nn.Module, keys: Sequence[str], plan: "Plan") -> "Plan | None":
+        """Return the plan of `forward(self, batch)`, where the signature allows it and `plan` passes one entry."""
+        arguments = _positional(inspect.signature(module.forward).parameters)
+        if len(arguments) != 1 or len(plan.positional) != 1 or plan.named or (_is_tuple(keys) and len(keys) == 1):
+            return None
+        return cls((), (), plan.target, tuple(keys))
+
     def call(self, module: torch.nn.Module, batch: dict[str, Any], with_target: bool = True) -> Any:
         """The module on its entries of the batch; torch tensors or arrays, a torch module or a converted one."""
+        if self.whole:
+            entries = {key: batch[key] for key in self.whole}
+            return module(list(entries.values()) if _is_tuple(self.whole) else entries)
         named = {key: batch[key] for key in self.named if with_target or key != self.target}
         return module(*(batch[key] for key in self.positional), **named)
 
+    def shown(self, module: torch.nn.Module) -> str:
+        """Return the call as a user would write it."""
+        entry = lambda key: f"batch[{key}]" if key.isdigit() else f"batch[{key!r}]"
+        arguments = [*map(entry, self.positional), *(f"{key}={entry(key)}" for key in self.named)]
+        return f"{type(module).__name__}()({', '.join(arguments) or 'batch'})"
+
+
+def _is_tuple(keys: Sequence[str]) -> bool:
+    """Return True for the entries of a dataset of tuples."""
+    return list(keys) == [str(place) for place in range(len(keys))]
+
+
+def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    return [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _takes(parameters: Mapping[str, inspect.Parameter], kind: Any) -> bool:
+    return any(p.kind is kind for p in parameters.values())
+
+
+def _leading(parameters: Mapping[str, inspect.Parameter], keys: Sequence[str], own_loss: bool) -> list[str]:
+    """The first entries of a tuple, as many as forward asks for; all that it takes where it computes the loss."""
+    arguments = _positional(parameters)
+    required = sum(p.default is p.empty for p in arguments)
+    if _takes(parameters, inspect.Parameter.VAR_POSITIONAL):
+        count = len(keys) if own_loss else max(required, len(keys) - 1)
+    else:
+        count = len(arguments) if own_loss else required
+    return list(keys[: max(count, 1)])
+
 
 def _check(module, parameters, positional, named, keys) -> None:
-    free = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    free = _positional(parameters)
     taken = {p.name for p in free[: len(positional)]} | set(named)
     wanting = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _NAMED and p.name not in taken]
     if wanting:

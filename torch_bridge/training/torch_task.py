@@ -37,7 +37,7 @@ class TorchTask:
         module = unwrapped(module)
         self.module = module
         example = dict(example_batch)
-        self.plan = Plan.of(module, list(example), inputs, target)
+        self.plan = Plan.of(module, list(example), inputs, target, own_loss=loss is None)
         check_loss(loss)
         if loss is not None and takes_target(loss) and self.plan.target is None:
             raise UserError(
@@ -47,13 +47,40 @@ class TorchTask:
         self.entries = tuple(example)
         self.criterion = loss
         self.forward_record = Record(Forward(module))
-        self.loss_record = Record(LossEntry(module, loss, self.plan), {"criterion.": "loss."})
+        self.loss_record = self._loss_record()
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
-        for training in (False, True):
-            self.record(example, training)
+        other = None if inputs is not None else Plan.whole_batch(module, list(example), self.plan)
+        self._record_first(example, other)
+        self.record(example, training=True)
         self.trained_loss = self._trained_loss()
         if self.trained_loss is not None:
             self.trained |= {f"loss.{name}": p.requires_grad for name, p in loss.named_parameters()}
+
+    def _loss_record(self) -> Record:
+        return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."})
+
+    def _record_first(self, example: Mapping[str, Any], other: Plan | None) -> None:
+        """Record in evaluation mode. other: the call to try where torch itself refuses the first one."""
+        try:
+            self.loss_record.graph((example,), False)
+        except UnsupportedModel as error:
+            if not error.fails_in_torch:
+                raise UserError(str(error)) from error
+            called = self.plan.shown(self.module)
+            if other is None or not self._records_as(other, example):
+                raise _wrong_call(error, called) from error
+
+    def _records_as(self, plan: Plan, example: Mapping[str, Any]) -> bool:
+        """Take this plan and record; return False where torch refuses the call."""
+        self.plan = plan
+        self.loss_record = self._loss_record()
+        try:
+            self.loss_record.graph((example,), False)
+        except UnsupportedModel as error:
+            if error.fails_in_torch:
+                return False
+            raise UserError(str(error)) from error
+        return True
 
     def record(self, batch: Mapping[str, Any], training: bool) -> None:
         """Record the loss of such a batch, where no record holds for its sizes yet. Raises UserError as the class."""
@@ -153,6 +180,15 @@ class TorchTask:
                 part._non_persistent_buffers_set.update(constant)  # the export does not hold them
         twin.definition = self
         return twin
+
+
+def _wrong_call(error: UnsupportedModel, called: str) -> UserError:
+    if isinstance(error.__cause__, UserError):  # of LossEntry: no loss among the outputs
+        return error.__cause__
+    return UserError(
+        f"{error} It was called as {called}; name the Dataset's entries after forward's arguments, or list those that "
+        "it takes in model.inputs."
+    )
 
 
 def _per_sample(outputs: Any, batch: int) -> Any:

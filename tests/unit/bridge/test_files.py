@@ -43,6 +43,13 @@ def test_torch_files_of_both_formats_are_read_exactly(zipped, tmp_path):
     assert_equal(files.load(tmp_path / "a.pt"))
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_floats_of_a_torch_file_are_read_exactly(kind, tmp_path):
+    tensor = torch.arange(6.0).reshape(2, 3).to(kind).t()
+    torch.save({"a": tensor}, tmp_path / "a.pt")
+    np.testing.assert_array_equal(files.load(tmp_path / "a.pt")["a"].astype(np.float32), tensor.float().numpy())
+
+
 def test_safetensors_of_the_package_are_read_exactly(tmp_path):
     safetensors.torch.save_file({key: t.contiguous() for key, t in TENSORS.items()}, tmp_path / "a.safetensors")
     arrays = files.load(tmp_path / "a.safetensors")

@@ -62,17 +62,41 @@ TASKS = {name: _task(name) for name in ("criteria", "evidence", "share", "joint"
 
 ORIGINAL_NAMES = {
     "original.torch_compat": (
+        "ClassificationDataset",
         "CriteriaDataset",
         "EvidenceDataset",
         "JointDataset",
         "ShareDataset",
         "compute_total_steps",
+        "create_dataloaders",
         "criterion_text",
         "criterion_texts",
         "get_device",
         "get_optimal_dataloader_kwargs",
+        "group_split_by_post_id",
+        "load_criteria_dataset",
+        "load_evidence_dataset",
+        "load_joint_dataset",
+        "load_share_dataset",
+        "load_splits_json",
+        "print_system_info",
         "random_split_indices",
+        "save_splits_json",
         "set_seed",
-    )
+        "split_dataset",
+    ),
+    "original.encoder_models": ("CriteriaModel", "EvidenceModel", "TransformerEncoder"),
+    "original.training": ("Trainer",),
+    "original.training_setup": (
+        "EarlyStopping",
+        "Evaluator",
+        "FocalLoss",
+        "class_weights",
+        "create_optimizer",
+        "create_scheduler",
+        "get_scheduler",
+        "multi_task_loss",
+        "span_loss",
+    ),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -8,15 +8,63 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxtrain.systems.criteria_evidence import examples, splits
-from jaxtrain.systems.criteria_evidence.csv_files import criterion_map, criterion_text, read_criteria, read_rows  # noqa: F401
+from jaxtrain.systems.criteria_evidence.csv_files import criterion_map, criterion_text
+from jaxtrain.systems.criteria_evidence.original.datasets import (
+    CriteriaDataset,
+    EvidenceDataset,
+    JointDataset,
+    ShareDataset,
+)
+from jaxtrain.systems.criteria_evidence.original.loaders import (
+    ClassificationDataset,
+    create_dataloaders,
+    get_optimal_dataloader_kwargs,
+    group_split_by_post_id,
+    load_criteria_dataset,
+    load_evidence_dataset,
+    load_joint_dataset,
+    load_share_dataset,
+    load_splits_json,
+    random_split_indices,
+    save_splits_json,
+    split_dataset,
+)
+
+__all__ = [
+    "ClassificationDataset",
+    "CriteriaDataset",
+    "EvidenceDataset",
+    "JointDataset",
+    "ShareDataset",
+    "compute_total_steps",
+    "create_dataloaders",
+    "criterion_text",
+    "criterion_texts",
+    "get_device",
+    "get_optimal_dataloader_kwargs",
+    "group_split_by_post_id",
+    "load_criteria_dataset",
+    "load_evidence_dataset",
+    "load_joint_dataset",
+    "load_share_dataset",
+    "load_splits_json",
+    "print_system_info",
+    "random_split_indices",
+    "save_splits_json",
+    "set_seed",
+    "split_dataset",
+]
 
 
-def set_seed(seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool = False) -> int:
+def set_seed(
+    seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool = False, env_var: str | None = None
+) -> int:
     """Seed python, numpy and torch, and set torch's determinism as the original does. Gives the seed back.
 
-    A jaxtrain run needs none of it (its randomness is a function of config.seed); torch code beside it may.
+    A jaxtrain run needs none of it (its randomness is a function of config.seed); torch code beside it may. env_var: a
+    variable of the environment whose number wins over `seed`.
     """
+    seed = int(os.environ.get(env_var, seed)) if env_var else seed
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -29,26 +77,31 @@ def set_seed(seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool =
 
 
 def get_device(prefer_cuda: bool = True, device_id: int = 0) -> torch.device:
-    """cuda:device_id where there is one, else the CPU."""
-    return torch.device(f"cuda:{device_id}" if prefer_cuda and torch.cuda.is_available() else "cpu")
+    """cuda:device_id where there is one, else the CPU; prints what it offers: memory, compute capability, TF32,
+    bfloat16, CUDA version. `python -m jaxtrain.doctor` tells what JAX has."""
+    if not (prefer_cuda and torch.cuda.is_available()):
+        print("Using device: cpu")
+        return torch.device("cpu")
+    device = torch.device(f"cuda:{device_id}")
+    properties = torch.cuda.get_device_properties(device)
+    print(f"Using device: {device} ({properties.name})")
+    print(f"CUDA version: {torch.version.cuda}")
+    print(f"GPU memory: {properties.total_memory / 1e9:.2f} GB")
+    print(f"Compute capability: {properties.major}.{properties.minor}")
+    if properties.major >= 8:
+        print("TF32 and BFloat16 are supported")
+    return device
 
 
-def get_optimal_dataloader_kwargs(
-    device: Any,
-    num_workers: int | None = None,
-    pin_memory: bool | None = None,
-    persistent_workers: bool | None = None,
-    prefetch_factor: int | None = 2,
-) -> dict[str, Any]:
-    """Keyword arguments for a torch DataLoader: up to 8 workers beside a GPU, up to 4 beside a CPU."""
-    cuda = torch.device(device).type == "cuda"
-    cpus = os.cpu_count() or 1
-    if num_workers is None:
-        num_workers = min(cpus, 8) if cuda else min(cpus // 2, 4)
-    found: dict[str, Any] = {"num_workers": num_workers, "pin_memory": cuda if pin_memory is None else pin_memory}
-    found["persistent_workers"] = num_workers > 0 and (persistent_workers is None or persistent_workers)
-    if num_workers > 0 and prefetch_factor is not None:
-        found["prefetch_factor"] = prefetch_factor
+def print_system_info() -> dict[str, str]:
+    """Print versions of Python, torch, CUDA and the GPUs; gives them as a dict."""
+    import platform
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    for i in range(torch.cuda.device_count()):
+        found[f"gpu {i}"] = torch.cuda.get_device_name(i)
+    for name, value in found.items():
+        print(f"{name}: {value}")
     return found
 
 
@@ -57,90 +110,6 @@ def compute_total_steps(num_batches: int, gradient_accumulation_steps: int, num_
     return -(-num_batches // max(gradient_accumulation_steps, 1)) * max(num_epochs, 1) if num_batches else 0
 
 
-def random_split_indices(size: int, seed: int = 42) -> dict[str, list[int]]:
-    """The rows of the original's 80/10/10 split with that seed."""
-    return splits.random_split(size, seed)
-
-
-class _Dataset(torch.utils.data.Dataset):
-    """Rows of a CSV as padded token tensors. tokenizer: a `jaxtrain...tokenization.Tokenizer`, a transformers fast
-    tokenizer, or what `tokenization.load` takes. pair: read (text, criterion), as family architectures does.
-
-    As in the original, a row whose answer cannot be found raises when it is read.
-    """
-
-    architecture = ""
-
-    def __init__(
-        self,
-        csv_path: str,
-        tokenizer: Any,
-        max_length: int = 256,
-        evidence_max_length: int = 512,
-        pair: bool = False,
-        criteria_path: str | None = None,
-        **columns: str,
-    ):
-        named = examples.Columns(**columns)
-        required = [named.status, named.sentence] + ([] if self.architecture == "criteria" else [named.context])
-        self.tokenizer = as_tokenizer(tokenizer)
-        self.widths = {"": max_length if self.architecture == "criteria" else evidence_max_length}
-        self.widths |= {"criteria_": max_length, "evidence_": evidence_max_length}
-        self.examples = examples.make_examples(
-            read_rows(csv_path, required),
-            self.tokenizer,
-            self.architecture,
-            pair=pair,
-            criterion_texts=read_criteria(criteria_path) if criteria_path else None,
-            columns=named,
-            max_length=max_length,
-            evidence_max_length=evidence_max_length,
-        )
-
-    def __len__(self) -> int:
-        return len(next(iter(self.examples.texts.values())))
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if index in self.examples.problems:
-            raise ValueError(self.examples.problems[index])
-        item: dict[str, np.ndarray] = {}
-        for side, encoded in self.examples.texts.items():
-            found = examples.padded(encoded, [index], self.widths[side], self.tokenizer.pad_id)
-            item |= {f"{side}{name}": column[0] for name, column in found.items()}
-        tensors = {name: torch.from_numpy(column).long() for name, column in item.items()}
-        if self.examples.labels is not None:
-            tensors["labels"] = torch.tensor(int(self.examples.labels[index]))
-        if self.examples.spans is not None:
-            for name, place in zip(("start_positions", "end_positions"), self.examples.spans[index], strict=True):
-                tensors[name] = torch.tensor(int(place))
-        return tensors
-
-
-class CriteriaDataset(_Dataset):
-    architecture = "criteria"
-
-
-class EvidenceDataset(_Dataset):
-    architecture = "evidence"
-
-
-class JointDataset(_Dataset):
-    architecture = "joint"
-
-
-class ShareDataset(_Dataset):
-    architecture = "share"
-
-
-def as_tokenizer(tokenizer: Any):
-    from jaxtrain.systems.criteria_evidence import tokenization
-
-    if isinstance(tokenizer, tokenization.Tokenizer):
-        return tokenizer
-    if hasattr(tokenizer, "backend_tokenizer"):
-        return tokenization.Tokenizer(tokenizer.backend_tokenizer, tokenizer.pad_token, "transformers")
-    return tokenization.load(tokenizer)
-
-
-def criterion_texts(entries: list[Mapping[str, str]]) -> dict[str, str]:
+def criterion_texts(entries: list[Mapping[str, Any]]) -> dict[str, str]:
+    """Criterion texts by id, in any capitals."""
     return criterion_map(entries)

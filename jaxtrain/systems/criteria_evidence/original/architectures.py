@@ -1,0 +1,310 @@
+"""The family `architectures` as torch modules: a choice of pooling, deeper heads, outputs with names."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel
+from transformers.utils import ModelOutput
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence.architecture_models import (
+    ACTIVATIONS,
+    classifier_of,
+    first_given,
+    labels_of,
+    nested,
+    pooling_of,
+    span_depth,
+    span_of,
+)
+from jaxtrain.systems.criteria_evidence.original import datasets
+
+POOLINGS = ("cls", "mean", "max", "attn")
+Hidden = int | Sequence[int] | None
+Config = Mapping[str, Any] | None
+MODULES = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+# --- heads -------------------------------------------------------------------------------------------------------
+
+
+class SequencePooler(nn.Module):
+    """Hidden states [batch, token, width] -> one vector per text: `cls`, `mean`, `max` or learned attention, `attn`."""
+
+    def __init__(self, hidden_size: int, pooling: str = "cls"):
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise UserError(f"Unsupported pooling '{pooling}'")
+        self.pooling = pooling
+        if pooling == "attn":
+            self.attention = nn.Linear(hidden_size, 1)
+
+    def forward(self, hidden_states, attention_mask=None, pooler_output=None) -> torch.Tensor:
+        """cls takes pooler_output where it is given. A text without visible tokens gives zeros (mean and attn) or the
+        dtype's lowest number (max), never NaN."""
+        if self.pooling == "cls":
+            return hidden_states[:, 0] if pooler_output is None else pooler_output
+        mask = torch.ones_like(hidden_states[..., 0]) if attention_mask is None else attention_mask
+        lowest = torch.finfo(hidden_states.dtype).min
+        weight = mask.to(hidden_states.dtype)
+        if self.pooling == "mean":
+            return (hidden_states * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-6)
+        if self.pooling == "max":
+            return hidden_states.masked_fill((mask == 0)[..., None], lowest).max(dim=1).values
+        share = self.attention(hidden_states)[..., 0].masked_fill(mask == 0, lowest).softmax(1) * weight
+        share = share / (share.sum(1, keepdim=True) + 1e-9)
+        return (share[..., None] * hidden_states).sum(1)
+
+
+def hidden_stack(width: int, layers: int, hidden: Hidden, activation: str, dropout: float) -> tuple[nn.Module, int]:
+    """[Linear, activation, dropout] x (layers - 1) and the width after it. One layer ignores hidden and activation."""
+    if layers < 1:
+        raise UserError("layers must be >= 1")
+    if layers == 1:
+        return nn.Identity(), width
+    one = hidden is None or isinstance(hidden, int)
+    widths = [width if hidden is None else hidden] * (layers - 1) if one else list(hidden)
+    if len(widths) != layers - 1:
+        raise UserError("Number of hidden dimensions must equal layers - 1.")
+    if activation not in ACTIVATIONS:
+        raise UserError(f"Unsupported activation '{activation}'")
+    parts: list[nn.Module] = []
+    for before, after in zip([width, *widths], widths, strict=False):
+        parts += [nn.Linear(before, after), MODULES[ACTIVATIONS[activation]](), nn.Dropout(dropout)]
+    return nn.Sequential(*parts), widths[-1]
+
+
+class ClassificationHead(nn.Module):
+    """[Linear, activation, dropout] x (layers - 1) in `ffn`, dropout, `out`. Raises UserError, a ValueError, for layers
+    < 1, a list of another length and an unknown activation."""
+
+    def __init__(
+        self,
+        input_dim: int,
+        num_labels: int,
+        layers: int = 1,
+        hidden: Hidden = None,
+        activation: str = "gelu",
+        dropout: float = 0.1,
+    ):
+        super().__init__()
+        self.ffn, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(width, num_labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.dropout(self.ffn(x)))
+
+
+class SpanPredictionHead(nn.Module):
+    """The same stack in `layers`, then `out_proj` to start and end logits [batch, token]."""
+
+    def __init__(
+        self,
+        input_dim: int,
+        layers: int = 1,
+        hidden: Hidden = None,
+        activation: str = "gelu",
+        dropout: float = 0.1,
+    ):
+        super().__init__()
+        self.layers, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        start, end = self.out_proj(self.dropout(self.layers(x))).unbind(-1)
+        return start, end
+
+
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class CriteriaOutput(ModelOutput):
+    logits: torch.Tensor | None = None
+
+
+@dataclasses.dataclass
+class EvidenceOutput(ModelOutput):
+    start_logits: torch.Tensor | None = None
+    end_logits: torch.Tensor | None = None
+
+
+@dataclasses.dataclass
+class ShareOutput(ModelOutput):
+    logits: torch.Tensor | None = None
+    start_logits: torch.Tensor | None = None
+    end_logits: torch.Tensor | None = None
+
+
+JointOutput = ShareOutput
+TEXT = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class _Model(nn.Module):
+    def forward(self, batch: Mapping[str, Any] | None = None, /, *, return_dict: bool = True, **tensors: Any):
+        """Takes tensors by name, or one mapping of them; names that it does not read are passed over.
+
+        Returns an output with names, or a tuple with return_dict=False. Raises TypeError for a positional tensor.
+        """
+        if batch is not None and not isinstance(batch, Mapping):
+            raise TypeError(f"{type(self).__name__} takes tensors by name or one mapping, got {type(batch).__name__}")
+        output = self.answer({**(batch or {}), **tensors})
+        return output if return_dict else output.to_tuple()
+
+    def answer(self, given: Mapping[str, Any]) -> ModelOutput:
+        raise NotImplementedError
+
+
+def encode(encoder: nn.Module, given: Mapping[str, Any], side: str = ""):
+    """The encoder's output for one side's text, and the mask; unprefixed tensors stand in for missing ones."""
+    found = {name: first_given(given.get(f"{side}{name}"), given.get(name)) for name in TEXT}
+    outputs = encoder(**{name: value for name, value in found.items() if value is not None})
+    return outputs, found["attention_mask"]
+
+
+def pooled_by(pooler: SequencePooler, outputs: Any, mask: Any) -> torch.Tensor:
+    return pooler(outputs.last_hidden_state, mask, getattr(outputs, "pooler_output", None))
+
+
+class Criteria(_Model):
+    """Is the annotated symptom present? -> CriteriaOutput."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        num_labels: int = 2,
+        classifier_dropout: float = 0.1,
+        classifier_layer_num: int = 1,
+        classifier_hidden_dims: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        head, task = dict(head_cfg or {}), dict(task_cfg or {})
+        labels = first_given(task.get("num_labels"), head.get("num_labels"), num_labels)
+        options = classifier_of(head, labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims)
+        self.encoder = AutoModel.from_pretrained(model_name)
+        width = self.encoder.config.hidden_size
+        self.pooler = SequencePooler(width, pooling_of(head, task))
+        self.classifier = ClassificationHead(width, **options)
+
+    def answer(self, given: Mapping[str, Any]) -> CriteriaOutput:
+        return CriteriaOutput(self.classifier(pooled_by(self.pooler, *encode(self.encoder, given))))
+
+
+class Evidence(_Model):
+    """Where in the post is the supporting sentence? -> EvidenceOutput."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        dropout_prob: float = 0.1,
+    ):
+        super().__init__()
+        head, task = dict(head_cfg or {}), dict(task_cfg or {})
+        layers = first_given(head.get("layers"), task.get("layers"), 1)
+        self.encoder = AutoModel.from_pretrained(model_name)
+        self.span_head = SpanPredictionHead(self.encoder.config.hidden_size, **span_of(head, layers, dropout_prob))
+
+    def answer(self, given: Mapping[str, Any]) -> EvidenceOutput:
+        return EvidenceOutput(*self.span_head(encode(self.encoder, given)[0].last_hidden_state))
+
+
+class Share(_Model):
+    """Both questions on one encoder -> ShareOutput."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        criteria_num_labels: int = 2,
+        criteria_dropout: float = 0.1,
+        criteria_layer_num: int = 1,
+        criteria_hidden_dims: Sequence[int] | None = None,
+        evidence_dropout: float = 0.1,
+    ):
+        super().__init__()
+        (criteria, evidence, _), task = nested(head_cfg), dict(task_cfg or {})
+        labels = labels_of(criteria, task, criteria_num_labels)
+        options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
+        self.encoder = AutoModel.from_pretrained(model_name)
+        width = self.encoder.config.hidden_size
+        self.pooler = SequencePooler(width, pooling_of(criteria, task))
+        self.criteria_head = ClassificationHead(width, **options)
+        self.evidence_head = SpanPredictionHead(width, **span_of(evidence, span_depth(evidence), evidence_dropout))
+
+    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
+        outputs, mask = encode(self.encoder, given)
+        logits = self.criteria_head(pooled_by(self.pooler, outputs, mask))
+        return ShareOutput(logits, *self.evidence_head(outputs.last_hidden_state))
+
+
+class Joint(_Model):
+    """Two encoders; dropout(align(the sentence's vector)) is added to every token of the post -> JointOutput."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        criteria_num_labels: int = 2,
+        criteria_dropout: float = 0.1,
+        criteria_layer_num: int = 1,
+        criteria_hidden_dims: Sequence[int] | None = None,
+        evidence_dropout: float = 0.1,
+        fusion_dropout: float = 0.1,
+        **ignored: Any,
+    ):
+        super().__init__()
+        (criteria, evidence, shared), task = nested(head_cfg), dict(task_cfg or {})
+        labels = labels_of(criteria, task, criteria_num_labels)
+        options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
+        names = ("criteria_model_name", "evidence_model_name")
+        first, second = (first_given(task.get(name), shared.get(name), model_name) for name in names)
+        self.criteria_encoder, self.evidence_encoder = (
+            AutoModel.from_pretrained(first),
+            AutoModel.from_pretrained(second),
+        )
+        ours, theirs = self.criteria_encoder.config.hidden_size, self.evidence_encoder.config.hidden_size
+        self.pooler = SequencePooler(ours, pooling_of(criteria, task))
+        self.criteria_head = ClassificationHead(ours, **options)
+        self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs)
+        self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
+        self.evidence_head = SpanPredictionHead(theirs, **span_of(evidence, span_depth(evidence), evidence_dropout))
+
+    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
+        pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, given, "criteria_"))
+        hidden = encode(self.evidence_encoder, given, "evidence_")[0].last_hidden_state
+        start, end = self.evidence_head(hidden + self.fusion_dropout(self.align(pooled))[:, None])
+        return JointOutput(self.criteria_head(pooled), start, end)
+
+
+# --- data: text and criterion are read as a pair -----------------------------------------------------------------
+
+
+class CriteriaDataset(datasets.CriteriaDataset):
+    pairs = True
+
+
+class EvidenceDataset(datasets.EvidenceDataset):
+    pairs = True
+
+
+class ShareDataset(datasets.ShareDataset):
+    pairs = True
+
+
+class JointDataset(datasets.JointDataset):
+    pairs = True

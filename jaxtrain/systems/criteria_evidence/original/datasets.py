@@ -1,0 +1,239 @@
+"""The Datasets of the families `Project` and `architectures`: rows of a CSV as padded token tensors.
+
+Items hold whatever the tokenizer returns, so a tokenizer of your own works too. As in the original, a row whose answer
+cannot be found raises when it is read; a run of jaxtrain.run drops such rows and says how many.
+"""
+
+import csv
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence import csv_files, tokenization
+from jaxtrain.systems.criteria_evidence.examples import find_answer_span, token_span_from_char
+
+ANNOTATIONS, MATCHED = "data/redsm5/redsm5_annotations.csv", "data/processed/redsm5_matched_evidence.csv"
+CRITERIA = "data/raw/redsm5/dsm_criteria.json"
+
+
+class MissingFile(UserError, FileNotFoundError):
+    """The CSV is not there."""
+
+
+class MissingColumn(UserError, KeyError):
+    """The CSV lacks a column that the dataset reads."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def read_rows(path: str | pathlib.Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """All rows. Raises FileNotFoundError, KeyError for a missing column, ValueError for no header or no rows."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise MissingFile(f"{path}: no such file; wanted a CSV with the columns {', '.join(columns)}")
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        if not reader.fieldnames:
+            raise UserError(f"{path}: is empty; wanted a header with the columns {', '.join(columns)}")
+    if not rows:
+        raise UserError(f"{path}: has a header but no rows")
+    absent = [name for name in columns if name not in rows[0]]
+    if absent:
+        raise MissingColumn(f"{path}: no column {', '.join(absent)}; it has {', '.join(rows[0])}")
+    return rows
+
+
+class _Dataset(torch.utils.data.Dataset):
+    """csv_path: the file. tokenizer: a transformers tokenizer, anything that is called like one, or what names one:
+    a folder, a tokenizer.json, a hub id. pair: read (text, criterion) together; `pairs` if left out."""
+
+    path = ANNOTATIONS
+    pairs = False
+
+    def __init__(
+        self,
+        csv_path: str | pathlib.Path | None,
+        tokenizer: Any,
+        max_length: int,
+        columns: tuple[str, ...],
+        pair: bool | None,
+        criterion_column: str | None,
+        criteria_path: str | None,
+    ):
+        self.csv_path = pathlib.Path(self.path if csv_path is None else csv_path)
+        self.tokenizer = as_tokenizer(tokenizer)
+        self.max_length = max_length
+        self.pair = self.pairs if pair is None else pair
+        self.criterion_column = criterion_column
+        self.rows = read_rows(self.csv_path, columns)
+        texts = csv_files.read_criteria(criteria_path) if criteria_path else {}
+        self.criteria = [csv_files.criterion_text(row, texts, criterion_column) for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def tokens(self, index: int, text: str, length: int, offsets: bool = False) -> Any:
+        given = (text, self.criteria[index]) if self.pair else (text,)
+        options: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": length}
+        options |= {"return_offsets_mapping": True} if offsets else {}
+        return self.tokenizer(*given, **options, return_tensors="pt")
+
+    def answered(self, index: int, context: str, answer: str, length: int) -> dict[str, torch.Tensor]:
+        """Tokens of the context, and the answer's first and last one. Raises ValueError where it is not found."""
+        start, end = find_answer_span(context, answer)
+        encoding = self.tokens(index, context, length, offsets=True)
+        places = [tuple(int(x) for x in pair) for pair in plain(encoding["offset_mapping"])]
+        first, last = token_span_from_char(places, start, end, encoding.sequence_ids(0) if self.pair else None)
+        found = {name: value for name, value in rowed(encoding).items() if name != "offset_mapping"}
+        return found | {"start_positions": torch.tensor(first), "end_positions": torch.tensor(last)}
+
+    def label(self, index: int, column: str) -> torch.Tensor:
+        return torch.tensor(int(self.rows[index][column]), dtype=torch.long)
+
+
+def plain(value: Any) -> list:
+    """A batch of one, without its batch axis, as a list."""
+    value = value.tolist() if isinstance(value, torch.Tensor) else list(value)
+    return (
+        value[0]
+        if value and isinstance(value[0], list) and value[0] and isinstance(value[0][0], (list, tuple))
+        else value
+    )
+
+
+def rowed(encoding: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tokenizer's tensors without their batch axis."""
+    tensors = {name: torch.as_tensor(value) for name, value in encoding.items()}
+    return {
+        name: value.squeeze(0) if value.shape[:1] == (1,) and value.ndim > 1 else value
+        for name, value in tensors.items()
+    }
+
+
+class CriteriaDataset(_Dataset):
+    """Sentence -> status: the tokenizer's tensors [max_length] and labels int64."""
+
+    def __init__(
+        self,
+        csv_path: str | pathlib.Path | None = None,
+        tokenizer: Any = "bert-base-uncased",
+        text_column: str = "sentence_text",
+        label_column: str = "status",
+        max_length: int = 256,
+        *,
+        pair: bool | None = None,
+        criterion_column: str | None = None,
+        criteria_path: str | None = None,
+    ):
+        self.text_column, self.label_column = text_column, label_column
+        columns = (text_column, label_column)
+        super().__init__(csv_path, tokenizer, max_length, columns, pair, criterion_column, criteria_path)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        found = rowed(self.tokens(index, self.rows[index][self.text_column], self.max_length))
+        return found | {"labels": self.label(index, self.label_column)}
+
+
+class EvidenceDataset(_Dataset):
+    """Post -> where its supporting sentence is: tensors [max_length], start_positions and end_positions int64."""
+
+    path = MATCHED
+
+    def __init__(
+        self,
+        csv_path: str | pathlib.Path | None = None,
+        tokenizer: Any = "bert-base-uncased",
+        context_column: str = "post_text",
+        answer_column: str = "sentence_text",
+        max_length: int = 512,
+        *,
+        pair: bool | None = None,
+        criterion_column: str | None = None,
+        criteria_path: str | None = None,
+    ):
+        self.context_column, self.answer_column = context_column, answer_column
+        columns = (context_column, answer_column)
+        super().__init__(csv_path, tokenizer, max_length, columns, pair, criterion_column, criteria_path)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.rows[index]
+        return self.answered(index, row[self.context_column], row[self.answer_column], self.max_length)
+
+
+class ShareDataset(EvidenceDataset):
+    """Post -> span and status: as EvidenceDataset, and labels int64."""
+
+    def __init__(
+        self,
+        csv_path: str | pathlib.Path | None = None,
+        tokenizer: Any = "bert-base-uncased",
+        context_column: str = "post_text",
+        answer_column: str = "sentence_text",
+        label_column: str = "status",
+        max_length: int = 512,
+        **options: Any,
+    ):
+        super().__init__(csv_path, tokenizer, context_column, answer_column, max_length, **options)
+        self.label_column = label_column
+        read_rows(self.csv_path, (label_column,))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return super().__getitem__(index) | {"labels": self.label(index, self.label_column)}
+
+
+class JointDataset(_Dataset):
+    """Sentence and post: tensors under criteria_* and evidence_*, labels, start_positions, end_positions."""
+
+    path = MATCHED
+
+    def __init__(
+        self,
+        csv_path: str | pathlib.Path | None = None,
+        tokenizer: Any = "bert-base-uncased",
+        sentence_column: str = "sentence_text",
+        context_column: str = "post_text",
+        label_column: str = "status",
+        criteria_max_length: int = 256,
+        evidence_max_length: int = 512,
+        *,
+        evidence_tokenizer: Any = None,
+        pair: bool | None = None,
+        criterion_column: str | None = None,
+        criteria_path: str | None = None,
+    ):
+        self.sentence_column, self.context_column, self.label_column = sentence_column, context_column, label_column
+        self.evidence_max_length = evidence_max_length
+        columns = (sentence_column, context_column, label_column)
+        super().__init__(csv_path, tokenizer, criteria_max_length, columns, pair, criterion_column, criteria_path)
+        self.criteria_tokenizer = self.tokenizer
+        self.evidence_tokenizer = self.tokenizer if evidence_tokenizer is None else as_tokenizer(evidence_tokenizer)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.rows[index]
+        self.tokenizer = self.criteria_tokenizer
+        first = rowed(self.tokens(index, row[self.sentence_column], self.max_length))
+        self.tokenizer = self.evidence_tokenizer
+        second = self.answered(index, row[self.context_column], row[self.sentence_column], self.evidence_max_length)
+        spans = {name: second.pop(name) for name in ("start_positions", "end_positions")}
+        found = {f"criteria_{name}": value for name, value in first.items()}
+        found |= {f"evidence_{name}": value for name, value in second.items()}
+        return found | {"labels": self.label(index, self.label_column)} | spans
+
+
+def as_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer itself where it is one, or the fast tokenizer that a name or this project's own stands for."""
+    if isinstance(tokenizer, (str, pathlib.Path)):
+        tokenizer = tokenization.load(tokenizer)
+    if not isinstance(tokenizer, tokenization.Tokenizer):
+        return tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, pad_token=tokenizer.pad_token, model_input_names=inputs
+    )

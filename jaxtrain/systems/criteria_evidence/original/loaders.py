@@ -1,0 +1,174 @@
+"""Splits and loaders under the original's names, for torch code beside a run."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence import splits
+from jaxtrain.systems.criteria_evidence.original import datasets
+
+NAMES = ("train", "val", "test")
+
+
+def get_optimal_dataloader_kwargs(
+    device: Any,
+    num_workers: int | None = None,
+    pin_memory: bool | None = None,
+    persistent_workers: bool | None = None,
+    prefetch_factor: int | None = 2,
+) -> dict[str, Any]:
+    """Keyword arguments for a torch DataLoader: up to 8 workers beside a GPU, up to 4 beside a CPU."""
+    cuda = torch.device(device).type == "cuda"
+    cpus = os.cpu_count() or 1
+    if num_workers is None:
+        num_workers = min(cpus, 8) if cuda else min(cpus // 2, 4)
+    found: dict[str, Any] = {"num_workers": num_workers, "pin_memory": cuda if pin_memory is None else pin_memory}
+    found["persistent_workers"] = num_workers > 0 and (persistent_workers is None or persistent_workers)
+    if num_workers > 0 and prefetch_factor is not None:
+        found["prefetch_factor"] = prefetch_factor
+    return found
+
+
+def random_split_indices(size: int, seed: int = 42) -> dict[str, list[int]]:
+    """The rows of the original's 80/10/10 split with that seed."""
+    return splits.random_split(size, seed)
+
+
+def split_dataset(dataset: Dataset, seed: int = 42) -> tuple[Subset, Subset, Subset]:
+    """80/10/10 as the original's scripts split: torch's random_split with a generator of that seed."""
+    train, val = int(0.8 * len(dataset)), int(0.1 * len(dataset))
+    generator = torch.Generator().manual_seed(seed)
+    first, second, third = random_split(dataset, [train, val, len(dataset) - train - val], generator=generator)
+    return first, second, third
+
+
+def create_dataloaders(
+    train_dataset: Dataset,
+    val_dataset: Dataset,
+    test_dataset: Dataset | None = None,
+    train_batch_size: int = 32,
+    eval_batch_size: int = 64,
+    **kwargs: Any,
+) -> tuple[DataLoader, ...]:
+    """Loaders of the splits, the first one shuffled. kwargs: DataLoader's, as get_optimal_dataloader_kwargs gives."""
+    held_out = [one for one in (val_dataset, test_dataset) if one is not None]
+    loaders = [DataLoader(one, batch_size=eval_batch_size, shuffle=False, **kwargs) for one in held_out]
+    return (DataLoader(train_dataset, batch_size=train_batch_size, shuffle=True, **kwargs), *loaders)
+
+
+# --- by post -----------------------------------------------------------------------------------------------------
+
+
+def group_split_by_post_id(
+    df: Any,
+    post_id_col: str = "post_id",
+    train_ratio: float = 0.7,
+    val_ratio: float = 0.15,
+    test_ratio: float = 0.15,
+    random_seed: int = 42,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Post ids of training, validation and test: no post is in two of them. df: a DataFrame, or a sequence of ids.
+
+    Raises UserError where the ratios do not add up to 1 or there are too few posts.
+    """
+    if abs(train_ratio + val_ratio + test_ratio - 1) > 1e-6:
+        raise UserError(f"train, val and test ratios add up to {train_ratio + val_ratio + test_ratio:g}, wanted 1")
+    ids = df[post_id_col].tolist() if hasattr(df, "columns") else list(df)
+    found = splits.group_names_split(list(dict.fromkeys(ids)), random_seed, (train_ratio, val_ratio, test_ratio))
+    return found["train"], found["validation"], found["test"]
+
+
+def save_splits_json(
+    train: Sequence[Any], val: Sequence[Any], test: Sequence[Any], path: str | pathlib.Path, **metadata: Any
+) -> None:
+    """Write splits.json: the ids of each split, and their numbers in `metadata`."""
+    parts = dict(zip(NAMES, (list(train), list(val), list(test)), strict=True))
+    counts = {f"{name}_count": len(ids) for name, ids in parts.items()}
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    described = {**metadata, **counts, "total_count": sum(counts.values())}
+    path.write_text(json.dumps({**parts, "metadata": described}, indent=2, default=str), encoding="utf-8")
+
+
+def load_splits_json(path: str | pathlib.Path) -> dict[str, Any]:
+    """The content of a splits.json. Raises FileNotFoundError, and ValueError for a post in two splits."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise datasets.MissingFile(f"{path}: no such splits file; group_split_by_post_id makes one")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    splits.check_disjoint({name: found.get(name, []) for name in NAMES})
+    return found
+
+
+# --- by shares ---------------------------------------------------------------------------------------------------
+
+
+def _shares(dataset: Dataset, ratios: Sequence[float]) -> tuple[Subset, ...]:
+    """Floors of the shares, what is left handed out one each from the first; torch's global generator draws."""
+    if abs(sum(ratios) - 1) > 1e-3:
+        raise UserError(f"splits {list(ratios)} add up to {sum(ratios):g}, wanted 1")
+    sizes = [int(len(dataset) * ratio) for ratio in ratios]
+    for i in range(len(dataset) - sum(sizes)):
+        sizes[i % len(sizes)] += 1
+    return tuple(random_split(dataset, sizes))
+
+
+def _loader_of(kind: type[Dataset]):
+    def load(*given: Any, splits: Sequence[float] | Mapping[str, float] | None = None, **named: Any) -> Any:
+        dataset = kind(*given, **named)
+        if splits is None:
+            return dataset
+        return _shares(dataset, list(splits.values()) if isinstance(splits, Mapping) else list(splits))
+
+    load.__doc__ = f"A {kind.__name__}, or its shares by `splits` as a tuple of Subsets."
+    return load
+
+
+load_criteria_dataset = _loader_of(datasets.CriteriaDataset)
+load_evidence_dataset = _loader_of(datasets.EvidenceDataset)
+load_share_dataset = _loader_of(datasets.ShareDataset)
+load_joint_dataset = _loader_of(datasets.JointDataset)
+
+
+class ClassificationDataset(Dataset):
+    """Texts, or pairs of texts, with labels: input_ids, attention_mask and labels, tokenized at once.
+
+    tokenizer: a transformers tokenizer, or one that is called like it. criterion_indices, post_ids, criterion_ids: come
+    along as criterion_index, post_id, criterion_id.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[int],
+        tokenizer: Any,
+        max_length: int = 512,
+        text_pairs: Sequence[str] | None = None,
+        criterion_indices: Sequence[int] | None = None,
+        post_ids: Sequence[Any] | None = None,
+        criterion_ids: Sequence[Any] | None = None,
+    ):
+        if len(texts) != len(labels):
+            raise UserError(f"{len(texts)} texts and {len(labels)} labels; wanted one label per text")
+        given = (list(texts),) if text_pairs is None else (list(texts), list(text_pairs))
+        options = {"padding": "max_length", "truncation": True, "max_length": max_length, "return_tensors": "pt"}
+        self.encodings = tokenizer(*given, **options)
+        self.labels = torch.as_tensor(list(labels), dtype=torch.long)
+        self.extra = {"post_id": post_ids, "criterion_id": criterion_ids}
+        self.criterion_indices = criterion_indices
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item: dict[str, Any] = {name: self.encodings[name][index] for name in ("input_ids", "attention_mask")}
+        item["labels"] = self.labels[index]
+        if self.criterion_indices is not None:
+            item["criterion_index"] = torch.tensor(int(self.criterion_indices[index]))
+        return item | {name: values[index] for name, values in self.extra.items() if values is not None}

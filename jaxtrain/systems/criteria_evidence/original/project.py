@@ -1,0 +1,226 @@
+"""The family `Project` as torch modules: heads, and the models Criteria, Evidence, Share and Joint.
+
+Each is what the original calls `Model` in its own package. The encoder is transformers' own, so that everything that it
+offers (config, gradient checkpointing, save_pretrained) is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence.project_models import classifier_options, part
+
+Hidden = Sequence[int] | None
+Config = Mapping[str, Any] | None
+
+
+class ClassificationHead(nn.Module):
+    """dropout -> [Linear -> GELU -> dropout] x (layer_num - 1) -> output_layer.
+
+    hidden_dims: widths of the hidden layers, input_dim for each if left out. Raises UserError, a ValueError, where
+    their number is not layer_num - 1.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        num_labels: int,
+        dropout_prob: float = 0.1,
+        layer_num: int = 1,
+        hidden_dims: Hidden = None,
+    ):
+        super().__init__()
+        if layer_num < 1:
+            raise UserError(f"layer_num must be >= 1, got {layer_num}")
+        widths = [input_dim] * (layer_num - 1) if hidden_dims is None else list(hidden_dims)
+        if len(widths) != layer_num - 1:
+            raise UserError(f"hidden_dims must have layer_num - 1 = {layer_num - 1} entries, got {widths}")
+        self.input_dim, self.num_labels = input_dim, num_labels
+        self.dropout = nn.Dropout(dropout_prob)
+        parts: list[nn.Module] = []
+        for before, width in zip([input_dim, *widths], widths, strict=False):
+            parts += [nn.Linear(before, width), nn.GELU(), nn.Dropout(dropout_prob)]
+        self.hidden_layers = nn.Sequential(*parts)
+        self.output_layer = nn.Linear([input_dim, *widths][-1], num_labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output_layer(self.hidden_layers(self.dropout(x)))
+
+
+class SpanPredictionHead(nn.Module):
+    """[batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
+
+    def __init__(self, hidden_size: int, dropout: float = 0.1):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(hidden_size, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        start, end = self.linear(self.dropout(x)).unbind(-1)
+        return start, end
+
+
+def read(encoder: nn.Module, input_ids, attention_mask, token_type_ids) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states, and one vector per text: the pooler's, or the first token's where there is no pooler."""
+    named = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+    outputs = encoder(**{name: value for name, value in named.items() if value is not None})
+    hidden = outputs.last_hidden_state
+    pooled = getattr(outputs, "pooler_output", None)
+    return hidden, hidden[:, 0] if pooled is None else pooled
+
+
+def classifier(width: int, *options: Any) -> ClassificationHead:
+    chosen = classifier_options(*options)
+    return ClassificationHead(width, chosen.pop("num_labels"), chosen.pop("dropout"), **chosen)
+
+
+class Criteria(nn.Module):
+    """Is the annotated symptom present? forward -> logits [batch, class]."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        num_labels: int = 2,
+        classifier_dropout: float = 0.1,
+        classifier_layer_num: int = 1,
+        classifier_hidden_dims: Hidden = None,
+    ):
+        super().__init__()
+        self.encoder = AutoModel.from_pretrained(model_name)
+        self.classifier = classifier(
+            self.encoder.config.hidden_size,
+            head_cfg,
+            task_cfg,
+            num_labels,
+            classifier_dropout,
+            classifier_layer_num,
+            classifier_hidden_dims,
+        )
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None) -> torch.Tensor:
+        return self.classifier(read(self.encoder, input_ids, attention_mask, token_type_ids)[1])
+
+
+class Evidence(nn.Module):
+    """Where in the post is the supporting sentence? forward -> start and end logits, each [batch, token]."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        dropout_prob: float = 0.1,
+    ):
+        super().__init__()
+        self.encoder = AutoModel.from_pretrained(model_name)
+        dropout = dict(head_cfg or {}).get("dropout", dropout_prob)
+        self.span_head = SpanPredictionHead(self.encoder.config.hidden_size, dropout)
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.span_head(read(self.encoder, input_ids, attention_mask, token_type_ids)[0])
+
+
+class Share(nn.Module):
+    """Both questions on one encoder. forward -> (logits, start, end), or a dict with return_dict=True."""
+
+    def __init__(
+        self,
+        model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        criteria_num_labels: int = 2,
+        criteria_dropout: float = 0.1,
+        criteria_layer_num: int = 1,
+        criteria_hidden_dims: Hidden = None,
+        evidence_dropout: float = 0.1,
+    ):
+        super().__init__()
+        self.encoder = AutoModel.from_pretrained(model_name)
+        width = self.encoder.config.hidden_size
+        self.criteria_head = classifier(
+            width,
+            part(head_cfg, "criteria"),
+            task_cfg,
+            criteria_num_labels,
+            criteria_dropout,
+            criteria_layer_num,
+            criteria_hidden_dims,
+        )
+        dropout = part(head_cfg, "evidence").get("dropout", evidence_dropout)
+        self.evidence_head = SpanPredictionHead(width, dropout)
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, return_dict: bool = False):
+        hidden, pooled = read(self.encoder, input_ids, attention_mask, token_type_ids)
+        return answer(self.criteria_head(pooled), *self.evidence_head(hidden), return_dict)
+
+
+class Joint(nn.Module):
+    """Two encoders; the sentence's vector, through `fusion`, is added to every token of the post.
+
+    With this linear span head the fusion changes neither loss nor prediction (see project_models.Joint).
+    """
+
+    def __init__(
+        self,
+        criteria_model_name: str = "bert-base-uncased",
+        evidence_model_name: str = "bert-base-uncased",
+        *,
+        head_cfg: Config = None,
+        task_cfg: Config = None,
+        criteria_num_labels: int = 2,
+        criteria_dropout: float = 0.1,
+        criteria_layer_num: int = 1,
+        criteria_hidden_dims: Hidden = None,
+        evidence_dropout: float = 0.1,
+        fusion_dropout: float = 0.1,
+    ):
+        super().__init__()
+        self.criteria_encoder = AutoModel.from_pretrained(criteria_model_name)
+        self.evidence_encoder = AutoModel.from_pretrained(evidence_model_name)
+        ours, theirs = self.criteria_encoder.config.hidden_size, self.evidence_encoder.config.hidden_size
+        self.criteria_head = classifier(
+            ours,
+            part(head_cfg, "criteria"),
+            task_cfg,
+            criteria_num_labels,
+            criteria_dropout,
+            criteria_layer_num,
+            criteria_hidden_dims,
+        )
+        self.fusion = nn.Sequential(nn.Dropout(fusion_dropout), nn.Linear(ours, theirs), nn.GELU())
+        dropout = part(head_cfg, "evidence").get("dropout", evidence_dropout)
+        self.evidence_head = SpanPredictionHead(theirs, dropout)
+
+    def forward(
+        self,
+        criteria_input_ids,
+        criteria_attention_mask=None,
+        criteria_token_type_ids=None,
+        evidence_input_ids=None,
+        evidence_attention_mask=None,
+        evidence_token_type_ids=None,
+        return_dict: bool = False,
+    ):
+        """Without evidence ids the sentence, its mask and its types are read on both sides."""
+        first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
+        second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
+        pooled = read(self.criteria_encoder, *first)[1]
+        hidden = read(self.evidence_encoder, *(first if evidence_input_ids is None else second))[0]
+        start, end = self.evidence_head(hidden + self.fusion(pooled)[:, None])
+        return answer(self.criteria_head(pooled), start, end, return_dict)
+
+
+def answer(logits, start, end, return_dict: bool):
+    """(logits, start, end), or the same by name."""
+    if return_dict:
+        return {"logits": logits, "start_logits": start, "end_logits": end}
+    return logits, start, end

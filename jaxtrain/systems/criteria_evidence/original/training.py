@@ -1,0 +1,273 @@
+"""The original's Trainer: its arguments, attributes, methods, log and checkpoint files; each step a compiled program.
+
+The loop is Python's, one call of a program (jaxtrain.compile) per batch, so each method can be called, overridden and
+extended with super(). `model` and `optimizer` are torch's own objects; reading one brings its values up to date.
+"""
+
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxtrain import compiled_step
+from jaxtrain.errors import UserError
+from jaxtrain.systems.criteria_evidence import metrics as scores
+from torch_bridge.datasets import to_numpy
+
+log = logging.getLogger(__name__)
+
+Scores = dict[str, Any]
+
+
+class Trainer:
+    """Train a classifier on batches of input_ids, attention_mask and labels.
+
+    criterion: a torch loss of (logits, labels). scheduler: a torch lr_scheduler, stepped after every update and, as in
+    the original, once more after every epoch. A last, incomplete group of gradient_accumulation_steps batches is left
+    out, as there. use_amp: counts on a CUDA device only; float16 and bfloat16 both compute in bfloat16, which needs no
+    loss scale. save_dir: latest_checkpoint.pt after every epoch, best_checkpoint.pt where it is the best.
+    Raises UserError for a model, loss or optimizer that cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        train_loader: Any,
+        val_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any,
+        device: torch.device | str = "cpu",
+        num_epochs: int = 10,
+        patience: int = 3,
+        gradient_clip: float = 1.0,
+        gradient_accumulation_steps: int = 1,
+        scheduler: Any = None,
+        save_dir: str | pathlib.Path | None = None,
+        use_amp: bool = True,
+        amp_dtype: str = "float16",
+        early_stopping_metric: str = "val_f1_macro",
+        early_stopping_mode: str = "max",
+        min_delta: float = 1e-4,
+        logging_steps: int = 100,
+    ):
+        if early_stopping_mode not in ("max", "min"):
+            raise UserError(f"early_stopping_mode: {early_stopping_mode!r}, wanted max or min")
+        if amp_dtype not in ("float16", "bfloat16"):
+            raise UserError(f"amp_dtype: {amp_dtype!r}, wanted float16 or bfloat16")
+        self.device = torch.device(device)
+        self._model, self._optimizer = model.to(self.device), optimizer
+        self.train_loader, self.val_loader, self.criterion, self.scheduler = (
+            train_loader,
+            val_loader,
+            criterion,
+            scheduler,
+        )
+        self.num_epochs, self.patience, self.min_delta = num_epochs, patience, min_delta
+        self.gradient_clip, self.gradient_accumulation_steps = gradient_clip, gradient_accumulation_steps
+        self.save_dir = None if save_dir is None else pathlib.Path(save_dir)
+        self.use_amp, self.amp_dtype = use_amp and self.device.type == "cuda", getattr(torch, amp_dtype)
+        if self.use_amp and amp_dtype == "float16":
+            log.info("amp_dtype float16: computed in bfloat16, which needs no loss scale")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+        self.early_stopping_metric, self.early_stopping_mode = early_stopping_metric, early_stopping_mode
+        self.logging_steps = logging_steps
+        self.best_metric_value = float("-inf") if early_stopping_mode == "max" else float("inf")
+        self.patience_counter = self.global_step = self.current_epoch = 0
+        self._compiled: compiled_step.CompiledStep | None = None
+        self._options: tuple = ()
+        optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
+
+    # --- torch's objects ------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model, with the newest weights."""
+        self._sync()
+        return self._model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, with the newest state."""
+        self._sync()
+        return self._optimizer
+
+    def _sync(self) -> None:
+        if self._compiled is not None and self._compiled.weights.dirty:
+            self._compiled.sync()
+
+    def _forget(self) -> None:
+        self._compiled = None
+
+    def _step(self) -> compiled_step.CompiledStep:
+        """The compiled step for the present options."""
+        options = (self.gradient_clip, self.gradient_accumulation_steps, self.use_amp, id(self.criterion))
+        if self._compiled is None or self._options != options:
+            self._sync()
+            self._options = options
+            self._compiled = compiled_step.compile(
+                self._model,
+                self._loss,
+                self._optimizer,
+                clip_norm=self.gradient_clip or None,
+                precision="bf16" if self.use_amp else "fp32",
+            )
+        return self._compiled
+
+    def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
+        loss, logits = self.compute_loss(model, batch)
+        right = (logits.argmax(-1) == batch["labels"]).sum()
+        return loss / self.gradient_accumulation_steps, {"loss": loss, "correct": right}
+
+    # --- the steps of the loop ------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of a batch and its logits, in torch: recorded once and compiled."""
+        logits = model(batch["input_ids"], batch["attention_mask"])
+        return self.criterion(logits, batch["labels"]), logits
+
+    def training_step(self, batch: Mapping[str, Any], update: bool = True) -> Scores:
+        """Forward, backward and, with `update`, clipping, optimizer and scheduler: loss and the number of correct rows,
+        lazily (reading one waits for it). Without `update` the gradients are kept for the next call."""
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        _, found = self._step()(tensors, update=update)
+        if update:
+            if self.scheduler is not None:
+                self.scheduler.step()
+            self.global_step += 1
+        return found
+
+    def train_epoch(self, epoch: int = 0) -> Scores:
+        """One pass over the training data: train_loss, the mean over batches, and train_accuracy."""
+        self._model.train()
+        self._step().grads = {}  # of a group that the last epoch left incomplete
+        losses, correct, seen = [], [], 0
+        for index, batch in enumerate(self.train_loader):
+            update = (index + 1) % self.gradient_accumulation_steps == 0
+            found = self.training_step(batch, update)
+            losses.append(found["loss"])
+            correct.append(found["correct"])
+            seen += len(batch["labels"])
+            if update and self.global_step % self.logging_steps == 0:
+                rate = self._optimizer.param_groups[0]["lr"]
+                self.log_metrics({"train_loss_step": float(losses[-1]), "learning_rate": rate}, self.global_step)
+        self._sync()
+        if not losses:
+            raise UserError("train_loader gave no batch")
+        return {"train_loss": float(np.mean([float(x) for x in losses]))} | {
+            "train_accuracy": float(sum(float(x) for x in correct)) / max(seen, 1)
+        }
+
+    @torch.no_grad()
+    def validate(self, epoch: int = 0) -> Scores:
+        """Scores of val_loader: val_loss (the mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
+        val_precision_macro, val_recall_macro, val_auroc_macro."""
+        was = self._model.training
+        self._model.eval()
+        forward, logits, labels, losses = self._step().eval(), [], [], []
+        for batch in self.val_loader:
+            out = forward(batch["input_ids"], batch["attention_mask"])
+            losses.append(float(self.criterion(out.float(), batch["labels"])))
+            logits.append(to_numpy(out))
+            labels.append(to_numpy(batch["labels"]))
+        self._model.train(was)
+        if not losses:
+            raise UserError("val_loader gave no batch")
+        found = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)
+        return found | {"val_loss": float(np.mean(losses))}
+
+    def train(self) -> Scores:
+        """Train to the last epoch, or until `patience` epochs bring no improvement: best_<metric> and total_epochs."""
+        epochs = 0
+        for epoch in range(self.num_epochs):
+            self.current_epoch, started = epoch, time.time()
+            found = {**self.train_epoch(epoch), **self.validate(epoch)}
+            if self.scheduler is not None:
+                self.scheduler.step()
+            found |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
+            found["epoch_time"] = time.time() - started
+            self.log_metrics(found, epoch)
+            print(self.epoch_summary(found), flush=True)
+            epochs = epoch + 1
+            if self.early_stopping_metric not in found:
+                raise UserError(
+                    f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(found))}"
+                )
+            improved = self.check_improvement(found[self.early_stopping_metric])
+            self.save_checkpoint(epoch, found, improved)
+            if self.patience_counter >= self.patience:
+                print(f"Early stopping after epoch {epochs}: {self.patience} without improvement", flush=True)
+                break
+        self._sync()
+        final = {f"best_{self.early_stopping_metric}": self.best_metric_value, "total_epochs": epochs}
+        self.log_metrics(final, None)
+        return final
+
+    def check_improvement(self, value: float) -> bool:
+        """Tell whether the value beats the best by more than min_delta; count the epochs for which it does not."""
+        improved = scores.improved(
+            float("nan") if value is None else value, self.best_metric_value, self.early_stopping_mode, self.min_delta
+        )
+        if improved:
+            self.best_metric_value = value
+        self.patience_counter = 0 if improved else self.patience_counter + 1
+        return improved
+
+    def epoch_summary(self, found: Mapping[str, Any]) -> str:
+        """The line that is printed after an epoch."""
+        shown = ("train_loss", "train_accuracy", "val_loss", self.early_stopping_metric)
+        parts = [f"{name}: {found[name]:.4f}" for name in shown if isinstance(found.get(name), float)]
+        return f"Epoch {found['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {found['epoch_time']:.1f}s"
+
+    def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
+        """To the MLflow run that the script has started, if there is one."""
+        mlflow = sys.modules.get("mlflow")
+        if mlflow is None or mlflow.active_run() is None:
+            return
+        numbers = {name: value for name, value in values.items() if value is not None}
+        mlflow.log_metrics(numbers) if step is None else mlflow.log_metrics(numbers, step=step)
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, epoch: int, metrics: Mapping[str, Any], is_best: bool = False) -> None:
+        """latest_checkpoint.pt, and best_checkpoint.pt where it is the best, under save_dir."""
+        if self.save_dir is None:
+            return
+        state = {
+            "epoch": epoch,
+            "global_step": self.global_step,
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "metrics": dict(metrics),
+            "best_metric_value": self.best_metric_value,
+            "scaler_state_dict": self.scaler.state_dict(),
+        }
+        if self.scheduler is not None:
+            state["scheduler_state_dict"] = self.scheduler.state_dict()
+        self.save_dir.mkdir(parents=True, exist_ok=True)
+        torch.save(state, self.save_dir / "latest_checkpoint.pt")
+        if is_best:
+            torch.save(state, self.save_dir / "best_checkpoint.pt")
+
+    _save_checkpoint = save_checkpoint
+
+    def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
+        """Take weights, optimizer, scheduler, counters and best value from a checkpoint file; gives its content.
+
+        The original writes such files and cannot read them."""
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        self._sync()
+        self._model.load_state_dict(state["model_state_dict"])
+        self._optimizer.load_state_dict(state["optimizer_state_dict"])
+        if self.scheduler is not None and "scheduler_state_dict" in state:
+            self.scheduler.load_state_dict(state["scheduler_state_dict"])
+        self.current_epoch, self.global_step = state["epoch"], state["global_step"]
+        self.best_metric_value = state["best_metric_value"]
+        self._forget()
+        return state

@@ -4,7 +4,8 @@ Only what torch says is read here; the rules themselves are in `jaxtrain.optim.t
 """
 
 import copy
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,53 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
+def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -> Iterator[list[dict[str, Any]]]:
+    """The options of every group now, and after each further `scheduler.step()`, `rows` times in all.
+
+    Copies are stepped, over parameters of one element; the objects themselves stay as they are. scheduler: or None.
+    Raises UserError where it cannot be copied, or ends before.
+    """
+    if scheduler is None:
+        yield options_of(optimizer)
+        return
+    kept = {id(p): torch.nn.Parameter(torch.zeros(1)) for group in optimizer.param_groups for p in group["params"]}
+    memo: dict[int, Any] = dict(kept)
+    for entries in optimizer.state.values():  # a scheduler reads none of it
+        memo |= {id(value): value for value in entries.values() if isinstance(value, torch.Tensor)}
+    try:
+        optimizer, scheduler = copy.deepcopy((optimizer, scheduler), memo)
+    except Exception as error:
+        raise UserError(
+            f"scheduler: {type(scheduler).__name__} cannot be copied to read its rates ahead ({type(error).__name__}: "
+            f"{error})"
+        ) from error
+    yield options_of(optimizer)
+    for row in range(1, rows):
+        step_scheduler(optimizer, scheduler, 1, f"the run takes {rows} of its steps; it ends at {row}")
+        yield options_of(optimizer)
+
+
+def step_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, times: int, why: str = "") -> None:
+    """Call `scheduler.step()` so often, as after updates that torch saw. Raises UserError where it raises."""
+    optimizer._opt_called = True  # or it warns about a step that it did not see
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(times):
+                scheduler.step()
+        except Exception as error:
+            raise UserError(f"scheduler: {type(scheduler).__name__}.step() raised: {error} {why}".rstrip()) from error
+
+
+def trained_names(module: torch.nn.Module, loss: Any = None) -> dict[str, int]:
+    """Every name of every parameter of a module, and of a loss module as `loss.<name>` -> id of the parameter."""
+    named = module.named_parameters(remove_duplicate=False)
+    found = {name: id(parameter) for name, parameter in named}
+    if isinstance(loss, torch.nn.Module):
+        found |= {f"loss.{name}": id(p) for name, p in loss.named_parameters(remove_duplicate=False)}
+    return found
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else to_numpy(value)
@@ -119,7 +167,7 @@ def write_state(
     """Put state back into the optimizer, in place where it has tensors already, as its own step() would have."""
     for group, keys in zip(optimizer.param_groups, names, strict=True):
         for parameter, key in zip(group["params"], keys, strict=True):
-            if key not in state:
+            if not state.get(key):
                 continue
             entries = optimizer.state[parameter]
             for name, value in state[key].items():

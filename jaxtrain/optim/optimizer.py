@@ -36,28 +36,34 @@ class Optimizer:
     joined: bool = False
 
     def init(self, params: Params):
-        return self.direction.init(_real(params))
+        return self.direction.init(as_real(params))
 
     def update(
         self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None, *,
-        norm=None, accept=True,
+        norm=None, accept=True, loss=None,
     ):  # fmt: skip
         """New parameters, optimizer state and the gradients' global norm before clipping.
 
         lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
-        norm: where the caller knows it. accept: a bool scalar; if false, parameters and state stay as they are.
-        Source: torch.optim; torch.nn.utils.clip_grad_norm_.
+        norm: where the caller knows it. loss: unused here. accept: a bool scalar; if false, parameters and state stay
+        as they are. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
         norm = self.norm(grads) if norm is None else norm
         kinds = {key: param.dtype for key, param in params.items()}
-        grads, params = _real(grads), _real(params)
+        grads, params = as_real(grads), as_real(params)
         if self.clip_norm is not None:
             grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
         if not self.decoupled:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
         updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept)
         params = {key: self._step(key, param, updates[key], lr, weight_decay, accept) for key, param in params.items()}
-        return _as_before(params, kinds), opt_state, norm
+        return as_before(params, kinds), opt_state, norm
+
+    def rates(self, hyper: Mapping[str, Any], updates: jax.Array, step: jax.Array) -> tuple:
+        """Learning rate and weight decay by group, and the clipping norm, of an update. Traced."""
+        factor = hyper["factor"][jnp.minimum(updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
+        lr = {group: peak * factor for group, peak in hyper["lr"].items()}
+        return lr, hyper["weight_decay"], hyper.get("clip_norm")
 
     def norm(self, grads: Params) -> jax.Array:
         """Compute the gradients' global norm."""
@@ -83,13 +89,14 @@ def _moved(param, update, rate, decay, accept):
     return jnp.where(accept, (new - rate * update.astype(jnp.float32)).astype(param.dtype), param)
 
 
-def _real(arrays: Params) -> Params:
+def as_real(arrays: Params) -> Params:
     """Complex arrays as pairs of real ones, [..., 2], as torch's optimizers see them."""
     pair = lambda value: jnp.stack([value.real, value.imag], axis=-1)
     return {key: pair(value) if jnp.iscomplexobj(value) else value for key, value in arrays.items()}
 
 
-def _as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
+def as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
+    """Undo `as_real` for arrays of these kinds."""
     whole = lambda value: jax.lax.complex(value[..., 0], value[..., 1])
     return {
         key: whole(value) if jnp.issubdtype(kinds[key], jnp.complexfloating) else value for key, value in arrays.items()
@@ -98,7 +105,7 @@ def _as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
 
 def _joined(grads: Params) -> Params:
     """Small arrays as one vector, float32."""
-    real = _real(grads)
+    real = as_real(grads)
     small = [value.astype(jnp.float32).reshape(-1) for value in real.values() if value.size <= SMALL]
     large = {key: value for key, value in real.items() if value.size > SMALL}
     return large | ({"small": jnp.concatenate(small)} if small else {})
@@ -106,7 +113,7 @@ def _joined(grads: Params) -> Params:
 
 def global_norm(grads: Params) -> jax.Array:
     """L2 norm over all gradients together, in float32 whatever they are stored in."""
-    values = _real(grads).values()
+    values = as_real(grads).values()
     return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in values), jnp.float32(0)))
 
 

@@ -74,25 +74,42 @@ class TorchUpdate:
         return self.bridge.requiring_grad(self.optimizer, self.groups)
 
     def state(self, params: Arrays) -> dict[str, torch_rules.State]:
+        fresh, saved = self.fresh(params), self.saved()
+        for key, entries in fresh.items():
+            for name, value in saved.get(key, {}).items():
+                entries[name] = jnp.array(value, entries[name].dtype).reshape(entries[name].shape)
+        return fresh
+
+    def fresh(self, params: Arrays) -> dict[str, torch_rules.State]:
+        """The state of these parameters before their first update."""
+        groups = zip(self.bridge.options_of(self.optimizer), self.groups, strict=True)
+        return {
+            key: torch_rules.init(self.rule, params[key], options)
+            for options, keys in groups
+            for key in keys
+            if key in params
+        }
+
+    def saved(self) -> dict[str, dict[str, np.ndarray]]:
+        """The state that the optimizer has now, of the parameters that have one. Raises UserError for unknown state."""
         saved = self.bridge.state_of(self.optimizer, self.groups)
-        made = {}
         for options, keys in zip(self.bridge.options_of(self.optimizer), self.groups, strict=True):
+            known = {"step", *self.rule.moments(options), *self.rule.scalars(options)}
             for key in keys:
-                fresh = torch_rules.init(self.rule, params[key], options)
-                given = saved.get(key, {})
-                unknown = sorted(set(given) - set(fresh))
+                unknown = sorted(set(saved.get(key, {})) - known)
                 if unknown:
                     raise UserError(
                         f"optimizer: {self.kind} keeps {', '.join(unknown)} of {key}, which is unknown here"
                     )
-                if given and not self.rule.counts:  # torch counts none, but a buffer means that there was an update
-                    fresh["step"] = jnp.float32(1)
-                take = lambda name, old, given=given: jnp.array(np.asarray(given[name]), old.dtype).reshape(old.shape)
-                made[key] = {name: take(name, old) if name in given else old for name, old in fresh.items()}
-        return made
+                if saved.get(key) and not self.rule.counts:  # torch counts none, but a buffer means an update
+                    saved[key]["step"] = np.float32(1)
+        return saved
 
     def switches(self) -> tuple:
-        return tuple(torch_rules.switches_of(self.rule, group) for group in self.optimizer.param_groups)
+        return self._switches(self.optimizer.param_groups)
+
+    def _switches(self, groups: Sequence[Mapping[str, Any]]) -> tuple:
+        return tuple(torch_rules.switches_of(self.rule, group) for group in groups)
 
     def numbers(self) -> list[dict[str, np.ndarray]]:
         found = []
@@ -100,6 +117,25 @@ class TorchUpdate:
             numbers = torch_rules.numbers_of(self.rule, group)
             found.append({name: np.float32(value) for name, value in numbers.items()})
         return found
+
+    def table(self, scheduler: Any, rows: int) -> list[dict[str, np.ndarray]]:
+        """The numbers of each group for `rows` updates: float32 [rows], or [1] where a number stays.
+
+        Row i holds them after i calls of `scheduler.step()`, of which copies are asked. Raises UserError for a
+        scheduler that ends before, or switches an option on or off.
+        """
+        columns: list[dict[str, list[float]]] = [{} for _ in self.groups]
+        for row, groups in enumerate(self.bridge.options_ahead(self.optimizer, scheduler, rows)):
+            if self._switches(groups) != self.switches():
+                raise UserError(
+                    f"scheduler: {type(scheduler).__name__} switches an option of {self.kind} on or off at its step "
+                    f"{row} (a weight_decay or momentum that begins or ends at 0); give it a small number instead of 0"
+                )
+            for column, group in zip(columns, groups, strict=True):
+                for name, value in torch_rules.numbers_of(self.rule, group).items():
+                    column.setdefault(name, []).append(value)
+        compact = lambda values: np.asarray(values[:1] if len(set(values)) == 1 else values, np.float32)
+        return [{name: compact(values) for name, values in column.items()} for column in columns]
 
     def compiled(self, keys: Sequence[str]) -> Apply:
         wanted, switches = set(keys), self.switches()
@@ -120,9 +156,12 @@ class TorchUpdate:
 
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
         updated = getattr(self, "_updated", set())
+        self.write(jax.device_get({key: state[key] for key in updated}))
+
+    def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put the state of updated parameters, in numpy, into torch's object."""
         names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
-        host = jax.device_get({key: names(state[key]) for key in updated})
-        self.bridge.write_state(self.optimizer, self.groups, host)
+        self.bridge.write_state(self.optimizer, self.groups, {key: names(entries) for key, entries in state.items()})
 
     def _compare(self) -> None:
         """Run a class from elsewhere beside the rule of its name, and refuse it where they differ."""

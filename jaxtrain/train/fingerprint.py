@@ -2,9 +2,9 @@
 
     fingerprint.json    the run's number, and digests of what makes it this run and no other
 
-settings, model, loss and data decide. weights and code only decide where nothing is left to train: a script that draws
-its initial weights without a seed, or whose code was mended, may be started again and goes on, and says so. What may
-change at any time is FREE.
+settings, model, loss, a given optimizer and data decide. weights and code only decide where nothing is left to train: a
+script that draws its initial weights without a seed, or whose code was mended, may be started again and goes on, and
+says so. What may change at any time is FREE.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 
 from jaxtrain import config_io
@@ -30,8 +31,8 @@ from jaxtrain.train.object_digest import Leaves
 from jaxtrain.train.program import Program
 
 FILE = "fingerprint.json"
-DECIDING = ("settings", "model", "loss", "data")
-NAMED = {"code": "the code", "data": "the data", "loss": "the loss"}
+DECIDING = ("settings", "model", "loss", "optimizer", "data")
+NAMED = {"code": "the code", "data": "the data", "loss": "the loss", "optimizer": "the optimizer that was given"}
 FREE = (  # settings that a run may change when it goes on: its length, what it says, how it is computed and watched
     "task", "deterministic", "init_from", "run.*", "tracking.*", "checkpoint.*", "shard.*", "train.epochs",
     "train.steps", "train.log_every_steps", "train.steps_per_call", "train.remat", "train.hang_timeout_s",
@@ -40,11 +41,12 @@ FREE = (  # settings that a run may change when it goes on: its length, what it 
     "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
 )  # fmt: skip
 SHOWN = 3  # differences in a sentence
+SAMPLED_STEPS = 32  # of a schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """parts: of settings, model, loss, data, weights and code, the digests of everything in it, by name.
+    """parts: of settings, model, loss, optimizer, data, weights and code, the digests of everything in it, by name.
 
     identity: one number for the run, the same in all its checkpoints.
     """
@@ -95,6 +97,7 @@ def of(program: Program, model: Any, loss: Any, data: "UserData") -> Fingerprint
             "settings": _settings(program.config.model_dump(mode="json")),
             "model": _model(program, model),
             "loss": _loss(loss, program.task),
+            "optimizer": _optimizer(program),
             "data": _data(program, data),
             "weights": _weights(program, model),
             "code": _code(program.task, model, loss, data),
@@ -163,6 +166,20 @@ def _loss(loss: Any, task: Any) -> Leaves:
     if hasattr(loss, "named_modules"):
         return found | _structure(loss, "loss ") | {"loss": [type(loss).__qualname__]}
     return found | object_digest.describe(loss, "loss")
+
+
+def _optimizer(program: Program) -> Leaves:
+    """Digest the options and the present state of an optimizer that was given, and the rates of a schedule."""
+    given, found = program.given, {"given": [str(program.given is not None)]}
+    if program.given_schedule is not None:
+        rates = [repr(program.given_schedule(step)) for step in range(SAMPLED_STEPS)]
+        found["schedule"] = [_short(" ".join(rates))]
+    if given is None:
+        return found
+    found |= object_digest.describe(given.options(), "options")
+    arrays = jax.tree_util.tree_flatten_with_path(program.state.opt_state)[0]
+    told = [f"{jax.tree_util.keystr(path)} {object_digest.sample_of_array(array)}" for path, array in arrays]
+    return found | {"state": [_short(" ".join(told))]}
 
 
 def _data(program: Program, data: "UserData") -> Leaves:

@@ -31,11 +31,11 @@ def for_average(params: Arrays) -> Arrays:
 class Start:
     """Makes states of one code, sharded from their first byte on.
 
-    model: the user's, or None for the task's. model_def, optimizer: shared by all states. shapes,
-    shardings: a state's.
+    model: the user's, or None for the task's. given: an optimizer of the user's own, or None for the config's.
+    model_def, optimizer: shared by all states. shapes, shardings: a state's.
     """
 
-    def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None):
+    def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None, given: Any = None):
         numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
         structure = layouts.abstract(build) if model is None else model
@@ -61,12 +61,15 @@ class Start:
                 guard=initial_guard(config.train.spike_factor is not None),
             )
 
-        given = None if model is None else model_def.split(model)
-        weights = jax.eval_shape(draw, np.int32(0)) if given is None else jax.eval_shape(lambda: given)
+        own = None if model is None else model_def.split(model)
+        weights = jax.eval_shape(draw, np.int32(0)) if own is None else jax.eval_shape(lambda: own)
         stored = jax.eval_shape(precision.for_storage, weights[0])
-        optimizer = self.optimizer = optimizers.build(
-            config.optim, stored, lambda key: task.param_group(key, config), layout.whole_on_gpus
-        )
+        if given is not None:
+            optimizer = self.optimizer = given.build(stored)
+        else:
+            optimizer = self.optimizer = optimizers.build(
+                config.optim, stored, lambda key: task.param_group(key, config), layout.whole_on_gpus
+            )
         self.shapes = jax.eval_shape(begin, weights, np.int32(0))
         self.shardings = placed = state_shardings(self.shapes, layout)
         # two programs: the first compiles long, and knows neither optimizer nor precision

@@ -14,6 +14,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
+from jaxtrain.optim.given import Given
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peak_flops import peak_flops
@@ -40,7 +41,8 @@ class Program:
     """Compiles and runs the steps of one run; `Trainer`, the loop and the searches drive it.
 
     task, config: config has the task's own sections and the batch size of a source that decides it. data: sources and
-    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them.
+    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them; given,
+    schedule: an optimizer, or factors on optim.lr, of the user's own (optim.given).
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class Program:
         model: nnx.Module | None = None,
         devices: list | None = None,
         abstract: bool = False,
+        given: Given | None = None,
+        schedule: schedules.Schedule | None = None,
     ):
         self.task, self.preemption = task, PREEMPTION
+        self.given, self.given_schedule = given, schedule
         self.compile_count = _prepare_process(config)
         self.precision = POLICIES[config.precision.policy]
         interrupted = lambda: self.preemption.due
@@ -65,7 +70,7 @@ class Program:
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
-        self.start = Start(task, self.resolved, self.layout, model)
+        self.start = Start(task, self.resolved, self.layout, model, given)
         self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
         if abstract:
@@ -108,6 +113,8 @@ class Program:
         self.schedule = schedules.build(optim.schedule, optim.lr, self.total_steps, self.steps_per_epoch)
         if self.task.schedule is not None:
             self.schedule = self.task.schedule(self.resolved, self.schedule, self.steps_per_epoch)
+        if self.given_schedule is not None:
+            self.schedule = self.given_schedule
 
     def _start_afresh(self, model: nnx.Module | None = None) -> None:
         """Set a new state: of the user's model where it is given, else as the task starts."""
@@ -116,6 +123,8 @@ class Program:
             weights = self.task.initial_weights(self.config)
             if weights is not None:
                 self.load_state_dict(weights, strict=False)
+        if self.given is not None:
+            self.state = self.state.replace(opt_state=self.given.taken_over(self.state.opt_state))
 
     def variant(self, config: TrainingConfig) -> "Program":
         """A program at the start of another run, which shares this one's data and compiled functions.
@@ -220,10 +229,13 @@ class Program:
     def host_hyper(self, lr_scale: float = 1.0) -> dict:
         """The same in numpy."""
         optim = self.config.optim
-        rates = optimizers.rates(optim, set(self.optimizer.groups.values()) or {"default"})
-        floats = {"factor": schedules.table(self.schedule, self.total_steps), "lr_scale": lr_scale, **rates}
-        floats |= {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
+        floats: dict[str, Any] = {"lr_scale": lr_scale}
+        floats |= {} if self.optimizer.clip_norm is None else {"clip_norm": optim.clip_norm}
+        if self.given is None:
+            floats |= optimizers.rates(optim, set(self.optimizer.groups.values()) or {"default"})
+            floats["factor"] = schedules.table(self.schedule, self.total_steps)
         floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
+        floats |= {} if self.given is None else self.given.hyper(self.total_steps, self.steps_per_epoch)
         return floats | {"numbers": traced_hparams.given(self.config, self.task.traced_hparams)}
 
     def traced_hparams(self) -> dict[str, jax.Array]:

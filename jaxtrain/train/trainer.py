@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
+from jaxtrain.optim import given as given_optimizer
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.mesh import Layout
@@ -43,8 +45,11 @@ class Trainer:
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> a
     scalar, a value per sample, (value, weight) or Loss, for a model without a task; batches are dicts, "0", "1", ...
     for tuples, and the last of an epoch has its true size. For a torch module: a torch loss module, a torch function of
-    (output, batch), or None for the loss that the module returns. callbacks: objects with any of the hooks in
-    docs/callbacks.md; they ask the run for something through `trainer.run`. devices: all there are, if left out.
+    (output, batch), or None for the loss that the module returns. optimizer: in place of `optim`: a torch.optim
+    optimizer over the torch module's parameters, whose state `optimizer.state_dict()` has after training, or an optax
+    GradientTransformation. scheduler: a torch lr_scheduler of that optimizer, stepped once a scheduler_interval ("step"
+    or "epoch"); or, without optimizer, an optax schedule (docs/training_options.md). callbacks: objects with any of the
+    hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. devices: all, if left out.
     abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
 
@@ -60,6 +65,9 @@ class Trainer:
         *,
         task: Task | str | None = None,
         loss: Callable | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scheduler_interval: str = "step",
         callbacks: Sequence[Any] = (),
         devices: list | None = None,
         abstract: bool = False,
@@ -74,7 +82,26 @@ class Trainer:
             task, model = task_of_module(model, train_dataset, config, loss, task), None
         resolved = resolve_task(task, loss, config)
         config = with_defaults(resolved, config)
-        self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract)
+        given, schedule = given_optimizer.take(
+            optimizer, scheduler, scheduler_interval, config.optim, self._parameter_names
+        )
+        if given is not None:
+            resolved = dataclasses.replace(
+                resolved,
+                trainable=lambda key, config, inner=resolved.trainable: given.holds(key) and inner(key, config),
+            )
+            optim = config.optim.model_copy(update={"clip_norm": given.clip_norm})
+            config = config.model_copy(update={"optim": optim})
+        self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, given, schedule)
+
+    def _parameter_names(self) -> Mapping[str, int] | None:
+        """Every name of a torch module's parameters -> id of the parameter; None for another model."""
+        if not is_torch_module(self.user_model):
+            return None
+        from torch_bridge.from_torch import unwrapped
+        from torch_bridge.optimizers import trained_names
+
+        return trained_names(unwrapped(self.user_model), self.user_loss)
 
     # --- what it was made of ------------------------------------------------------------------------------------
 
@@ -280,13 +307,15 @@ class Trainer:
         fixed = sum(value.size for value in self.state.frozen.values())
         splits = {name: self.source(name) for name in ("train", "validation", "test")}
         sizes = ", ".join(f"{name} {describe_size(source)}" for name, source in splits.items() if source is not None)
+        given = self.program.given
+        optimizer = "" if given is None else f"optimizer: {given.describe()}\n"
         mesh = " x ".join(f"{axis} {size}" for axis, size in self.layout.mesh.shape.items())
         return (
             f"task {self.config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
             f"samples: {sizes}\n"
             f"steps: {self.total_steps:,} of {self.config.data.batch_size} samples, "
             f"{self.steps_per_epoch:,} per epoch\n"
-            f"mesh: {mesh} ({self.layout.strategy}), precision {self.config.precision.policy}\n"
+            f"{optimizer}mesh: {mesh} ({self.layout.strategy}), precision {self.config.precision.policy}\n"
             f"run folder: {self.folder}"
         )
 
@@ -310,13 +339,19 @@ class Trainer:
         return self.program.load_state_dict(state, strict, source)
 
     def write_back(self) -> None:
-        """The current weights (the averaged ones where there are) into the model that the user gave, if any."""
+        """The current weights (the averaged ones where there are) into the model that the user gave, if any, and the
+        optimizer's state into a torch optimizer that was given."""
         if is_torch_module(self.user_model):
             from torch_bridge.from_torch import write_back
 
             write_back(self.model(), self.user_model)
         elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
+        if self.program.given is not None:
+            state = self.state
+            self.program.given.write_back(
+                state.opt_state, int(state.updates), int(state.step), self.program.steps_per_epoch
+            )
 
 
 class ProcessLostError(UserError):

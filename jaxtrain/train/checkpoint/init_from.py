@@ -53,6 +53,11 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
     lines = _take_weights(program, saved.weights, path)
     if saved.optimizer is None or not program.config.init_optimizer:
         return WarmStart([f"started from the weights of {path}", *lines])
+    if program.given is not None:
+        raise UserError(
+            f"init_from: {path} holds an optimizer's state, and the optimizer was given to Trainer as an object; load "
+            "the state into it (optimizer.load_state_dict) and set init_optimizer=false"
+        )
     return _go_on(program, saved, lines)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import config_io
+from jaxtrain.errors import UserError
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
@@ -38,6 +39,11 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     task, config, checkpoints = run_dir.open_run(folder)
     step = run_dir.pick(checkpoints, which)
     meta = checkpoints.meta(step)
+    if meta.get("optimizer"):
+        raise UserError(
+            f"{checkpoints.folder}: this run was trained with {meta['optimizer']}, given to Trainer as an object; its "
+            "own state_dict() has its state. Export the weights alone, without --optimizer"
+        )
     total, per_epoch = meta["total_steps"], meta["steps_per_epoch"]
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     precision = POLICIES[config.precision.policy]

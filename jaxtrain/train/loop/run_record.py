@@ -214,6 +214,7 @@ class RunRecord:
             "skipped": self.skipped,
             "total_steps": self.program.total_steps,
             "steps_per_epoch": self.program.steps_per_epoch,
+            "optimizer": None if self.program.given is None else self.program.given.describe(),
             "callbacks": self.callbacks.state_dict(),
         }
 

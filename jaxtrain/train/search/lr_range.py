@@ -77,6 +77,8 @@ def range_test(
     """
     if not 0 < min_lr < max_lr:
         raise UserError(f"the learning rates go from {min_lr} to {max_lr}; wanted 0 < min_lr < max_lr")
+    if program.given is not None:
+        raise UserError("the range test sweeps optim.lr, and the optimizer that was given has its own rates")
     if steps < 3:
         raise UserError(f"{steps} steps are too few to see a slope; take at least 3")
     rates = [min_lr * (max_lr / min_lr) ** (i / steps) for i in range(steps)]

@@ -11,6 +11,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn.remat import rematerialise
+from jaxtrain.optim.given import Given
 from jaxtrain.optim.optimizer import Optimizer
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
@@ -26,13 +27,14 @@ Gradients = Callable[[TrainState, Parts, Arrays], tuple[Arrays, Loss, Arrays, ja
 
 
 def make_train_step(
-    task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer, precision: Precision, layout: Layout
+    task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer | Given, precision: Precision, layout: Layout
 ) -> Step:
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
     batch: leaves [micro_batch, sample, ...], or Parts. hyper: `factor` float32 [updates] of the schedule, `lr` and
     `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
-    (Task.traced_hparams). columns: the dataset, where it lives on the device.
+    (Task.traced_hparams); or what a given optimizer's `hyper` has. columns: the dataset, where it lives on the
+    device.
     """
     gradients = make_gradients(task, config, model_def, precision, layout)
     guard = step_guard.Guard.of(config, precision)
@@ -41,15 +43,15 @@ def make_train_step(
         settings = traced_hparams.put(config, hyper["numbers"])
         grads, loss, buffers, tokens = gradients(state, gather_parts(batch, columns), hyper["numbers"])
 
-        factor = hyper["factor"][jnp.minimum(state.updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
-        lr = {group: peak * factor for group, peak in hyper["lr"].items()}
+        rates = optimizer.rates(hyper, state.updates, state.step)
         norm = optimizer.norm(grads)
         verdict = guard.check(state, loss, norm)
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
-        rates = lr, hyper["weight_decay"], hyper.get("clip_norm")
         idle = state.params.keys() - grads.keys()
         grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
-        params, opt_state, _ = optimizer.update(grads, state.opt_state, state.params, *rates, norm=norm, accept=accept)
+        params, opt_state, _ = optimizer.update(
+            grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value
+        )
         params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch leaves these alone
         opt_state = _unchanged(opt_state, state.opt_state, idle)
 
@@ -73,7 +75,7 @@ def make_train_step(
         metrics |= {"skipped": verdict.skipped, "tokens": tokens}
         metrics |= {"loss_scale": state.scale["value"]} if state.scale else {}
         metrics |= task.extra_metrics(settings, state.updates) if task.extra_metrics is not None else {}
-        return done, metrics | rates_of(lr)
+        return done, metrics | rates_of(rates[0])
 
     return train_step
 
@@ -220,7 +222,9 @@ class StackedMetrics:
 
 
 def rates_of(lr: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The learning rates of a step as metrics: "lr", and "lr/<group>" where there are several."""
+    """The learning rates of a step as metrics: "lr", and "lr/<group>" where there are several; none where unknown."""
+    if not lr:
+        return {}
     names = sorted(lr)
     first = "default" if "default" in lr else names[0]
     return {"lr": lr[first]} | ({f"lr/{name}": lr[name] for name in names} if len(names) > 1 else {})

@@ -132,7 +132,7 @@ class TorchGiven:
             self._stepped = due
 
     def options(self) -> Any:
-        """What tells this optimizer from another: its rule, options and scheduler, without tensors."""
+        """Return what tells this optimizer from another: its rule, options and scheduler, without tensors."""
         groups = [dict(zip(("options", "keys"), pair, strict=True)) for pair in
                   zip(self.bridge.options_of(self.updates.optimizer), self.updates.groups, strict=True)]  # fmt: skip
         known = None if self.scheduler is None else self.scheduler.state_dict()
@@ -211,7 +211,7 @@ class OptaxGiven:
         """Do nothing: the state is the run's."""
 
     def options(self) -> Any:
-        """What tells this optimizer from another."""
+        """Return what tells this optimizer from another."""
         return {"init": self.transform.init, "update": self.transform.update}
 
 

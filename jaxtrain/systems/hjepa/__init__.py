@@ -96,6 +96,7 @@ ORIGINAL_NAMES = {
         "create_hjepa_model",
         "create_model",
     ),
+    "original.progress": ("EarlyStopping", "ProgressTracker"),
     "original.torch_compat": (
         "CheckpointManager",
         "CosineScheduler",

@@ -1,17 +1,23 @@
-"""The original's MetricsLogger on tensorboardX, with W&B where it is asked for."""
+"""The original's MetricsLogger on tensorboardX and W&B."""
 
+import collections
+import logging
 import pathlib
-from collections.abc import Mapping
+import resource
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
 
+log = logging.getLogger(__name__)
+
 
 class MetricsLogger:
-    """Writes scalars, images and histograms under log_dir/tensorboard, and to W&B with use_wandb.
+    """Writes scalars, images, histograms and embeddings under log_dir/tensorboard, and to W&B with use_wandb.
 
     Values may be numbers, numpy or JAX arrays or torch tensors. A context manager: it closes its files at the end.
+    `metrics_buffer`: what `accumulate_metrics` has gathered, by name. `step`: counts calls that name none.
     """
 
     def __init__(
@@ -21,27 +27,28 @@ class MetricsLogger:
         config: Mapping | None = None,
         use_wandb: bool = True,
         use_tensorboard: bool = True,
-        wandb_project: str = "h-jepa",
+        wandb_project: str | None = "h-jepa",
         wandb_entity: str | None = None,
-        wandb_tags: list[str] | None = None,
+        wandb_tags: Sequence[str] | None = None,
     ):
+        self.experiment_name, self.config = experiment_name, config
         self.log_dir = pathlib.Path(log_dir)
         (self.log_dir / "tensorboard").mkdir(parents=True, exist_ok=True)
-        self.writer = SummaryWriter(str(self.log_dir / "tensorboard")) if use_tensorboard else None
-        self.wandb = None
-        if use_wandb:
-            import wandb
-
-            self.wandb = wandb.init(
+        self._wandb = _installed_wandb() if use_wandb else None
+        self.use_wandb, self.use_tensorboard = self._wandb is not None, use_tensorboard
+        self.tb_writer = SummaryWriter(str(self.log_dir / "tensorboard")) if use_tensorboard else None
+        self.wandb_run = None
+        if self._wandb is not None:
+            self.wandb_run = self._wandb.init(
                 project=wandb_project,
                 entity=wandb_entity,
                 name=experiment_name,
                 config=dict(config or {}),
-                tags=wandb_tags,
+                tags=None if wandb_tags is None else list(wandb_tags),
                 dir=str(self.log_dir),
             )
         self.step = 0
-        self.sums: dict[str, list[float]] = {}
+        self.metrics_buffer: dict[str, list[float]] = collections.defaultdict(list)
 
     def __enter__(self):
         return self
@@ -49,38 +56,100 @@ class MetricsLogger:
     def __exit__(self, *_):
         self.finish()
 
+    # ---- numbers
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None, prefix: str = "", commit: bool = True):
         """Scalars under prefix + name. Without a step, the logger counts."""
-        step = self._next(step)
-        values = {prefix + name: float(array(value)) for name, value in metrics.items()}
-        if self.writer is not None:
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
-        if self.wandb is not None:
-            self.wandb.log(values, step=step, commit=commit)
+        if step is None:
+            step, self.step = self.step, self.step + 1
+        else:
+            self.step = step
+        values = {prefix + name: _number(value) for name, value in metrics.items()}
+        for name, value in values.items() if self.tb_writer is not None else ():
+            if isinstance(value, float):
+                self.tb_writer.add_scalar(name, value, step)
+        if self.wandb_run is not None:
+            self._wandb.log(values, step=step, commit=commit)
 
-    def _next(self, step: int | None) -> int:
-        self.step = self.step + 1 if step is None else step
-        return self.step - 1 if step is None else step
+    def log_hierarchical_losses(self, losses: Mapping[str, Any], step: int | None = None, prefix: str = "train/"):
+        """The levels' losses, keys `loss_h0`, `loss_h1`, ... or `loss_level_0`, ..., as prefix + hierarchy/level_0."""
+        levels = {}
+        for name, value in losses.items():
+            stem, _, level = name.rpartition("_")
+            number = level.removeprefix("h")
+            if number.isdigit() and (stem, level) in (("loss", f"h{number}"), ("loss_level", number)):
+                levels[f"hierarchy/level_{number}"] = value
+        if levels:
+            self.log_metrics(levels, step, prefix)
 
-    def log_image(self, name: str, image, step: int | None = None) -> None:
-        """image: [channel, height, width] or [height, width, channel], in [0, 1] or uint8."""
+    def accumulate_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Gather numbers for a mean."""
+        for name, value in metrics.items():
+            self.metrics_buffer[name].append(float(array(value)))
+
+    def log_accumulated_metrics(
+        self, step: int | None = None, prefix: str = "", reset: bool = True
+    ) -> dict[str, float]:
+        """Log and return the means of what was accumulated."""
+        means = {name: float(np.mean(values)) for name, values in self.metrics_buffer.items() if values}
+        if means:
+            self.log_metrics(means, step, prefix)
+        if reset:
+            self.metrics_buffer.clear()
+        return means
+
+    def log_system_metrics(self, step: int | None = None) -> None:
+        """Memory in use on each device of this process, and of the process itself, in GB, where they tell."""
+        import jax
+
+        found = {"host_memory_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+        for i, device in enumerate(jax.local_devices()):
+            stats = device.memory_stats()
+            if stats:
+                found[f"gpu{i}_memory_allocated_gb"] = stats["bytes_in_use"] / 1e9
+                found[f"gpu{i}_memory_peak_gb"] = stats.get("peak_bytes_in_use", stats["bytes_in_use"]) / 1e9
+        self.log_metrics(found, step, "system/")
+
+    # ---- pictures and distributions
+
+    def log_image(self, name: str, image, step: int | None = None, caption: str | None = None) -> None:
+        """image: [channel, height, width], [height, width, channel] or [height, width], in [0, 1] or uint8."""
         pixels = array(image)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels
         pixels = pixels if pixels.shape[0] in (1, 3, 4) else np.moveaxis(pixels, -1, 0)
-        if self.writer is not None:
-            self.writer.add_image(name, pixels, self.step if step is None else step)
+        step = self.step if step is None else step
+        if self.tb_writer is not None:
+            self.tb_writer.add_image(name, pixels, step)
+        if self.wandb_run is not None:
+            self._wandb.log({name: self._wandb.Image(np.moveaxis(pixels, 0, -1), caption=caption)}, step=step)
 
-    def log_images(self, name: str, images, step: int | None = None, nrow: int = 4) -> None:
-        """A grid of images [n, channel, height, width], nrow per row."""
-        images = array(images)
-        filled = np.concatenate([images, np.zeros((-len(images) % nrow, *images.shape[1:]), images.dtype)])
-        rows = filled.reshape(-1, nrow, *filled.shape[1:]).transpose(2, 0, 3, 1, 4)
-        self.log_image(name, rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2], -1), step)
+    def log_images(
+        self, name: str, images, step: int | None = None, captions: Sequence[str] | None = None, nrow: int = 4
+    ) -> None:
+        """A grid of images [n, channel, height, width] or a list of them, nrow per row; on W&B one by one."""
+        images = np.stack([array(image) for image in images])
+        step = self.step if step is None else step
+        if self.tb_writer is not None:
+            filled = np.concatenate([images, np.zeros((-len(images) % nrow, *images.shape[1:]), images.dtype)])
+            rows = filled.reshape(-1, nrow, *filled.shape[1:]).transpose(2, 0, 3, 1, 4)
+            self.tb_writer.add_image(name, rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2], -1), step)
+        if self.wandb_run is not None:
+            captions = [None] * len(images) if captions is None else captions
+            pairs = zip(images, captions, strict=True)
+            shown = [self._wandb.Image(np.moveaxis(image, 0, -1), caption=caption) for image, caption in pairs]
+            self._wandb.log({name: shown}, step=step)
 
     def log_histogram(self, name: str, values, step: int | None = None) -> None:
+        """The distribution of the finite values."""
         values = array(values).astype(np.float64).reshape(-1)
-        if self.writer is not None and np.isfinite(values).all():
-            self.writer.add_histogram(name, values, self.step if step is None else step)
+        values = values[np.isfinite(values)]
+        step = self.step if step is None else step
+        if not values.size:
+            return
+        if self.tb_writer is not None:
+            self.tb_writer.add_histogram(name, values, step)
+        if self.wandb_run is not None:
+            self._wandb.log({name: self._wandb.Histogram(values)}, step=step)
 
     def log_model_gradients(self, model, step: int | None = None) -> None:
         """Histograms of a torch module's gradients, where it has any."""
@@ -94,43 +163,77 @@ class MetricsLogger:
         for name, value in state.items():
             self.log_histogram(f"weights/{name}", value, step)
 
-    def log_embeddings(self, embeddings, step: int | None = None, metadata=None, name: str = "embeddings") -> None:
-        """Rows for TensorBoard's projector."""
-        if self.writer is not None:
-            self.writer.add_embedding(
-                array(embeddings), metadata, global_step=self.step if step is None else step, tag=name
-            )
+    def log_embeddings(self, name: str, embeddings, step: int | None = None, metadata=None, label_images=None) -> None:
+        """Rows [n, width] for TensorBoard's projector; on W&B a table. metadata: a label per row."""
+        rows = array(embeddings).reshape(len(embeddings), -1)
+        step = self.step if step is None else step
+        labels = None if metadata is None else [str(array(label)) for label in metadata]
+        if self.tb_writer is not None:
+            pictures = None if label_images is None else array(label_images)
+            self.tb_writer.add_embedding(rows, labels, pictures, global_step=step, tag=name)
+        if self.wandb_run is not None:
+            columns = [f"d{i}" for i in range(rows.shape[1])] + ["label"]
+            data = [[*row.tolist(), label] for row, label in zip(rows, labels or [""] * len(rows), strict=True)]
+            self._wandb.log({name: self._wandb.Table(columns=columns, data=data)}, step=step)
 
-    def accumulate_metrics(self, metrics: Mapping[str, Any]) -> None:
-        for name, value in metrics.items():
-            self.sums.setdefault(name, []).append(float(array(value)))
+    def log_prediction_comparison(self, predictions, targets, step: int | None = None, prefix: str = "predictions/"):
+        """Cosine similarity of flattened predictions and targets, and their mean distance, per level.
 
-    def log_accumulated_metrics(
-        self, step: int | None = None, prefix: str = "", reset: bool = True
-    ) -> dict[str, float]:
-        """Log and return the means of what was accumulated."""
-        means = {name: float(np.mean(values)) for name, values in self.sums.items()}
-        self.log_metrics(means, step, prefix)
-        if reset:
-            self.sums = {}
-        return means
+        predictions, targets: one array [batch, ...] or a list of them, one per level.
+        """
+        if not isinstance(predictions, (list, tuple)):
+            predictions, targets = [predictions], [targets]
+        found = {}
+        for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
+            a, b = (array(x).astype(np.float64).reshape(len(x), -1) for x in (prediction, target))
+            lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+            found[f"cosine_similarity_level_{level}"] = float(((a * b).sum(1) / np.maximum(lengths, 1e-8)).mean())
+            found[f"mse_level_{level}"] = float(np.square(a - b).mean())
+            self.log_histogram(f"{prefix}predictions_level_{level}", a, step)
+            self.log_histogram(f"{prefix}targets_level_{level}", b, step)
+        self.log_metrics(found, step, prefix)
 
-    def log_system_metrics(self, step: int | None = None) -> None:
-        """Memory in use on each device of this process, in GB, where the backend tells."""
-        import jax
+    # ---- the rest
 
-        found = {f"gpu{i}_memory_allocated_gb": device.memory_stats() for i, device in enumerate(jax.local_devices())}
-        known = {name: stats["bytes_in_use"] / 1e9 for name, stats in found.items() if stats}
-        if known:
-            self.log_metrics(known, step, "system/")
+    def watch_model(self, model, log: str = "all", log_freq: int = 100) -> None:
+        """Let W&B follow a torch module's gradients and weights ("gradients", "parameters" or "all")."""
+        if self.wandb_run is not None:
+            self._wandb.watch(model, log=log, log_freq=log_freq)
 
     def finish(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-        if self.wandb is not None:
-            self.wandb.finish()
+        """Close the files and the W&B run."""
+        if self.tb_writer is not None:
+            self.tb_writer.close()
+        if self.wandb_run is not None:
+            self._wandb.finish()
+
+
+def _installed_wandb() -> Any:
+    """W&B, or None with a warning where it is not installed: a script of the original runs on without it."""
+    try:
+        import wandb
+    except ImportError:
+        log.warning("wandb is not installed, so metrics go to TensorBoard only: pip install 'jaxtrain[tracking]'")
+        return None
+    return wandb
 
 
 def array(value) -> np.ndarray:
     """A number, an array or a tensor as numpy."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    return np.asarray(value.detach().float().cpu() if _is_floating(value) else _plain(value))
+
+
+def _is_floating(value) -> bool:
+    return hasattr(value, "is_floating_point") and value.is_floating_point()
+
+
+def _plain(value):
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
+def _number(value: Any) -> Any:
+    """A scalar as a float; text and the like as they are, for W&B."""
+    if isinstance(value, str) or value is None:
+        return value
+    found = array(value)
+    return float(found) if found.size == 1 else value

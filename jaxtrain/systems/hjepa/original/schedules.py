@@ -59,22 +59,42 @@ class EMAScheduler:
     steps_per_epoch: int = 1
     warmup_epochs: int = 0
 
+    @property
+    def warmup_steps(self) -> int:
+        return self.warmup_epochs * self.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
     def __call__(self, step: int) -> float:
-        warmup, total = self.warmup_epochs * self.steps_per_epoch, self.epochs * self.steps_per_epoch
-        if step < warmup:
+        if step < self.warmup_steps:
             return self.base_value
-        progress = min(1.0, (step - warmup) / (total - warmup))
+        progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return self.base_value + (self.final_value - self.base_value) * progress
 
     def step(self, step: int) -> float:
         return self(step)
 
+    def get_epoch_value(self, epoch: int) -> float:
+        return self(epoch * self.steps_per_epoch)
+
 
 class HierarchicalScheduler:
-    """One schedule per hierarchy level; a call gives the list of their values."""
+    """One schedule per hierarchy level; a call gives the list of their values.
+
+    As a trainer's `lr_scheduler` its l-th value is the rate of the optimizer's l-th parameter group.
+    """
 
     def __init__(self, schedulers: list):
-        self.schedulers = schedulers
+        self.schedulers = list(schedulers)
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.schedulers)
+
+    def __len__(self) -> int:
+        return len(self.schedulers)
 
     def __call__(self, step: int) -> list[float]:
         return [scheduler(step) for scheduler in self.schedulers]

@@ -62,12 +62,13 @@ class CheckpointManager:
     def should_save(self, epoch: int) -> bool:
         return (epoch + 1) % self.save_frequency == 0
 
-    def is_better(self, metric: float) -> bool:
+    def is_better_metric(self, metric: float) -> bool:
+        """Return True for a metric strictly better than the best so far."""
         return metric < self.best_metric if self.mode == "min" else metric > self.best_metric
 
     def update_best_metric(self, metric: float) -> bool:
         """Return True if `metric` is the best so far, and remember it."""
-        better = self.is_better(metric)
+        better = self.is_better_metric(metric)
         if better:
             self.best_metric = float(metric)
         return better
@@ -84,12 +85,13 @@ class CheckpointManager:
         extra_state: dict | None = None,
         config: dict | None = None,
     ) -> pathlib.Path:
-        """model: a torch module, this system's model, or a state dict. Gives the file's path."""
+        """model: a torch module (also inside DataParallel), this system's model, or a state dict. scheduler: an object
+        with a state_dict(), or a dict of values. extra_state: further entries. Gives the file's path."""
         content: dict[str, Any] = {
             "epoch": epoch,
             "model_state_dict": _state_of(model),
             "optimizer_state_dict": optimizer.state_dict() if optimizer is not None else None,
-            "scheduler_state_dict": scheduler if isinstance(scheduler, dict) else None,
+            "scheduler_state_dict": scheduler.state_dict() if hasattr(scheduler, "state_dict") else scheduler,
             "metrics": {key: float(value) for key, value in (metrics or {}).items()},
             "best_metric": float(self.best_metric),
         }
@@ -115,20 +117,30 @@ class CheckpointManager:
         self.best_checkpoints = self.best_checkpoints[: self.keep_best_n]
 
     def load_checkpoint(
-        self, checkpoint_path, model=None, optimizer=None, scaler=None, device: str = "cpu"
+        self, checkpoint_path, model=None, optimizer=None, scheduler=None, scaler=None, device=None, strict: bool = True
     ) -> dict[str, Any]:
-        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and the rest."""
+        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and the rest.
+
+        device: to move the model to, where torch has it. Raises FileNotFoundError for a file that is not there.
+        """
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")
         if isinstance(model, torch.nn.Module):
-            model.load_state_dict({key: to_torch(value) for key, value in state.items()})
-            model.to(device)
+            tensors = {key: to_torch(value) for key, value in state.items()}
+            getattr(model, "module", model).load_state_dict(tensors, strict=strict)
+            if device is not None:
+                model.to(available(device))
         elif model is not None:
             from torch_bridge.state_dict import load_state_dict
 
             load_state_dict(model, state)
-        for target, key in ((optimizer, "optimizer_state_dict"), (scaler, "scaler_state_dict")):
-            if target is not None and content.get(key) is not None:
+        parts = (
+            (optimizer, "optimizer_state_dict"),
+            (scheduler, "scheduler_state_dict"),
+            (scaler, "scaler_state_dict"),
+        )
+        for target, key in parts:
+            if hasattr(target, "load_state_dict") and content.get(key) is not None:
                 target.load_state_dict(_to_tensors(content[key]))
         self.best_metric = float(content.get("best_metric", self.best_metric))
         return content
@@ -151,6 +163,11 @@ class CheckpointManager:
 
     def _epoch_files(self) -> list[pathlib.Path]:
         return sorted(self.checkpoint_dir.glob("checkpoint_epoch_*.pth"))
+
+
+def available(device: Any) -> Any:
+    """The device, or the CPU where torch has no CUDA: the originals' scripts say "cuda" everywhere."""
+    return "cpu" if torch.device(device).type == "cuda" and not torch.cuda.is_available() else device
 
 
 def _state_of(model) -> dict[str, torch.Tensor]:

@@ -149,9 +149,11 @@ def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenera
     )
 
 
-def load_checkpoint(path, model=None, optimizer=None, device: str = "cpu") -> dict[str, Any]:
+def load_checkpoint(path, model=None, optimizer=None, scheduler=None, scaler=None, device=None) -> dict[str, Any]:
     """A `.pth` of the original (or of CheckpointManager) into torch objects; gives what else it holds."""
-    return CheckpointManager(pathlib.Path(path).parent).load_checkpoint(path, model, optimizer, device=device)
+    return CheckpointManager(pathlib.Path(path).parent).load_checkpoint(
+        path, model, optimizer, scheduler, scaler, device
+    )
 
 
 class HJEPATrainer:

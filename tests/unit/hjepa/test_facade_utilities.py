@@ -1,0 +1,180 @@
+"""The original's checkpoints, logger, progress and schedules in a user's hands."""
+
+import json
+import pathlib
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxtrain.systems import hjepa
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
+
+
+# ---- checkpoints
+
+
+def trained():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    return model, optimizer, scheduler, scaler
+
+
+def test_the_complete_training_state_comes_back(tmp_path):
+    model, optimizer, scheduler, scaler = trained()
+    manager = hjepa.CheckpointManager(tmp_path)
+    manager.update_best_metric(0.5)
+    path = manager.save_checkpoint(
+        3, model, optimizer, scheduler, scaler, {"val_loss": 0.5}, is_best=True, extra_state={"global_step": 7}
+    )
+    assert path.name == "checkpoint_epoch_0003.pth"
+    fresh, optimizer2, scheduler2, scaler2 = trained()
+    found = hjepa.CheckpointManager(tmp_path).load_checkpoint(
+        path, fresh, optimizer2, scheduler=scheduler2, scaler=scaler2, device="cuda"
+    )
+    assert (found["epoch"], found["metrics"], found["best_metric"], found["global_step"]) == (
+        3,
+        {"val_loss": 0.5},
+        0.5,
+        7,
+    )
+    assert torch.equal(fresh.weight, model.weight)
+    assert optimizer2.param_groups[0]["lr"] == 0.05
+    assert torch.equal(optimizer2.state[fresh.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    assert scheduler2.state_dict() == scheduler.state_dict()
+    assert scaler2.get_scale() == scaler.get_scale()
+
+
+def test_a_wrapped_model_is_saved_without_its_wrapper_and_loaded_into_one(tmp_path):
+    model = nn.DataParallel(nn.Linear(3, 2))
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, model)
+    assert list(torch.load(path, weights_only=True)["model_state_dict"]) == ["weight", "bias"]
+    other = nn.DataParallel(nn.Linear(3, 2))
+    hjepa.CheckpointManager(tmp_path).load_checkpoint(path, other)
+    assert torch.equal(other.module.weight, model.module.weight)
+
+
+def test_better_is_strict_in_both_modes(tmp_path):
+    low = hjepa.CheckpointManager(tmp_path, mode="min")
+    assert [low.update_best_metric(x) for x in (1.0, 1.0, 0.5)] == [True, False, True]
+    high = hjepa.CheckpointManager(tmp_path, mode="max")
+    assert (high.best_metric, high.is_better_metric(0.0)) == (float("-inf"), True)
+    with pytest.raises(ValueError, match="mode='median'"):
+        hjepa.CheckpointManager(tmp_path, mode="median")
+    with pytest.raises(FileNotFoundError):
+        low.load_checkpoint(tmp_path / "none.pth", nn.Linear(1, 1))
+
+
+# ---- logger
+
+
+@pytest.fixture
+def writer():
+    with mock.patch("jaxtrain.systems.hjepa.original.metrics_logger.SummaryWriter") as made:
+        yield made.return_value
+
+
+def test_scalars_levels_and_buffers(writer, tmp_path):
+    with hjepa.MetricsLogger("x", tmp_path / "logs", {"a": 1}, use_wandb=False) as logger:
+        logger.log_metrics({"loss": torch.tensor(0.5)}, prefix="train/")
+        logger.log_metrics({"loss": 0.25}, prefix="train/")
+        logger.log_hierarchical_losses({"loss": 1.0, "loss_h0": 0.5, "loss_h1": torch.tensor(0.25)}, step=4)
+        logger.accumulate_metrics({"acc": torch.tensor(1.0, requires_grad=True)})
+        logger.accumulate_metrics({"acc": 3.0})
+        assert logger.metrics_buffer["acc"] == [1.0, 3.0]
+        assert logger.log_accumulated_metrics(step=5, prefix="epoch/") == {"acc": 2.0}
+        assert not logger.metrics_buffer
+    scalars = [call.args for call in writer.add_scalar.call_args_list]
+    assert scalars == [
+        ("train/loss", 0.5, 0),
+        ("train/loss", 0.25, 1),
+        ("train/hierarchy/level_0", 0.5, 4),
+        ("train/hierarchy/level_1", 0.25, 4),
+        ("epoch/acc", 2.0, 5),
+    ]
+    writer.close.assert_called_once()
+    assert (logger.log_dir, logger.wandb_run, logger.use_tensorboard) == (tmp_path / "logs", None, True)
+
+
+def test_gradients_weights_embeddings_and_comparisons(writer, tmp_path):
+    logger = hjepa.MetricsLogger("x", tmp_path, use_wandb=False)
+    model = nn.Linear(2, 2)
+    logger.log_model_gradients(model, step=1)
+    assert not writer.add_histogram.called
+    model(torch.ones(1, 2)).sum().backward()
+    logger.log_model_gradients(model, step=1)
+    logger.log_model_weights(model, step=1)
+    names = [call.args[0] for call in writer.add_histogram.call_args_list]
+    assert names == ["gradients/weight", "gradients/bias", "weights/weight", "weights/bias"]
+    logger.log_embeddings("features", torch.randn(3, 4), step=2, metadata=[0, 1, 2])
+    assert writer.add_embedding.call_args.args[0].shape == (3, 4)
+    x = torch.randn(3, 2, 4, dtype=torch.bfloat16)
+    logger.log_prediction_comparison([x, x], [x, -x], step=2)
+    found = dict(call.args[:2] for call in writer.add_scalar.call_args_list)
+    assert found["predictions/cosine_similarity_level_0"] == pytest.approx(1.0)
+    assert found["predictions/cosine_similarity_level_1"] == pytest.approx(-1.0)
+    logger.log_system_metrics(step=2)
+    assert writer.add_scalar.call_args_list[-1].args[0].startswith("system/")
+    logger.log_image("mask", np.zeros((5, 6), np.uint8))
+    assert writer.add_image.call_args.args[1].shape == (1, 5, 6)
+
+
+def test_wandb_gets_all_of_it(writer, tmp_path):
+    fake = mock.MagicMock()
+    with mock.patch.dict(sys.modules, {"wandb": fake}):
+        logger = hjepa.MetricsLogger("x", tmp_path, {"a": 1}, use_tensorboard=False, wandb_tags=["t"])
+        assert fake.init.call_args.kwargs["tags"] == ["t"]
+        logger.log_metrics({"loss": 1.0, "note": "text"}, step=3, commit=False)
+        fake.log.assert_called_with({"loss": 1.0, "note": "text"}, step=3, commit=False)
+        logger.log_image("i", torch.rand(3, 4, 4), step=3, caption="one")
+        assert fake.Image.call_args.kwargs == {"caption": "one"}
+        logger.log_images("g", torch.rand(2, 3, 4, 4), captions=["a", "b"])
+        logger.log_histogram("h", torch.rand(4))
+        logger.log_embeddings("e", torch.rand(2, 3))
+        logger.watch_model(nn.Linear(1, 1), log_freq=5)
+        assert fake.watch.call_args.kwargs == {"log": "all", "log_freq": 5}
+        logger.finish()
+    fake.finish.assert_called_once()
+    assert not writer.add_scalar.called
+
+
+# ---- progress, early stopping, schedules
+
+
+def test_progress_counts_and_names_the_time_left():
+    tracker = hjepa.ProgressTracker(total_epochs=2, steps_per_epoch=4)
+    assert (tracker.get_eta(), tracker.total_steps) == ("N/A", 8)
+    tracker.start_epoch(1)
+    tracker.step_times = []
+    tracker._last -= 10
+    tracker.step()
+    assert tracker.get_progress() == pytest.approx(5 / 8)
+    assert tracker.get_eta() == "0:00:30"
+    assert tracker.end_epoch({"loss": 1.0}) >= 0
+    assert tracker.format_time(3723) == "1:02:03"
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDEN / "schedules.json").read_text())["early_stopping"])
+def test_early_stopping_is_the_originals(case):
+    stopping = hjepa.EarlyStopping(**case["kwargs"])
+    assert [stopping(value) for value in case["metric"]] == case["stop"]
+    assert (stopping.best_score, stopping.counter) == (case["best_after"], case["counter_after"])
+
+
+def test_schedules_have_their_numbers_as_attributes():
+    cosine = hjepa.CosineScheduler(1e-3, 1e-6, epochs=10, steps_per_epoch=5, warmup_epochs=2)
+    assert (cosine.base_value, cosine.warmup_steps, cosine.total_steps) == (1e-3, 10, 50)
+    ema = hjepa.EMAScheduler(0.99, 1.0, epochs=10, steps_per_epoch=5, warmup_epochs=2)
+    assert (ema.warmup_steps, ema.total_steps, ema.get_epoch_value(10)) == (10, 50, 1.0)
+    levels = hjepa.HierarchicalScheduler([cosine, ema])
+    assert (levels.num_levels, levels(10)) == (2, [1e-3, 0.99])

@@ -7,11 +7,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from flax import nnx
 
 from jaxtrain import nn
 from jaxtrain.nn.lora import LoRALinear
 from jaxtrain.systems.memory_lm.banks import dequantize, quantize
+from jaxtrain.systems.memory_lm.original import torch_models
 from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.router import (
@@ -68,7 +70,9 @@ def replay_router(case: dict, tensors: dict) -> dict:
         if strategy == "token_level":
             twice = {name: 2 * value for name, value in terms.items()}
             out["loss/losses_py_mean_of_two"] = compute_router_auxiliary_loss([terms, twice, {}], 0.3, 0.7, 0.05)
-    router = router_with(params)
+    router = torch_models.ChapterRouter(case["hidden_dim"], case["num_chapters"], case["top_k"], shared, window)
+    router.router.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+    hidden = torch.tensor(tensors["in/hidden_states"])
     for strategy in ("sequence", "sequence-rolling", "rolling", "token", "hybrid"):
         helper = create_inference_router(strategy, router, window_size=window)
         first = helper.route(hidden)
@@ -78,6 +82,7 @@ def replay_router(case: dict, tensors: dict) -> dict:
         if strategy in ("rolling", "hybrid"):
             step = helper.route(3 * hidden[:, :1])
             out[f"out/infer_{strategy}/step_indices"], out[f"out/infer_{strategy}/step_weights"] = step
+    out = {key: value.detach().numpy() if isinstance(value, torch.Tensor) else value for key, value in out.items()}
     return {key: np.asarray(value, np.int64) if key.endswith("indices") else value for key, value in out.items()}
 
 

@@ -42,9 +42,9 @@ def rotate(x, angles, scale: float = 1.0):
     return turned.to(x.dtype)
 
 
-def attention(q, k, v, mask=None):
+def attention(q, k, v, mask=None, dropout: float = 0.0):
     """[batch, time, head, width] each, k and v with fewer heads; mask: bool [batch, 1, query, key]. A query that may
-    see nothing gives 0."""
+    see nothing gives 0. dropout: of the probabilities."""
     groups = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -53,6 +53,7 @@ def attention(q, k, v, mask=None):
     p = scores.softmax(-1)
     if mask is not None:
         p = p.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    p = functional.dropout(p, dropout) if dropout else p
     return (p @ v).transpose(1, 2)
 
 
@@ -75,10 +76,11 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         angles = view.positions[..., None].float() * torch.tensor(config.inv_freq, dtype=torch.float32, device=x.device)
         q, k = rotate(q, angles, config.attention_scale), rotate(k, angles, config.attention_scale)
+        k, v = view.extend(k, v)
         mask = view.mask
         if self.window is not None:
-            place = torch.arange(x.shape[1], device=x.device)
-            mask = mask & (place[None] > place[:, None] - self.window)
+            place = torch.arange(k.shape[1], device=x.device)
+            mask = mask & (place[None] > place[view.start :, None] - self.window)
         return self.o_proj(attention(q, k, v, mask).flatten(2))
 
 
@@ -133,9 +135,20 @@ class LoRALinear(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
         self.scale, self.dropout = alpha / rank, nn.Dropout(dropout)
+        self.merged = False
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the update to the weight, once; the layer then computes with the weight alone."""
+        if not self.merged:
+            update = (self.lora_B.float() @ self.lora_A.float()) * self.scale
+            self.weight = nn.Parameter((self.weight + update).to(self.weight.dtype), requires_grad=False)
+            self.merged = True
 
     def forward(self, x):
         y = functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        if self.merged:
+            return y
         x = self.dropout(x).to(self.lora_A.dtype)
         update = functional.linear(functional.linear(x, self.lora_A), self.lora_B)
         return y + (update * self.scale).to(y.dtype)

@@ -1,11 +1,9 @@
-"""The original's five standalone routing helpers. They look at a router's weights alone: shared chapters, masks and
-scaling are not theirs. The models route in `reading.py`."""
+"""The original's five standalone routing helpers, in torch. They look at a router's weights alone: shared chapters,
+masks and scaling are not theirs. The models route by themselves (torch_memory.Router)."""
 
-import jax
-import jax.numpy as jnp
+import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.router import rolling_mean
 
 
 class SequenceRouter:
@@ -15,27 +13,27 @@ class SequenceRouter:
         self.router = router
         self.window_size = window_size
 
-    def route(self, hidden):
+    def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [batch, time, width] -> indices and weights [batch, k]."""
         return self._choose(hidden.mean(1))
 
-    def _choose(self, pooled):
-        p = jax.nn.softmax(self.router.router(pooled), axis=-1)
-        weights, indices = jax.lax.top_k(p, self.router.top_k)
-        return indices, weights / weights.sum(-1, keepdims=True)
+    def _choose(self, pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, indices = self.router.router(pooled).softmax(-1).topk(self.router.top_k, -1)
+        return indices, weights / weights.sum(-1, keepdim=True)
 
 
 class SequenceRollingRouter(SequenceRouter):
     """One choice from the mean of the rolling means."""
 
-    def route(self, hidden):
-        return self._choose(rolling_mean(hidden, self.window_size))
+    def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ones = torch.ones(hidden.shape[:2], device=hidden.device)
+        return self._choose(self.router.mean(hidden, ones, self.window_size))
 
 
 class TokenRouter(SequenceRouter):
     """One choice per token: indices and weights [batch, time, k]."""
 
-    def route(self, hidden):
+    def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._choose(hidden)
 
 
@@ -44,10 +42,10 @@ class RollingRouter(SequenceRouter):
 
     def __init__(self, router, window_size: int = 128):
         super().__init__(router, window_size)
-        self.cache = None
+        self.cache: torch.Tensor | None = None
 
-    def route(self, hidden):
-        states = hidden if self.cache is None else jnp.concatenate([self.cache, hidden], axis=1)
+    def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states = hidden if self.cache is None else torch.cat([self.cache, hidden], 1)
         self.cache = states[:, -self.window_size :]
         return self._choose(self.cache.mean(1))
 
@@ -62,12 +60,12 @@ class HybridRouter(RollingRouter):
         super().__init__(router, window_size)
         self.generating = False
 
-    def start_generation(self, hidden) -> None:
+    def start_generation(self, hidden: torch.Tensor) -> None:
         """hidden: the prompt's states; its last window is kept."""
         self.generating = True
         self.cache = hidden[:, -self.window_size :]
 
-    def route(self, hidden):
+    def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return super().route(hidden) if self.generating else self._choose(hidden.mean(1))
 
     def reset(self) -> None:

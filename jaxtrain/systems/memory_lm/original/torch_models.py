@@ -1,0 +1,376 @@
+"""MemoryTransformer, MemoryAdapter and their parts as the original's users know them: torch modules."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm import torch_backbone, torch_memory, torch_twin
+from jaxtrain.systems.memory_lm.config import Memory, Model
+from jaxtrain.systems.memory_lm.original import legacy_config
+from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
+from jaxtrain.systems.memory_lm.torch_memory import (
+    ChapteredMemoryBank,
+    FactorizedMemoryBank,
+    MemoryBank,
+    QuantizedMemoryBank,
+    ReducedDimMemoryBank,
+    View,
+)
+
+__all__ = [
+    "ChapterRouter",
+    "ChapteredMemoryBank",
+    "Config",
+    "FactorizedMemoryBank",
+    "LoRALinear",
+    "MemoryAdapter",
+    "MemoryBank",
+    "MemoryConfig",
+    "MemoryCrossAttention",
+    "MemoryTransformer",
+    "ModelConfig",
+    "QuantizedMemoryBank",
+    "ReducedDimMemoryBank",
+    "compute_router_auxiliary_loss",
+    "extract_memory_weights",
+    "merge_adapter_weights",
+    "quantize_memory_for_deployment",
+]
+
+IGNORE = torch_twin.IGNORE
+LOSSES = ("load_balance", "auxiliary", "z_loss")
+
+
+def _dataclass(name: str, section: type, leave_out: Sequence[str] = ()) -> type:
+    """A mutable dataclass with a section's fields and defaults, as the original has it."""
+    fields = []
+    for key, field in section.model_fields.items():
+        if key not in leave_out:
+            make = field.get_default
+            fields.append((key, Any, dataclasses.field(default_factory=lambda make=make: copy.deepcopy(make()))))
+    return dataclasses.make_dataclass(name, fields, namespace={"__module__": __name__})
+
+
+ModelConfig = _dataclass("ModelConfig", Model, legacy_config.OWN["model"])
+MemoryConfig = _dataclass("MemoryConfig", Memory, legacy_config.OWN["memory"])
+
+
+@dataclasses.dataclass
+class Config:
+    """The three sections of a config file. The models and the Trainer write into it, as the original's do."""
+
+    model: Any = dataclasses.field(default_factory=ModelConfig)
+    memory: Any = dataclasses.field(default_factory=MemoryConfig)
+    training: Any = dataclasses.field(default_factory=TrainingConfig)
+
+
+# --- router's losses ---------------------------------------------------------------------------------------------
+
+
+def router_losses(indices: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    """load_balance, auxiliary, z_loss and entropy of a choice: indices [..., k], logits [..., chapter].
+
+    The formulas of `router.router_losses`, over all rows.
+    """
+    chapters = logits.shape[-1]
+    logits = logits.reshape(-1, chapters).float()
+    p = logits.softmax(-1)
+    chosen = functional.one_hot(indices.reshape(len(logits), -1), chapters).sum(1).to(p.dtype)
+    return {
+        "load_balance": chapters * (chosen.mean(0).detach() * p.mean(0)).sum(),
+        "auxiliary": (p.square().mean(0) - 1 / chapters).square().mean(),
+        "z_loss": logits.logsumexp(-1).square().mean(),
+        "entropy": -(p * p.clamp_min(1e-12).log()).sum(-1).mean(),
+    }
+
+
+def compute_router_auxiliary_loss(
+    router_losses: Sequence[Mapping[str, Any]],
+    load_balance_coef: float = 0.01,
+    auxiliary_coef: float = 0.0,
+    z_loss_coef: float = 0.0,
+) -> torch.Tensor:
+    """The terms of each layer times their coefficients, averaged over the layers that have any; 0 for none.
+
+    router_losses: dicts of tensors or numbers. Coefficients <= 0 and absent terms count nothing.
+    """
+    scale = dict(zip(LOSSES, (load_balance_coef, auxiliary_coef, z_loss_coef), strict=True))
+    totals = [
+        sum((torch.as_tensor(terms[name]) * c for name, c in scale.items() if c > 0 and name in terms), torch.zeros(()))
+        for terms in router_losses
+        if terms
+    ]
+    return torch.stack(totals).mean() if totals else torch.zeros(())
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+class ChapterRouter(torch_memory.Router):
+    """Choose `top_k` of `num_chapters` chapters; the first exclude_prefix_chapters, which all tokens read, never.
+
+    Raises UserError where top_k does not fit.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        num_chapters: int,
+        top_k: int,
+        exclude_prefix_chapters: int = 0,
+        rolling_window_size: int = 128,
+    ):
+        if not 0 < top_k <= num_chapters:
+            raise UserError(f"top_k: {top_k}, wanted 1 to num_chapters={num_chapters}")
+        section = Memory(
+            num_chapters=num_chapters,
+            top_k_chapters=top_k,
+            num_shared_chapters=exclude_prefix_chapters,
+            routing_window_size=rolling_window_size,
+        )
+        super().__init__(section, hidden_dim)
+        self.num_chapters, self.top_k = num_chapters, top_k
+
+    def forward(self, hidden_states, routing_strategy: str = "sequence"):  # type: ignore[override]
+        """hidden_states: [batch, time, width] -> indices and weights [batch, k], and the losses; `token` takes the mean
+        of the tokens' logits, see `route_token_level`."""
+        name = routing_strategy.replace("_", "-")
+        if name not in ("sequence", "sequence-rolling", "token"):
+            raise UserError(
+                f"routing strategy {routing_strategy!r} is unknown, wanted sequence, sequence-rolling or token"
+            )
+        ones = torch.ones(hidden_states.shape[:2], device=hidden_states.device)
+        window = self.memory.routing_window_size if name == "sequence-rolling" else None
+        return self._chosen(self.mean(hidden_states, ones, window))  # the router is linear: its mean is the mean's
+
+    def route_token_level(self, hidden_states):
+        """One choice per token: indices and weights [batch, time, k], and the losses."""
+        return self._chosen(hidden_states)
+
+    def _chosen(self, pooled):
+        indices, weights, logits = self.choose(self.router(pooled))
+        return indices, weights, router_losses(indices, logits)
+
+
+class MemoryCrossAttention(torch_memory.MemoryAttention):
+    """Queries from the stream, keys and values from memory tokens [token, width] or [batch, token, width].
+
+    memory_dim: of the memory's vectors. projection_rank: of low-rank projections; None for full ones.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        memory_dim: int | None = None,
+        dropout: float = 0.0,
+        projection_rank: int | None = None,
+    ):
+        section = Memory(
+            memory_dim=memory_dim,
+            use_low_rank_projections=projection_rank is not None,
+            projection_rank=projection_rank or 1,
+        )
+        super().__init__(section, hidden_dim, num_heads, num_kv_heads or num_heads, dropout)
+
+    def forward(self, hidden_states, memory):  # type: ignore[override]
+        memory = memory if memory.ndim == 3 else memory.expand(len(hidden_states), -1, -1)
+        return self.project("o", self.attend(self.heads("q", hidden_states), memory).flatten(2))
+
+
+class LoRALinear(torch_backbone.LoRALinear):
+    """y = x W^T + b + (drop(x) A^T) B^T alpha / rank; W and b are frozen."""
+
+    def __init__(self, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05):
+        super().__init__(linear, rank, alpha, dropout)
+        self.weight.requires_grad_(False)
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05) -> "LoRALinear":
+        """The LoRA of a layer, which keeps its weights."""
+        return cls(linear, rank, alpha, dropout)
+
+
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+class _Model(torch_twin.MemoryModel):
+    """What the original's two models share: the call."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_offset: int = 0,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Sequence | None = None,
+        use_cache: bool = False,
+        **ignored: Any,
+    ) -> dict[str, Any]:
+        """logits; loss (cross-entropy in nats per label, plus the router's terms in training) where labels are given;
+        past_key_values, (keys, values) [batch, time, head, width] by layer, with use_cache; router_losses, a dict by
+        memory layer in training.
+
+        attention_mask: [batch, key], those of the cache included. position_offset: of the first token, where there are
+        no position_ids. A cached call without past_key_values begins anew.
+        """
+        if use_cache and self.memory.use_chapters and self.memory.routing_strategy_inference == "prefix":
+            raise UserError("use_cache: prefix routing has no cache here; jaxtrain.generate decodes with it")
+        if use_cache and not past_key_values:
+            self._windows = {}
+        present: list | None = [] if use_cache else None
+        mask = None if attention_mask is None else attention_mask.bool()
+        if position_ids is None:
+            places = torch.arange(input_ids.shape[1], device=input_ids.device) + position_offset
+            position_ids = places[None].expand(len(input_ids), -1)
+        view = View(input_ids, mask, position_ids, None, past_key_values, present, self._windows if use_cache else None)
+        logits = self.head(self.hidden(input_ids, view))
+        terms: list[dict] = []
+        if self.training:
+            terms = [router_losses(indices, scores) for indices, _, scores in view.routing.values()]
+        loss = None
+        if labels is not None:
+            flat = logits[:, :-1].float().flatten(0, 1)
+            loss = functional.cross_entropy(flat, labels[:, 1:].flatten(), ignore_index=IGNORE)
+            loss = loss + self._aggregate_router_losses(terms) if terms else loss
+        return {"logits": logits, "loss": loss, "past_key_values": present, "router_losses": terms}
+
+    def _aggregate_router_losses(self, terms: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
+        memory = self.memory
+        return compute_router_auxiliary_loss(
+            terms,
+            memory.load_balance_coefficient if memory.use_load_balance_loss else 0.0,
+            memory.auxiliary_loss_coefficient if memory.use_auxiliary_loss else 0.0,
+            memory.z_loss_coefficient if memory.use_z_loss else 0.0,
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **options: Any):
+        """torch's own; arrays will do, too."""
+        return super().load_state_dict({key: as_tensor(value) for key, value in state_dict.items()}, strict, **options)
+
+    def settle(self, config: Config) -> None:
+        self.config = config
+        self._windows: dict[int, torch.Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def get_num_params(self, trainable_only: bool = False) -> int:
+        """The number of parameters, tied ones once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad or not trainable_only)
+
+
+class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
+    """The model from scratch. Writes the effective length into the config, as the original does."""
+
+    def __init__(self, config: Config):
+        section, memory = _sections(config)
+        torch_twin.MemoryTransformer.__init__(self, section, memory)
+        config.model.max_seq_len = config.model.max_position_embeddings = section.length
+        self.settle(config)
+        self._initialise(section)
+
+    def _initialise(self, section: Model) -> None:
+        """Every Linear and Embedding normal, biases 0; then the overrides and the zeroed memory outputs."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=section.initializer_range)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.layers:
+            if section.self_attn_wo_init_std is not None:
+                nn.init.normal_(block.self_attn.o_proj.weight, std=section.self_attn_wo_init_std)
+            if section.mlp_down_proj_init_std is not None:
+                for mlp in (block.mlp, getattr(block, "post_memory_mlp", None)):
+                    if mlp is not None:
+                        nn.init.normal_(mlp.down_proj.weight, std=section.mlp_down_proj_init_std)
+            if block.variant is not None and self.memory.wo_init_zero:
+                nn.init.zeros_(block.memory_attn.output.weight)
+
+
+class MemoryAdapter(_Model, torch_twin.MemoryAdapter):
+    """A pretrained model with memory; its weights are read from `model.base_model_name`. Base weights are frozen where
+    `model.freeze_base_model` says so, and under LoRA always."""
+
+    def __init__(self, config: Config):
+        from jaxtrain.systems.memory_lm import adapter, param_groups
+
+        section, memory = _sections(config)
+        backbone = adapter.backbone_config(section)
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = dtypes.get(config.training.mixed_precision, torch.float32)
+        torch_twin.MemoryAdapter.__init__(self, backbone, memory, dtype, section.dropout)
+        settings = checked(config)
+        state = adapter.initial_weights(settings) or {}
+        self.load_state_dict(state, strict=False)
+        for router in self.routers.values():
+            nn.init.normal_(router.router.weight, std=0.02)
+            nn.init.zeros_(router.router.bias)
+        for part in self.memory_adapters.values():
+            if memory.wo_init_zero:
+                nn.init.zeros_(part.memory_attn.output.weight)
+        for key, parameter in self.named_parameters():
+            parameter.requires_grad_(param_groups.trainable(key, settings))
+        config.model.num_layers = backbone.num_layers
+        self.settle(config)
+
+
+def _sections(config: Config) -> tuple[Model, Memory]:
+    """The sections, checked. Raises UserError with every mistake."""
+    settings = checked(config)
+    return settings.model, settings.memory
+
+
+def checked(config: Config, **changes: Any) -> Any:
+    """The settings of this project."""
+    from jaxtrain import config_io
+
+    return config_io.check(legacy_config.convert(dataclasses.asdict(config)) | changes, "the original's config")[1]
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    import numpy as np
+
+    from torch_bridge.datasets import to_torch
+
+    return value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))
+
+
+# --- trained weights ---------------------------------------------------------------------------------------------
+
+
+def merge_adapter_weights(model: _Model) -> dict[str, torch.Tensor]:
+    """Add every LoRA to its weight, in place, and give the state dict without the LoRA's own matrices (the original
+    keeps them, so that loading its result applies the update twice)."""
+    for module in model.modules():
+        if isinstance(module, torch_backbone.LoRALinear):
+            module.merge()
+    return {key: value for key, value in model.state_dict().items() if not key.endswith((".lora_A", ".lora_B"))}
+
+
+def extract_memory_weights(model: _Model) -> dict[str, torch.Tensor]:
+    """The weights that belong to the memory, norms included (the original misses these)."""
+    from jaxtrain.systems.memory_lm.param_groups import param_group
+
+    return {k: v for k, v in model.state_dict().items() if param_group(k, None) in ("memory", "memory_bank")}
+
+
+def quantize_memory_for_deployment(model: _Model, bits: int = 8) -> _Model:
+    """Replace every bank by its quantised form, in place; low-rank banks are multiplied out first."""
+    for i, bank in enumerate(model.memory_banks):
+        if isinstance(bank, ChapteredMemoryBank):
+            bank.base_bank = QuantizedMemoryBank(bank.base_bank.get_memory(), bits)
+        else:
+            model.memory_banks[i] = QuantizedMemoryBank(bank.get_memory(), bits)
+    return model

@@ -1,0 +1,323 @@
+"""The memory in plain torch: banks, router, cross-attention, and what one call of a model knows of its tokens."""
+
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.torch_backbone import Linear, attention
+
+PER_TOKEN = ("token", "prefix")
+
+
+class View:
+    """Positions, masks and caches of one call.
+
+    mask: bool [batch, key], keys of earlier calls included. past: (keys, values) by layer of earlier calls; they and
+    this call's are collected in `present`, a list, where it is given. windows: by layer, what the routing strategies
+    rolling and hybrid keep between calls; None where there is no cache. routing: (indices, weights, logits) by layer,
+    filled by the model.
+    """
+
+    def __init__(self, ids, mask=None, positions=None, segments=None, past=None, present=None, windows=None):
+        time, device = ids.shape[1], ids.device
+        self.start = past[0][0].shape[1] if past else 0
+        keys = self.start + time
+        if mask is not None and mask.shape[1] != keys:
+            raise UserError(
+                f"attention_mask: {mask.shape[1]} columns, wanted {keys}: those of the cache and of the input"
+            )
+        self.full_mask, self.token_mask = mask, None if mask is None else mask[:, -time:]
+        places = torch.arange(self.start, keys, device=device)
+        self.positions = places[None].expand(len(ids), -1) if positions is None else positions
+        self.mask = (torch.arange(keys, device=device)[None] <= places[:, None])[None, None]
+        if mask is not None:
+            self.mask = self.mask & mask[:, None, None]
+        if segments is not None:
+            self.mask = self.mask & (segments[:, None, :, None] == segments[:, None, None, :])
+        self.segments, self.past, self.present, self.windows = segments, past, present, windows
+        self.layer = 0
+        self.strategy = "sequence"
+        self.routing: dict[int, tuple] = {}
+
+    def extend(self, k, v):
+        """Keys and values of this call -> those that its queries may look at."""
+        if self.past:
+            k, v = (torch.cat([old, new], 1) for old, new in zip(self.past[self.layer], (k, v), strict=True))
+        if self.present is not None:
+            self.present.append((k, v))
+        return k, v
+
+    def window(self, hidden, size: int):
+        """The last `size` block inputs of all calls, [batch, state, width], and which are real, [batch, state]."""
+        seen = self.windows.get(self.layer)
+        states = (hidden.detach() if seen is None else torch.cat([seen, hidden.detach()], 1))[:, -size:]
+        self.windows[self.layer] = states
+        ones = torch.ones(states.shape[:2], device=states.device)
+        return states, ones if self.full_mask is None else self.full_mask[:, -states.shape[1] :].float()
+
+
+# --- banks -------------------------------------------------------------------------------------------------------
+
+
+class MemoryBank(nn.Module):
+    """memory: [token, width], normal with init_std."""
+
+    bits: int | None = None  # of the bank as it is evaluated
+
+    def __init__(self, num_memory_tokens: int, memory_dim: int, init_std: float = 0.02):
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(num_memory_tokens, memory_dim) * init_std)
+
+    def get_memory(self) -> torch.Tensor:
+        """Every memory vector: [token, width]."""
+        return self.memory
+
+    def forward(self) -> torch.Tensor:
+        bank = self.get_memory()
+        return bank if self.training or self.bits is None else QuantizedMemoryBank(bank, self.bits).get_memory()
+
+
+class FactorizedMemoryBank(MemoryBank):
+    """A: [token, rank], B: [width, rank]; the memory is A B^T."""
+
+    def __init__(self, num_memory_tokens: int, memory_dim: int, rank: int, init_std: float = 0.02):
+        nn.Module.__init__(self)
+        self.A = nn.Parameter(torch.randn(num_memory_tokens, rank) * init_std)
+        self.B = nn.Parameter(torch.randn(memory_dim, rank) * rank**-0.5)
+
+    def get_memory(self) -> torch.Tensor:
+        return self.A @ self.B.T
+
+
+class ReducedDimMemoryBank(MemoryBank):
+    """memory: [token, rank]; attention works in the reduced width."""
+
+    def __init__(self, num_memory_tokens: int, rank: int, init_std: float = 0.02):
+        super().__init__(num_memory_tokens, rank, init_std)
+
+
+class QuantizedMemoryBank(nn.Module):
+    """A bank in 8 or 4 bits for inference: buffers quantized_memory int8 [token, width or width / 2], scales [token].
+
+    Every row has the scale max / 127 (4 bits: / 7), at least 1e-8; values round half to even. In 4 bits column 2j fills
+    the low half of a byte, 2j + 1 the high half. Raises UserError for other bits, and for an odd width in 4 bits.
+    """
+
+    def __init__(self, memory: torch.Tensor, bits: int = 8):
+        super().__init__()
+        if bits not in (8, 4):
+            raise UserError(f"memory.memory_quant_bits: {bits}, wanted 8 or 4")
+        if bits == 4 and memory.shape[-1] % 2:
+            raise UserError(f"a bank of odd width {memory.shape[-1]} cannot be packed into 4 bits; use 8")
+        memory, top = memory.detach().float(), 2 ** (bits - 1) - 1
+        scales = (memory.abs().amax(-1) / top).clamp_min(1e-8)
+        values = (memory / scales[:, None]).round().clamp(-top - 1, top).to(torch.int8)
+        values = values if bits == 8 else (values[:, 0::2] & 0x0F) | (values[:, 1::2] << 4)
+        self.register_buffer("quantized_memory", values)
+        self.register_buffer("scales", scales)
+        self.bits = bits
+
+    def get_memory(self) -> torch.Tensor:
+        """float32 [token, width]."""
+        values = self.quantized_memory
+        if self.bits == 4:
+            values = torch.stack([(values << 4) >> 4, values >> 4], -1).flatten(1)
+        return values.float() * self.scales[:, None]
+
+    forward = get_memory
+
+
+class ChapteredMemoryBank(nn.Module):
+    """A bank cut into chapters of consecutive tokens; keys gain `base_bank.`."""
+
+    def __init__(self, base_bank: nn.Module, num_chapters: int):
+        super().__init__()
+        tokens = len(base_bank.get_memory())
+        if tokens % num_chapters:
+            raise UserError(f"memory.num_chapters: {tokens} memory tokens are no multiple of {num_chapters} chapters")
+        self.base_bank, self.num_chapters = base_bank, num_chapters
+        self.tokens_per_chapter = tokens // num_chapters
+
+    def get_memory(self) -> torch.Tensor:
+        return self.base_bank.get_memory()
+
+    def get_chapters(self, indices: torch.Tensor) -> torch.Tensor:
+        """Memory of the chapters `indices` [batch, k] one after another: [batch, k x token, width]."""
+        return self()[indices].flatten(-3, -2)
+
+    def forward(self) -> torch.Tensor:
+        return self.base_bank().unflatten(0, (self.num_chapters, -1))
+
+
+def make_bank(memory, width: int) -> nn.Module:
+    """The bank that a `memory` section describes. width: memory_dim, or the model's."""
+    tokens, std = memory.num_memory_tokens, memory.memory_init_std
+    if memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim":
+        bank: MemoryBank = ReducedDimMemoryBank(tokens, memory.memory_rank, std)
+    elif memory.use_low_rank_memory:
+        bank = FactorizedMemoryBank(tokens, width, memory.memory_rank, std)
+    else:
+        bank = MemoryBank(tokens, width, std)
+    bank.bits = memory.memory_quant_bits if memory.quantize_memory else None
+    return ChapteredMemoryBank(bank, memory.num_chapters) if memory.use_chapters else bank
+
+
+def bank_width(memory, width: int) -> int:
+    reduced = memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim"
+    return memory.memory_rank if reduced else memory.memory_dim or width
+
+
+# --- router ------------------------------------------------------------------------------------------------------
+
+
+class Router(nn.Module):
+    def __init__(self, memory, width: int):
+        super().__init__()
+        self.router = Linear(width, memory.num_chapters)
+        self.memory = memory
+
+    def forward(self, hidden, view, strategy):
+        """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's logit."""
+        memory = self.memory
+        hidden = hidden.to(torch.promote_types(hidden.dtype, self.router.weight.dtype))
+        if strategy == "token":
+            pooled = hidden
+        elif strategy == "prefix":
+            pooled = self.prefix(hidden, view)
+        elif view.segments is not None:
+            window = memory.routing_window_size if strategy == "sequence-rolling" else 1
+            pooled = self.document_mean(hidden, view, window)
+        elif strategy in ("rolling", "hybrid") and view.windows is not None:
+            pooled = self.windowed(hidden, view, strategy)
+        else:
+            mask = view.token_mask if memory.mask_aware_pooling and view.token_mask is not None else None
+            ones = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask.float()
+            window = memory.routing_window_size if strategy == "sequence-rolling" else None
+            pooled = self.mean(hidden, ones, window)
+        return self.choose(self.router(pooled))
+
+    def choose(self, logits):
+        """Indices and weights [..., k] of the likeliest chapters that are not shared, and the logits."""
+        memory, shared = self.memory, self.memory.num_shared_chapters
+        p = logits.softmax(-1)
+        p = p[..., shared:] / p[..., shared:].sum(-1, keepdim=True).clamp_min(1e-12)
+        weights, indices = p.topk(min(memory.top_k_chapters, p.shape[-1]), -1)
+        return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12), logits
+
+    def windowed(self, hidden, view, strategy):
+        """Pool the last states of all calls; hybrid the whole prompt first."""
+        states, real = view.window(hidden, self.memory.routing_window_size)
+        if strategy == "hybrid" and view.start == 0:
+            ones = torch.ones(hidden.shape[:2], device=hidden.device) if view.token_mask is None else view.token_mask
+            return self.mean(hidden, ones.float(), None)
+        return self.mean(states, real, None)
+
+    @staticmethod
+    def mean(hidden, ones, window):
+        if window is not None:
+            place = torch.arange(hidden.shape[1], device=hidden.device)
+            near = (place[None] <= place[:, None]) & (place[None] > place[:, None] - window)
+            weights = near[None] * ones[:, None]
+            hidden = weights @ hidden / weights.sum(-1, keepdim=True).clamp_min(1.0)
+        return (hidden * ones[..., None]).sum(1) / ones.sum(1, keepdim=True).clamp_min(1.0)
+
+    @staticmethod
+    def document_mean(hidden, view, window):
+        same = (view.segments[:, :, None] == view.segments[:, None, :]).float()
+        near = same.tril() - same.tril(-window)
+        rolling = near @ hidden / near.sum(-1, keepdim=True)
+        return same @ rolling / same.sum(-1, keepdim=True)
+
+    @staticmethod
+    def prefix(hidden, view):
+        seen = view.mask[:, 0].float().expand(len(hidden), -1, -1)
+        return seen @ hidden / seen.sum(-1, keepdim=True).clamp_min(1.0)
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
+
+
+class MemoryAttention(nn.Module):
+    def __init__(self, memory, width: int, heads: int, kv_heads: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = dropout if memory.memory_dropout is None else memory.memory_dropout
+        heads, kv_heads = memory.memory_num_heads or heads, memory.memory_num_kv_heads or kv_heads
+        wide = bank_width(memory, width)
+        reduced = memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim"
+        inner = wide if reduced else width
+        self.head = inner // heads
+        sizes = {"q": (width, inner), "k": (wide, kv_heads * self.head), "v": (wide, kv_heads * self.head)}
+        self.low_rank = memory.use_low_rank_projections and not reduced
+        for name, (into, out) in (sizes | {"o": (inner, width)}).items():
+            if self.low_rank:
+                setattr(self, f"{name}_down", Linear(into, memory.projection_rank, bias=False))
+                setattr(self, f"{name}_up", Linear(memory.projection_rank, out, bias=False))
+            else:
+                setattr(self, f"{name}_proj", Linear(into, out, bias=False))
+        self.memory = memory
+
+    @property
+    def output(self) -> nn.Linear:
+        """The layer that is zeroed so that a fresh memory adds nothing."""
+        return self.o_up if self.low_rank else self.o_proj
+
+    def project(self, name, x):
+        if self.low_rank:
+            return getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
+        return getattr(self, f"{name}_proj")(x)
+
+    def heads(self, name, x):
+        return self.project(name, x).unflatten(-1, (-1, self.head))
+
+    def forward(self, x, bank, routing=None, strategy: str = "sequence"):
+        """x: [batch, time, width]; bank: [token, width], or by chapter [chapter, token, width]."""
+        q = self.heads("q", x)
+        if routing is None:
+            y = self.attend(q, bank.expand(len(x), -1, -1))
+        elif strategy in PER_TOKEN:
+            y = self.per_token(q, bank, *routing)
+        elif routing[0].ndim == 3:  # in packed rows: the tokens of a document share its choice
+            rows = self.per_sequence(q.flatten(0, 1)[:, None], bank, *(each.flatten(0, 1) for each in routing))
+            y = rows[:, 0].unflatten(0, q.shape[:2])
+        else:
+            y = self.per_sequence(q, bank, *routing)
+        return self.project("o", y.flatten(2))
+
+    def attend(self, q, memory):
+        rate = self.dropout if self.training else 0.0
+        return attention(q, self.heads("k", memory), self.heads("v", memory), dropout=rate)
+
+    def per_sequence(self, q, bank, indices, weights):
+        memory, shared = self.memory, self.memory.num_shared_chapters
+        both = shared and indices.shape[-1]
+        if shared:
+            first = torch.arange(shared, device=indices.device).expand(len(indices), -1)
+            indices = torch.cat([first, indices], -1)
+            ones = torch.ones(first.shape, device=weights.device)
+            weights = torch.cat([ones, memory.routed_scaling_factor * weights], -1)
+            weights = weights / weights.sum(-1, keepdim=True)
+        selected = branch_norm(memory, both, bank[indices])
+        if memory.chapter_softmax == "independent":
+            parts = [self.attend(q, selected[:, i]) for i in range(selected.shape[1])]
+            return sum(weights[:, i, None, None, None] * part for i, part in enumerate(parts))
+        return self.attend(q, (selected * weights[..., None, None]).flatten(1, 2))
+
+    def per_token(self, q, bank, indices, weights):
+        memory, shared = self.memory, self.memory.num_shared_chapters
+        bank = branch_norm(memory, shared and indices.shape[-1], bank)
+        y = torch.zeros_like(q)
+        if shared:
+            y = y + self.attend(q, bank[:shared].flatten(0, 1).expand(len(q), -1, -1))
+        flat = q.flatten(0, 1)[:, None]
+        for i in range(indices.shape[-1]):
+            part = self.attend(flat, bank[indices[..., i].flatten()])[:, 0].unflatten(0, q.shape[:2])
+            y = y + memory.routed_scaling_factor * weights[..., i, None, None] * part
+        return y
+
+
+def branch_norm(memory, both, x):
+    if not (memory.normalize_shared_routed_before_mixing and both):
+        return x
+    if memory.shared_routed_norm_type == "layernorm":
+        x = x - x.mean(-1, keepdim=True)
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + memory.shared_routed_norm_eps)

@@ -15,6 +15,8 @@ import torch
 
 from jaxtrain.systems.fmri_autoencoder import torch_twin
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
+from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
+from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from tests.parity import fmri_autoencoder as parity
 from tests.parity.replay import replay
 from tests.parity.test_fmri_autoencoder import TRAINED, opened
@@ -97,10 +99,10 @@ def trained(module, case: dict, given: dict[str, np.ndarray], head: bool) -> dic
 def fresh(case: dict, given: dict[str, np.ndarray], head: bool):
     config = {**case["config"], "encoder_dropout": 0.0, "decoder_dropout": 0.0}
     if head:
-        module = torch_twin.Head(HeadOptions(**config, widths=case["width_map"]))
+        module = MultimodalAutoencoder.of(HeadOptions(**config, widths=case["width_map"]))
     else:
         widths = {"widths": case["width_map_linear"], "channel_widths": case["width_map_conv"]}
-        module = torch_twin.Gen1(Gen1Options(**config, **widths))
+        module = SherlockAutoencoder.of(Gen1Options(**config, **widths))
     module.load_state_dict(as_tensors(parity.group(given, "param/")), strict=True)
     return module.train()
 

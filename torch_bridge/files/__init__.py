@@ -20,7 +20,7 @@ SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files
 def save(state: Mapping[str, Any], path: str | pathlib.Path) -> pathlib.Path:
     """Write a state dict as .pt (needs torch) or .safetensors, aside first and renamed when whole.
 
-    state: arrays or Leaves; .pt takes nested dicts and lists of them too, with plain values.
+    state: arrays or Leaves; .pt takes torch tensors, and nested dicts and lists of them, with plain values.
     """
     path = pathlib.Path(path)
     if path.suffix == ".safetensors":

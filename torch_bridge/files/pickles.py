@@ -131,10 +131,11 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> La
 
 
 def write_file(tree: Any, path: pathlib.Path) -> None:
-    """`torch.save` of nested dicts and lists with arrays or Leaves in them, each fetched when its turn comes.
+    """`torch.save` of nested dicts and lists with arrays, tensors or Leaves in them, each fetched when its turn comes.
 
     The same object under two keys becomes one tensor, as tied weights are in torch.
     """
+    tree = _map_tensors(tree, as_leaf)
     blank: dict[int, torch.Tensor] = {}  # memory that is reserved and never touched
     placed = map_leaves(lambda leaf: blank.setdefault(id(leaf), _blank(leaf)), tree)
     path.touch()  # whose errors are the system's; torch's own say where in its C++ they arose

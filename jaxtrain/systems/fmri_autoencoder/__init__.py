@@ -42,20 +42,21 @@ TASKS = {
 
 ORIGINAL_NAMES = {
     "original.datasets": ("SherlockDataset", "MultimodalDataset"),
-    "losses": (
+    "torch_losses": (
         "ReconstructionLoss",
         "FMRIMatchingLoss",
         "CombinedAutoEncoderLoss",
         "NormalizedReconstructionLoss",
         "NormalizedFMRIMatchingLoss",
         "NormalizedCombinedAutoEncoderLoss",
+        "PerceptualLoss",
+        "compute_correlation_metric",
+        "compute_r2_score",
     ),
-    "metrics": ("compute_correlation_metric", "compute_r2_score"),
-    "gen1": ("SherlockAutoencoder",),
-    "head": ("MultimodalAutoencoder",),
+    "torch_gen1": ("SherlockAutoencoder", "SherlockDecoder", "SherlockEncoder"),
+    "torch_head": ("MultimodalAutoencoder", "MultimodalDecoder", "MultimodalEncoder"),
     "evals.lesions": ("Lesion", "simulate", "effects"),
     "original.torch_compat": (
-        "Autoencoder",
         "Trainer",
         "TrainingConfig",
         "cleanup_distributed",

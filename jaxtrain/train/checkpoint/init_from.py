@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,7 +58,7 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
             f"init_from: {path} holds an optimizer's state, and the optimizer was given to Trainer as an object; load "
             "the state into it (optimizer.load_state_dict) and set init_optimizer=false"
         )
-    return _go_on(program, saved, lines)
+    return go_on(program, saved, lines)
 
 
 def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
@@ -114,8 +114,11 @@ def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return fitting, [key for key in weights if key not in fitting]
 
 
-def _go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: list[str]) -> WarmStart:
-    """Moments, counters, averages and scale of a training checkpoint."""
+def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequence[str] = ()) -> WarmStart:
+    """Take moments, counters, averages and scale of a training checkpoint; its weights are loaded already.
+
+    Raises UserError where they are of another optimizer, or nothing is left to train.
+    """
     state, optim = program.state, program.config.optim
     model = program.model_def.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)

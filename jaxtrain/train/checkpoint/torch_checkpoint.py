@@ -8,6 +8,7 @@ carried        state that only JAX knows (layouts.Carry)
 optimizer_class, config
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,6 +69,14 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
         schedule = task.schedule(config, schedule, per_epoch)
     evaluations = len(meta["val_history"])
     return tree(config, model_def, optimizer, arrays, schedule, per_epoch, meta["plateau"], evaluations)
+
+
+def of_program(program: Any) -> Tree:
+    """The training state of a live Program, whose arrays this process must hold in full."""
+    state = {field.name: getattr(program.state, field.name) for field in dataclasses.fields(program.state)}
+    steps = program.config.train.model_copy(update={"steps": program.total_steps})
+    config = program.config.model_copy(update={"train": steps})
+    return tree(config, program.model_def, program.optimizer, state, program.schedule, program.steps_per_epoch)
 
 
 def tree(

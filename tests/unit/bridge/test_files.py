@@ -75,6 +75,13 @@ def test_trees_keep_plain_values_and_tied_tensors(tmp_path):
     assert torch.equal(back["deep"][3]["x"], torch.arange(3))
 
 
+def test_a_tree_of_torch_tensors_is_written_with_their_values(tmp_path):
+    tree = {"weights": torch.nn.Linear(2, 3).state_dict(), "deep": [torch.arange(3), 1.5]}
+    back = torch.load(files.save(tree, tmp_path / "a.pt"), weights_only=True)
+    assert torch.equal(back["weights"]["weight"], tree["weights"]["weight"])
+    assert torch.equal(back["deep"][0], tree["deep"][0])
+
+
 def test_sharded_hugging_face_folders_are_read_and_written(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SHARD_BYTES", 100)
     state = {f"layer.{i}.weight": np.full((4, 5), i, np.float32) for i in range(4)}

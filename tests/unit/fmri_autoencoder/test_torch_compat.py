@@ -8,8 +8,9 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import fmri_autoencoder
-from jaxtrain.systems.fmri_autoencoder import torch_twin
 from jaxtrain.systems.fmri_autoencoder.original.datasets import KINDS
+from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
+from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from tests.unit.fmri_autoencoder import tiny
 
 SIZES = {"video_height": 90, "video_width": 160, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
@@ -31,7 +32,8 @@ def write_cache(folder, subjects=(1, 3), volumes=20, suffix="_hrf_per_subject", 
 
 
 def settings(folder, **more):
-    config = {"checkpoint_dir": str(folder), "learning_rate": 1e-3, "batch_size": 8, "warmup_epochs": 0}
+    config = {"checkpoint_dir": str(folder), "log_dir": str(folder / "logs"), "num_workers": 0}
+    config |= {"learning_rate": 1e-3, "batch_size": 8, "warmup_epochs": 0}
     overrides = {"tracking": {"tensorboard": False}, "shard": {"devices": 1}}
     return fmri_autoencoder.TrainingConfig(**config, **{"num_epochs": 2, "save_every": 1, **more}, overrides=overrides)
 
@@ -52,7 +54,7 @@ def test_the_readmes_script_trains(tmp_path):
     assert {"fmri_correlation", "fmri_r2"} <= set(history["val_history"][0])
     saved = torch.load(tmp_path / "checkpoints" / "final_checkpoint.pt", weights_only=True)
     assert (saved["epoch"], saved["global_step"], saved["config"]["learning_rate"]) == (2, 8, 1e-3)
-    twin = torch_twin.Gen1(model.options)
+    twin = SherlockAutoencoder.of(model.options)
     twin.load_state_dict(saved["model_state_dict"], strict=True)
     torch.optim.AdamW(twin.parameters()).load_state_dict(saved["optimizer_state_dict"])
     np.testing.assert_array_equal(
@@ -91,25 +93,25 @@ def test_a_cache_that_runs_code_is_refused(tmp_path):
         fmri_autoencoder.SherlockDataset(tmp_path, subjects=1)
 
 
-@pytest.mark.parametrize("generation", ["gen1", "head"])
-def test_a_checkpoint_goes_out_and_in_with_its_architecture(generation, tmp_path):
+@pytest.mark.parametrize(("kind", "generation"), [(SherlockAutoencoder, "gen1"), (MultimodalAutoencoder, "head")])
+def test_a_checkpoint_goes_out_and_in_with_its_architecture(kind, generation, tmp_path):
     options = tiny.config(generation).model
-    model = fmri_autoencoder.Autoencoder(options)
+    model = kind.of(options)
     model.save_checkpoint(tmp_path / "m.pt", epoch=3, loss=0.5, metadata={"note": "a"})
     saved = torch.load(tmp_path / "m.pt", weights_only=True)
     assert saved["architecture"]["n_voxels"] == options.n_voxels
     assert len(saved["architecture"]) == {"gen1": 8, "head": 11}[generation]
     unsaved = options.model_dump(exclude=set(saved["architecture"]))
-    again, found = fmri_autoencoder.Autoencoder.load_checkpoint(tmp_path / "m.pt", **unsaved)
+    again, found = kind.load_checkpoint(tmp_path / "m.pt", **unsaved)
     assert (found["epoch"], found["loss"], again.training) == (3, 0.5, False)
     state = again.state_dict()
-    assert all(np.array_equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 def test_a_file_without_weights_is_refused(tmp_path):
     torch.save({"epoch": 1}, tmp_path / "m.pt")
     with pytest.raises(UserError, match="has no model_state_dict; it holds epoch"):
-        fmri_autoencoder.Autoencoder.load_checkpoint(tmp_path / "m.pt")
+        SherlockAutoencoder.load_checkpoint(tmp_path / "m.pt")
 
 
 def test_setting_up_a_single_process_changes_nothing():
@@ -118,6 +120,5 @@ def test_setting_up_a_single_process_changes_nothing():
 
 
 def test_an_unknown_scheduler_is_named(tmp_path):
-    model = fmri_autoencoder.Autoencoder(tiny.config("gen1").model)
     with pytest.raises(UserError, match="scheduler_type is 'linear', wanted one of cosine, step, none"):
-        settings(tmp_path, scheduler_type="linear").settings(model, 10)
+        settings(tmp_path, scheduler_type="linear").settings({}, False)

@@ -1,0 +1,379 @@
+"""The original's Trainer: its attributes, its methods and its files, with this project's engine inside.
+
+`train()` is one engine run. A step of the loop that a subclass overrides, or a model, criterion, optimizer, scheduler
+or loader of the user's own, moves the loop to this process: then every step is one compiled call on the torch objects.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.original import engine_run
+from jaxtrain.systems.fmri_autoencoder.original.legacy_config import TrainingConfig, is_checkpoint_file
+from jaxtrain.systems.fmri_autoencoder.original.torch_schedule import scheduler_of
+from jaxtrain.systems.fmri_autoencoder.torch_losses import compute_correlation_metric, compute_r2_score, criterion
+
+KINDS = ("video", "audio", "text")
+LOOP = ("train_step", "compute_loss", "train_epoch", "validate", "_train_epoch", "_validate")  # of these each moves it
+
+
+class Trainer:
+    """Trains an autoencoder; `history = Trainer(model, train_dataset, val_dataset, config).train()`.
+
+    model: what create_autoencoder gives, or any torch module that takes (video, audio, text) and gives their dict.
+    train_dataset, val_dataset: torch Datasets of dicts with `video`, `audio`, `text`, `fmri`; val_dataset may be None.
+    config.resume_from: a checkpoint file to go on from, or a run folder. Without it training goes on with what
+    checkpoint_dir holds. distributed, local_rank, world_size: kept and not used; call setup_distributed() first and
+    every process takes its part.
+
+    Overridable: train_step, compute_loss, train_epoch, validate (each moves the loop to this process, a compiled call
+    per step), and log_epoch, save_checkpoint, check_early_stopping, which the fast loop calls too. Weights and the
+    optimizer's state are true whenever they are read through `trainer.model` and `trainer.optimizer`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        train_dataset,
+        val_dataset=None,
+        config: TrainingConfig | None = None,
+        distributed: bool = False,
+        local_rank: int = 0,
+        world_size: int = 1,
+    ):
+        if not isinstance(model, torch.nn.Module):
+            raise UserError(
+                f"Trainer: the model is {type(model).__name__}, wanted a torch.nn.Module (create_autoencoder)"
+            )
+        self.config = TrainingConfig() if config is None else config
+        self.train_dataset, self.val_dataset = train_dataset, val_dataset
+        self.distributed, self.local_rank, self.world_size = distributed, local_rank, world_size
+        self.is_main_process = jax.process_index() == 0
+        self.engine: Any = None  # the jaxtrain.Trainer of the last engine run
+        self._compiled: Any = None  # the step of a loop in this process
+        self._source: Any = None  # which of the two holds newer weights than torch
+        self._model = engine_run.unwrapped(model)
+        self.device = _device_of(self._model)
+        self.current_epoch = self.global_step = self.epochs_without_improvement = 0
+        self.best_val_loss = self._least_val_loss = float("inf")
+        self.train_history: list[dict[str, float]] = []
+        self.val_history: list[dict[str, float]] = []
+        self.checkpoint_dir, self.log_dir = pathlib.Path(self.config.checkpoint_dir), pathlib.Path(self.config.log_dir)
+        self.train_loader = self._loader(train_dataset, True)
+        self.val_loader = None if val_dataset is None else self._loader(val_dataset, False)
+        self.settings = engine_run.settings_of(self)
+        self.criterion = criterion(self.settings)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=self.config.learning_rate, weight_decay=self.config.weight_decay
+        )
+        steps = len(self.train_loader)
+        self.scheduler = scheduler_of(self.settings, self._optimizer, steps, self.config.num_epochs)
+        self.warmup_scheduler = self.scheduler if self.config.warmup_epochs and self.scheduler is not None else None
+        self.scaler = torch.amp.GradScaler("cuda", enabled=False) if self.config.use_mixed_precision else None
+        self._made = engine_run.Made.of(self, {name: getattr(Trainer, name) for name in LOOP})
+        if self.is_main_process:
+            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        if is_checkpoint_file(self.config.resume_from):
+            self.load_checkpoint(self.config.resume_from)
+
+    def _loader(self, dataset, train: bool) -> torch.utils.data.DataLoader:
+        workers = self.config.num_workers
+        return torch.utils.data.DataLoader(
+            dataset,
+            batch_size=max(1, min(self.config.batch_size, len(dataset))),
+            shuffle=train,
+            drop_last=train,
+            num_workers=workers,
+            pin_memory=self.config.pin_memory and torch.cuda.is_available(),
+            multiprocessing_context="forkserver" if workers else None,  # JAX's threads do not survive a fork
+        )
+
+    # --- what a run moves ---------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module, with the newest weights."""
+        self._refresh()
+        return self._model
+
+    @model.setter
+    def model(self, model: torch.nn.Module) -> None:
+        self._refresh()
+        self._model, self._compiled = model, None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, with the newest moments and rates."""
+        self._refresh()
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._refresh()
+        self._optimizer, self._compiled = optimizer, None
+
+    def _refresh(self) -> None:
+        """Bring torch's objects up to what was trained."""
+        source, self._source = self._source, None
+        if source is not None:
+            source()
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; give train_history, val_history (lists of dicts) and best_val_loss.
+
+        checkpoint_epoch_N.pt, best_checkpoint.pt and final_checkpoint.pt are written into config.checkpoint_dir on the
+        way.
+        """
+        why = self._made.changed(self)
+        self._say_banner()
+        if why is None:
+            engine_run.train(self)
+        else:
+            self._say(f"one compiled step at a time, not the engine's loop: {why}")
+            self._train_here()
+        self._refresh()
+        if self.is_main_process:
+            self.save_checkpoint(self.current_epoch + 1, is_final=True)
+        return self.history()
+
+    def history(self) -> dict[str, Any]:
+        """train_history, val_history, best_val_loss."""
+        names = ("train_history", "val_history", "best_val_loss")
+        return {name: getattr(self, name) for name in names}
+
+    def _train_here(self) -> None:
+        first = max(self.current_epoch, self.global_step // max(1, len(self.train_loader)))
+        if not len(self.train_loader):
+            raise UserError(
+                f"Trainer: no full batch of {self.train_loader.batch_size} in {len(self.train_dataset)} samples"
+            )
+        for epoch in range(first, self.config.num_epochs):
+            self.current_epoch = epoch
+            metrics = self._train_epoch(epoch)
+            due = self.val_loader is not None and epoch % self.config.validate_every == 0
+            if self.end_epoch(epoch, metrics, self._validate(epoch) if due else None):
+                return
+
+    def end_epoch(
+        self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float] | None
+    ) -> bool:
+        """Take in an epoch: histories, the log line, checkpoints, early stopping. True where the run is over."""
+        self.train_history.append(dict(train_metrics))
+        improved = stop = False
+        val_loss = None
+        if val_metrics is not None:
+            self.val_history.append(dict(val_metrics))
+            val_loss = val_metrics["total_loss"]
+            improved = val_loss < self.best_val_loss
+            stop = self.check_early_stopping(val_loss)
+        self.log_epoch(epoch, train_metrics, val_metrics)
+        if self.is_main_process and epoch % self.config.save_every == 0:
+            self.save_checkpoint(epoch, val_loss, is_best=improved)
+        elif self.is_main_process and improved:
+            self._write("best_checkpoint.pt", self.checkpoint(epoch, val_loss))
+        if stop:
+            self._say(f"Early stopping triggered after {epoch + 1} epochs")
+        return stop
+
+    def check_early_stopping(self, val_loss: float) -> bool:
+        """Count an epoch without an improvement of early_stopping_delta; True from early_stopping_patience on."""
+        self.best_val_loss = min(self.best_val_loss, val_loss)  # a NaN is no improvement
+        if self._least_val_loss - val_loss > self.config.early_stopping_delta:
+            self._least_val_loss, self.epochs_without_improvement = val_loss, 0
+        else:
+            self.epochs_without_improvement += 1
+        return self.epochs_without_improvement >= self.config.early_stopping_patience
+
+    # --- the loop's steps ---------------------------------------------------------------------------------------
+
+    def train_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        """One pass over train_loader: the means of the steps' losses, and the learning rate after it."""
+        self.model.train()
+        sums: dict[str, Any] = {}
+        for batch in self.train_loader:
+            found = self.train_step(batch)
+            for name, value in (found if isinstance(found, Mapping) else {"total_loss": found}).items():
+                sums[name] = sums.get(name, 0.0) + (value.detach() if hasattr(value, "detach") else value)
+        means = {name: float(value) / len(self.train_loader) for name, value in sums.items()}
+        return {**means, "lr": float(self._optimizer.param_groups[0]["lr"])}
+
+    def train_step(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Forward, backward, clipping, update and schedule on one batch; its losses, which wait when they are read."""
+        step = self._step()
+        if not self._model.training:
+            self._model.train()
+        loss = step({name: batch[name] for name in (*KINDS, "fmri")})
+        self.global_step += 1
+        self._source = step.sync
+        total, parts = loss if isinstance(loss, tuple) else (loss, {})
+        return {"total_loss": total, **{name: value for name, value in parts.items() if name != "total_loss"}}
+
+    def compute_loss(self, outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]):
+        """The criterion of a batch: the total, and a dict of its terms where the criterion gives one."""
+        return self.criterion(outputs, *(batch[name] for name in KINDS), batch["fmri"])
+
+    def validate(self, epoch: int | None = None) -> dict[str, float]:
+        """Means over val_loader, by rows: the criterion's terms, fmri_correlation and fmri_r2."""
+        if self.val_loader is None:
+            raise UserError("validate: there is no val_dataset")
+        model = self.model.eval()
+        self._step()
+        forward = self._compiled[2]
+        sums: dict[str, float] = {}
+        rows = 0
+        with torch.no_grad():
+            for batch in self.val_loader:
+                outputs = forward(*(batch[name] for name in KINDS))
+                loss = self.compute_loss(outputs, batch)
+                total, parts = loss if isinstance(loss, tuple) else (loss, {})
+                found = {**parts, "total_loss": total}
+                pair = outputs["predicted_fmri"], batch["fmri"]
+                found |= {"fmri_correlation": compute_correlation_metric(*pair).mean()}
+                found |= {"fmri_r2": compute_r2_score(*pair).mean()}
+                for name, value in found.items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * len(batch["fmri"])
+                rows += len(batch["fmri"])
+        model.train()
+        return {name: value / max(1, rows) for name, value in sums.items()}
+
+    def _train_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        return self.train_epoch(epoch)
+
+    def _validate(self, epoch: int | None = None) -> dict[str, float]:
+        return self.validate(epoch)
+
+    def _step(self):
+        """The compiled step over the present objects."""
+        objects = (self._model, self.criterion, self._optimizer, self.scheduler)
+        if self._compiled is None or any(a is not b for a, b in zip(self._compiled[1], objects, strict=True)):
+            from jaxtrain.compiled_step import compile
+
+            def loss_fn(module, batch):
+                return self.compute_loss(module(*(batch[name] for name in KINDS)), batch)
+
+            self._refresh()
+            if any(parameter.is_meta for parameter in self._model.parameters()):
+                raise UserError(
+                    "the model is on the meta device: train() draws its weights, a step of your own needs them"
+                )
+            lowered = self.config.use_mixed_precision and jax.default_backend() != "cpu"
+            step = compile(
+                self._model,
+                loss_fn,
+                self._optimizer,
+                self.scheduler,
+                clip_norm=self.config.gradient_clip_val or None,
+                precision="bf16" if lowered else "fp32",
+            )
+            self._compiled = (step, objects, step.eval())
+        return self._compiled[0]
+
+    # --- files and lines ----------------------------------------------------------------------------------------
+
+    def checkpoint(self, epoch: int, val_loss: float | None = None) -> dict[str, Any]:
+        """The original's checkpoint: plain values and tensors, which torch.load(weights_only=True) takes."""
+        found = {
+            "epoch": epoch,
+            "global_step": self.global_step,
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "best_val_loss": self.best_val_loss,
+            "config": dataclasses.asdict(self.config),
+            "train_history": self.train_history,
+            "val_history": self.val_history,
+        }
+        for name in ("scheduler", "scaler"):
+            if getattr(self, name) is not None:
+                found[f"{name}_state_dict"] = getattr(self, name).state_dict()
+        return found if val_loss is None else {**found, "val_loss": val_loss}
+
+    def save_checkpoint(
+        self, epoch: int, val_loss: float | None = None, is_best: bool | None = None, is_final: bool = False
+    ) -> pathlib.Path:
+        """Write checkpoint_epoch_<epoch>.pt, or final_checkpoint.pt, and best_checkpoint.pt where it is the best.
+
+        epoch: counted from 0. is_best: decided by val_loss <= best_val_loss if left out. Gives the file's path.
+        """
+        best = val_loss is not None and val_loss <= self.best_val_loss if is_best is None else is_best
+        found = self.checkpoint(epoch, val_loss)
+        path = self._write("final_checkpoint.pt" if is_final else f"checkpoint_epoch_{epoch}.pt", found)
+        if best:
+            self._write("best_checkpoint.pt", found)
+        return path
+
+    def _write(self, name: str, found: Mapping[str, Any]) -> pathlib.Path:
+        from torch_bridge import files
+
+        path = files.save(found, self.checkpoint_dir / name)
+        self._say(f"Saved checkpoint: {path}")
+        return path
+
+    def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
+        """Take weights, moments, schedule, counters and histories from a checkpoint of this class or of the original.
+
+        Raises UserError for a file that is none, or of another model.
+        """
+        path = pathlib.Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such checkpoint")
+        found = engine_run.read(path)
+        engine_run.load_weights(self, found["model_state_dict"], path)
+        if found.get("optimizer_state_dict"):
+            self._optimizer.load_state_dict(found["optimizer_state_dict"])
+        self.current_epoch, self.global_step = found.get("epoch", 0), found.get("global_step", 0)
+        self.best_val_loss = self._least_val_loss = found.get("best_val_loss", float("inf"))
+        for name in ("train_history", "val_history"):
+            setattr(self, name, list(found.get(name, [])))
+        if self.scheduler is not None:
+            self.scheduler.go_to(self.global_step)
+        self._made = dataclasses.replace(self._made, options=engine_run.options_of(self._optimizer))
+        return found
+
+    _save_checkpoint, _load_checkpoint = save_checkpoint, load_checkpoint
+
+    def log_epoch(
+        self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float] | None
+    ) -> None:
+        """The README's line, on the console and in log_dir/training.log."""
+        parts = [f"Epoch {epoch + 1}/{self.config.num_epochs}", f"Train Loss: {train_metrics['total_loss']:.4f}"]
+        if val_metrics is not None:
+            parts.append(f"Val Loss: {val_metrics['total_loss']:.4f}")
+            parts += [f"fMRI Corr: {val_metrics[n]:.4f}" for n in ("fmri_correlation",) if n in val_metrics]
+        self._say(" | ".join([*parts, f"LR: {train_metrics.get('lr', 0.0):.2e}"]))
+
+    def _say(self, text: str) -> None:
+        if not self.is_main_process:
+            return
+        print(text, flush=True)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        with open(self.log_dir / "training.log", "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def _say_banner(self) -> None:
+        rule, first = "=" * 80, jax.devices()[0]
+        kind = {"gpu": "cuda"}.get(first.platform, first.platform)
+        lines = [rule, "Starting training", rule]
+        lines += [
+            f"Device: {kind if kind == 'cpu' else f'{kind}:{first.id}'}",
+            f"Distributed: {jax.process_count() > 1}",
+        ]
+        lines += [f"World size: {jax.device_count()}"]
+        lines += [f"Model parameters: {sum(p.numel() for p in self._model.parameters()):,}"]
+        lines += [f"Train samples: {len(self.train_dataset)}"]
+        lines += [] if self.val_dataset is None else [f"Val samples: {len(self.val_dataset)}"]
+        config = self.config
+        lines += [f"Batch size: {config.batch_size}", f"Learning rate: {config.learning_rate}"]
+        lines += [f"Number of epochs: {config.num_epochs}", f"Mixed precision: {config.use_mixed_precision}", rule]
+        self._say("\n".join(lines))
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device

@@ -1,0 +1,210 @@
+"""Parts of both generations in plain torch: stacks of layers, and an autoencoder's forward pass and methods."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.systems.fmri_autoencoder.config import ModelOptions
+from jaxtrain.systems.fmri_autoencoder.torch_losses import internal_losses
+
+KINDS = ("video", "audio", "text")
+
+
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A constructor's arguments from its `locals()`, without those that are none of its model's options."""
+    options = {name: value for name, value in arguments.items() if name not in ("self", "__class__", "more")}
+    return options | arguments.get("more", {})
+
+
+def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> ModelOptions:
+    """Options of a kind. Raises UserError for an unknown name or an impossible value."""
+    from jaxtrain import config_io
+
+    return config_io.validate(kind, options, who)
+
+
+def block(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:
+    """Linear, BatchNorm, ReLU, Dropout: four places of a Sequential."""
+    return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(dropout)]
+
+
+def start_decoder(decoder: nn.Module) -> None:
+    """Draw normal weights with std sqrt(2 / fan_out) and set biases to 0, as the original's decoder starts."""
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+
+
+def encoder_dropout(options: ModelOptions):
+    """A layer's own rate -> the one that it gets."""
+    rate = options.encoder_dropout
+    return (lambda own: own) if rate is None else (lambda own: rate)
+
+
+def parameter_counts(module: nn.Module) -> dict[str, int]:
+    """Parameters of every child by its name, and their `total`."""
+    count = lambda part: sum(parameter.numel() for parameter in part.parameters())
+    return {**{name: count(child) for name, child in module.named_children()}, "total": count(module)}
+
+
+class Dense(nn.Module):
+    """fc1, bn1, fc2, bn2, ...: Linear, BatchNorm, ReLU and dropout by turns. [batch, ...] -> [batch, features]."""
+
+    def __init__(self, inputs, sizes, dropouts, relu_first=True):
+        super().__init__()
+        for number, size in enumerate(sizes, 1):
+            setattr(self, f"fc{number}", nn.Linear(inputs, size))
+            setattr(self, f"bn{number}", nn.BatchNorm1d(size))
+            inputs = size
+        self.dropouts, self.relu_first = dropouts, relu_first
+
+    def forward(self, x):
+        x = (x if x.is_floating_point() else x.float()).flatten(1)
+        for number, _ in enumerate(self.dropouts, 1):
+            x = self.layer(number, x)
+        return x
+
+    def layer(self, number, x):
+        x = getattr(self, f"bn{number}")(getattr(self, f"fc{number}")(x))
+        drop = lambda y: functional.dropout(y, self.dropouts[number - 1], self.training)
+        return drop(x.relu()) if self.relu_first else drop(x).relu()
+
+
+class Encoder(nn.Module):
+    """Methods of both encoders."""
+
+    def get_parameter_count(self) -> dict[str, int]:
+        """Parameters by layer, and their `total`."""
+        return parameter_counts(self)
+
+
+class Decoder(nn.Module):
+    """Methods of both decoders: a trunk of layers, two layers per modality.
+
+    The trunk's layers are `layer<n>`, then come `layer<n>_video`, ... and the last ones.
+    """
+
+    trunk_layers: tuple[int, ...]
+
+    def trunk(self, x):
+        for number in self.trunk_layers:
+            x = getattr(self, f"layer{number}")(x)
+        return x
+
+    def branch(self, kind, x):
+        number = self.trunk_layers[-1] + 1
+        return getattr(self, f"layer{number}_{kind}")(x)
+
+    def last(self, kind):
+        return getattr(self, f"layer{self.trunk_layers[-1] + 2}_{kind}")
+
+    def head(self, kind, x):
+        return self.last(kind)(self.branch(kind, x))
+
+    def forward(self, bottleneck):
+        x = self.trunk(bottleneck)
+        return tuple(self.head(kind, x) for kind in KINDS)
+
+    def decode_video_only(self, bottleneck):
+        return self.head("video", self.trunk(bottleneck))
+
+    def decode_audio_only(self, bottleneck):
+        return self.head("audio", self.trunk(bottleneck))
+
+    def decode_text_only(self, bottleneck):
+        return self.head("text", self.trunk(bottleneck))
+
+    def get_layer_outputs(self, bottleneck) -> dict[str, torch.Tensor]:
+        """Every layer's output by name; `video`, `audio`, `text` are the last layers' raw outputs."""
+        outputs, x = {}, bottleneck
+        for number in self.trunk_layers:
+            outputs[f"layer{number}"] = x = getattr(self, f"layer{number}")(x)
+        for kind in KINDS:
+            outputs[f"layer{self.trunk_layers[-1] + 1}_{kind}"] = y = self.branch(kind, x)
+            last = self.last(kind)
+            outputs[kind] = last[0](y) if kind == "video" else last(y)
+        return outputs
+
+    def count_parameters(self) -> dict[str, int]:
+        """Parameters by layer, and their `total`."""
+        return parameter_counts(self)
+
+
+class Autoencoder(nn.Module):
+    """Methods of both generations. options: their Gen1Options or HeadOptions, whose fields are attributes too."""
+
+    SAVED = (
+        *("video_height", "video_width", "audio_mels", "text_dim", "n_voxels", "bottleneck_dim"),
+        *("reconstruction_weight", "fmri_weight"),
+    )
+    OPTIONS: type[ModelOptions]
+
+    def __init__(self, options: ModelOptions):
+        super().__init__()
+        self.options = options
+        for name, value in options:
+            setattr(self, name, value)
+
+    @classmethod
+    def of(cls, options: ModelOptions):
+        """The model of such options."""
+        return cls(**dict(options))
+
+    def forward(self, video, audio, text, fmri_target=None) -> dict[str, torch.Tensor]:
+        """`bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain
+        losses of the batch, `total_loss` weighted; `fmri_loss` where there is a target."""
+        bottleneck, voxels = self.encoder(video, audio, text, return_voxels=True)
+        outputs = {"bottleneck": bottleneck, "predicted_fmri": voxels}
+        outputs |= dict(zip((f"{kind}_recon" for kind in KINDS), self.decoder(bottleneck), strict=True))
+        if self.training:
+            weights = self.reconstruction_weight, self.fmri_weight
+            outputs |= internal_losses(outputs, (video, audio, text), fmri_target, *weights)
+        return outputs
+
+    def encode_only(self, video, audio, text, return_voxels: bool = False):
+        """(bottleneck, voxels or None)."""
+        return self.encoder(video, audio, text, return_voxels=return_voxels)
+
+    def decode_only(self, bottleneck):
+        """(video, audio, text)."""
+        return self.decoder(bottleneck)
+
+    def get_parameter_count(self) -> dict[str, Any]:
+        """Parameters by part and layer, and their `total`."""
+        parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
+        return {**parts, "total": sum(part["total"] for part in parts.values())}
+
+    def count_parameters(self) -> dict[str, int]:
+        return parameter_counts(self)
+
+    def save_checkpoint(self, path, epoch=0, optimizer_state=None, loss=None, metadata=None) -> None:
+        """Write the original's checkpoint: `model_state_dict`, `architecture`, `epoch`, and what else is given."""
+        found = {"epoch": epoch, "model_state_dict": self.state_dict()}
+        found["architecture"] = {name: getattr(self.options, name) for name in self.SAVED}
+        extra = {"optimizer_state_dict": optimizer_state, "loss": loss, "metadata": metadata}
+        torch.save(found | {name: value for name, value in extra.items() if value is not None}, path)
+
+    @classmethod
+    def load_checkpoint(cls, path, device="cpu", **options: Any) -> tuple["Autoencoder", dict[str, Any]]:
+        """(model, checkpoint) from a file of `save_checkpoint` or of the original's Trainer.
+
+        options: what `architecture` does not hold (features, dropout, widths, and for a Trainer's file the sizes).
+        Raises UserError for a file without weights.
+        """
+        from jaxtrain.errors import UserError
+
+        device = device or "cpu"
+        found = torch.load(path, map_location=device, weights_only=True)
+        if "model_state_dict" not in found:
+            raise UserError(f"{path}: has no model_state_dict; it holds {', '.join(map(str, list(found)[:6]))}")
+        sizes = cls.sizes_of_old_files | {**found.get("architecture", {}), **options}
+        with torch.device("meta"):  # filled below: the weights exist once
+            model = cls.of(checked(cls.OPTIONS, sizes, "load_checkpoint"))
+        model.load_state_dict(found["model_state_dict"], assign=True)
+        return model.eval(), found
+
+    sizes_of_old_files: Mapping[str, Any] = {}

@@ -1,0 +1,154 @@
+"""The first generation in plain torch: the facade's model, the deployment's, and the torch baseline."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.systems.fmri_autoencoder.blocks import Widths
+from jaxtrain.systems.fmri_autoencoder.config import Gen1Options
+from jaxtrain.systems.fmri_autoencoder.gen1 import AUDIO_CHANNELS, VIDEO_CHANNELS
+from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
+    Autoencoder,
+    Decoder,
+    Dense,
+    Encoder,
+    block,
+    checked,
+    encoder_dropout,
+    given,
+    start_decoder,
+)
+
+
+class Conv(nn.Module):
+    """conv1, bn1, conv2, ...: stride-2 convolutions with BatchNorm and ReLU, a Linear with dropout and ReLU."""
+
+    def __init__(self, conv, norm, inputs, channels, flat, features, dropout):
+        super().__init__()
+        for number, size in enumerate(channels, 1):
+            setattr(self, f"conv{number}", conv(inputs, size, 3, stride=2, padding=1))
+            setattr(self, f"bn{number}", norm(size))
+            inputs = size
+        self.fc = nn.Linear(flat, features)
+        self.layers, self.dropout = len(channels), dropout
+
+    def forward(self, x):
+        for number in range(1, self.layers + 1):
+            x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)).relu()
+        return functional.dropout(self.fc(x.flatten(1)), self.dropout, self.training).relu()
+
+
+class SherlockEncoder(Encoder):
+    """(video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and voxels.
+
+    more: `encoder_dropout`, `widths`, `channel_widths` of Gen1Options.
+    """
+
+    def __init__(
+        self,
+        video_height=90,
+        video_width=160,
+        audio_mels=128,
+        text_dim=1024,
+        n_voxels=85810,
+        bottleneck_dim=8000,
+        video_features=1024,
+        audio_features=256,
+        text_features=256,
+        **more,
+    ):
+        o = checked(Gen1Options, given(locals()), "SherlockEncoder")
+        super().__init__()
+        width, channel, drop = Widths(o.widths), Widths(o.channel_widths), encoder_dropout(o)
+        video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
+
+        def flat(channels, space):
+            own = channel(channels) * space
+            return own if width(channels * space) == channels * space else width(channels * space)
+
+        pixels, bands = math.ceil(o.video_height / 16) * math.ceil(o.video_width / 16), math.ceil(o.audio_mels / 8)
+        channels = [channel(c) for c in VIDEO_CHANNELS], [channel(c) for c in AUDIO_CHANNELS]
+        self.video_encoder = Conv(nn.Conv2d, nn.BatchNorm2d, 3, channels[0], flat(256, pixels), video, drop(0.2))
+        self.audio_encoder = Conv(nn.Conv1d, nn.BatchNorm1d, 1, channels[1], flat(128, bands), audio, drop(0.2))
+        self.text_encoder = Dense(width(o.text_dim), (width(512), text), (drop(0.2), drop(0.2)))
+        pooled, bottleneck = video + audio + text, width(o.bottleneck_dim)
+        self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
+        first = block(pooled, width(4096), drop(0.3))
+        self.to_bottleneck = nn.Sequential(*first, *block(width(4096), bottleneck, drop(0.2)))
+        voxels = nn.Linear(width(16384), width(o.n_voxels))
+        self.bottleneck_to_voxels = nn.Sequential(*block(bottleneck, width(16384), drop(0.3)), voxels)
+
+    def forward(self, video, audio, text, return_voxels: bool = False):
+        """(bottleneck, voxels or None)."""
+        audio = audio[:, None] if audio.ndim == 2 else audio
+        features = self.video_encoder(video), self.audio_encoder(audio), self.text_encoder(text)
+        bottleneck = self.to_bottleneck(self.feature_conv(torch.cat(features, -1)))
+        return bottleneck, self.bottleneck_to_voxels(bottleneck) if return_voxels else None
+
+
+class SherlockDecoder(Decoder):
+    """bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
+
+    trunk_layers = (7, 8, 9)
+
+    def __init__(
+        self,
+        bottleneck_dim=8000,
+        video_dim=43200,
+        audio_dim=128,
+        text_dim=1024,
+        hidden_dim=2048,
+        dropout=0.3,
+        widths=None,
+    ):
+        super().__init__()
+        width, rate = Widths(widths), dropout
+        one, two, four = (width(k * hidden_dim) for k in (1, 2, 4))
+        half = width(hidden_dim // 2)
+        make = lambda *pairs: nn.Sequential(*(layer for i, j in pairs for layer in block(i, j, rate)))
+        self.layer7 = make((width(bottleneck_dim), one))
+        self.layer8, self.layer9 = make((one, two)), make((two, four))
+        self.layer10_video = make((four, four), (four, two))
+        self.layer10_audio = make((four, one), (one, half))
+        self.layer10_text = make((four, one), (one, one))
+        self.layer11_video = nn.Sequential(nn.Linear(two, width(video_dim)), nn.Sigmoid())
+        self.layer11_audio = nn.Linear(half, width(audio_dim))
+        self.layer11_text = nn.Linear(one, width(text_dim))
+        start_decoder(self)
+
+
+class SherlockAutoencoder(Autoencoder):
+    """Film, sound and text of one volume -> voxels, and back from the bottleneck; 1,974,067,762 parameters by default.
+
+    video: float [batch, 3, H, W] in 0..1; audio: float [batch, mels]; text: float [batch, text_dim]; fmri_target: float
+    [batch, n_voxels]. more: `encoder_dropout`, `widths`, `channel_widths`, `batch_norm_groups` of Gen1Options. Under
+    `with torch.device("meta")` nothing is allocated, and a Trainer draws the weights on the devices.
+    """
+
+    OPTIONS = Gen1Options
+
+    def __init__(
+        self,
+        video_height=90,
+        video_width=160,
+        audio_mels=128,
+        text_dim=1024,
+        n_voxels=85810,
+        bottleneck_dim=8000,
+        video_features=1024,
+        audio_features=256,
+        text_features=256,
+        decoder_hidden_dim=2048,
+        decoder_dropout=0.3,
+        reconstruction_weight=1.0,
+        fmri_weight=1.0,
+        **more,
+    ):
+        o = checked(Gen1Options, given(locals()), type(self).__name__)
+        super().__init__(o)
+        self.encoder = SherlockEncoder(**dict(o))
+        pixels = o.video_height * o.video_width * 3
+        sizes = (o.bottleneck_dim, pixels, o.audio_mels, o.text_dim, o.decoder_hidden_dim)
+        self.decoder = SherlockDecoder(*sizes, o.decoder_dropout, o.widths)

@@ -1,0 +1,172 @@
+"""A user's session with the original's model, losses and metrics, as torch has them."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional
+
+from jaxtrain.systems import fmri_autoencoder as giblet
+
+GEN1 = {"video_height": 18, "video_width": 32, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
+GEN1 |= {"video_features": 6, "audio_features": 5, "text_features": 4, "decoder_hidden_dim": 8}
+GEN1 |= {"widths": {16384: 16, 4096: 12, 512: 8}, "channel_widths": {32: 2, 64: 2, 128: 3, 256: 3}}
+HEAD = {
+    "video_height": 3,
+    "video_width": 4,
+    "text_dim": 6,
+    "n_voxels": 7,
+    "use_encodec": True,
+    "audio_frames_per_tr": 3,
+}
+HEAD |= {"video_frames_per_tr": 2, "video_features": 9, "audio_features": 10, "text_features": 11}
+HEAD |= {"widths": {16384: 40, 8000: 36, 4096: 32, 2048: 28, 1536: 24, 1024: 20, 512: 16}}
+OUTPUTS = ["bottleneck", "predicted_fmri", "video_recon", "audio_recon", "text_recon"]
+LOSSES = ["video_loss", "audio_loss", "text_loss", "reconstruction_loss", "fmri_loss", "total_loss"]
+
+
+def batch(generation: str, rows: int = 4) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    rand = lambda *shape: torch.rand(rows, *shape, generator=draw)
+    if generation == "gen1":
+        return {"video": rand(3, 18, 32), "audio": rand(8), "text": rand(6), "fmri": rand(7)}
+    codes = torch.randint(0, 1024, (rows, 24), generator=draw)
+    return {"video": rand(72), "audio": codes, "text": rand(6), "fmri": rand(7)}
+
+
+def inputs(generation: str) -> list[torch.Tensor]:
+    return [batch(generation)[name] for name in ("video", "audio", "text")]
+
+
+@pytest.fixture(params=["gen1", "head"])
+def generation(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(generation) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return giblet.create_autoencoder(**(GEN1 if generation == "gen1" else HEAD))
+
+
+def test_the_readmes_model_is_counted_without_being_allocated():
+    with torch.device("meta"):
+        model = giblet.create_autoencoder()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_974_067_762
+    count = model.get_parameter_count()
+    assert (count["total"], count["encoder"]["total"]) == (1_974_067_762, 1_595_910_386)
+    assert (model.n_voxels, model.bottleneck_dim, model.training) == (85810, 8000, True)
+
+
+def test_the_model_is_a_torch_module(model, generation):
+    assert isinstance(model, torch.nn.Module)
+    out = model(*inputs(generation), batch(generation)["fmri"])
+    assert list(out) == OUTPUTS + LOSSES
+    out["total_loss"].backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert out["predicted_fmri"].shape == (4, 7)
+    parts = out["video_loss"] + out["audio_loss"] + out["text_loss"] + out["fmri_loss"]
+    torch.testing.assert_close(out["total_loss"], parts)
+
+
+def test_evaluation_gives_the_outputs_alone_and_the_parts_agree(model, generation):
+    model.eval()
+    with torch.no_grad():
+        out = model(*inputs(generation))
+        bottleneck, voxels = model.encode_only(*inputs(generation), return_voxels=True)
+        video, audio, text = model.decode_only(bottleneck)
+    assert list(out) == OUTPUTS
+    for name, value in zip(OUTPUTS, (bottleneck, voxels, video, audio, text), strict=True):
+        torch.testing.assert_close(out[name], value)
+    assert model.encode_only(*inputs(generation))[1] is None
+    layers = model.decoder.get_layer_outputs(bottleneck)
+    torch.testing.assert_close(layers["video"].sigmoid(), out["video_recon"])
+
+
+def test_copies_and_pickles_compute_the_same(model, generation):
+    model.eval()
+    again = pickle.loads(pickle.dumps(model))
+    for other in (copy.deepcopy(model), again):
+        torch.testing.assert_close(
+            other(*inputs(generation))["predicted_fmri"], model(*inputs(generation))["predicted_fmri"]
+        )
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, weights_only=True), strict=True)
+
+
+def test_the_same_seed_draws_the_same_weights(generation):
+    options = GEN1 if generation == "gen1" else HEAD
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(giblet.create_autoencoder(**options).state_dict())
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+def test_wrong_audio_raises_as_in_the_original():
+    model = giblet.create_autoencoder(**HEAD)
+    with pytest.raises(ValueError, match=r"wanted \[batch, 24\]"):
+        model(torch.rand(2, 72), torch.rand(2, 23), torch.rand(2, 6))
+
+
+def test_losses_are_torchs_with_gradients():
+    draw = [torch.rand(4, width, requires_grad=not i % 2) for i, width in enumerate((6, 6, 5, 5, 3, 3))]
+    loss, parts = giblet.ReconstructionLoss(video_weight=2.0, audio_weight=0.5)(*draw)
+    video, audio, text = (functional.mse_loss(draw[i], draw[i + 1]) for i in (0, 2, 4))
+    torch.testing.assert_close(loss, 2 * video + 0.5 * audio + text)
+    assert torch.allclose(parts["audio_loss"], audio)
+    loss.backward()
+    assert all(x.grad is not None for x in draw[::2])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_voxel_losses_equal_torchs_functions(reduction):
+    prediction, target = torch.rand(4, 7, requires_grad=True), torch.rand(4, 7)
+    loss = lambda kind: giblet.FMRIMatchingLoss(loss_type=kind, reduction=reduction)(prediction, target)
+    torch.testing.assert_close(loss("mse"), functional.mse_loss(prediction, target, reduction=reduction))
+    torch.testing.assert_close(loss("mae"), functional.l1_loss(prediction, target, reduction=reduction))
+    cosine = 1 - functional.cosine_similarity(prediction, target)
+    torch.testing.assert_close(loss("correlation"), cosine if reduction == "none" else getattr(cosine, reduction)())
+    with pytest.raises(ValueError, match="wanted one of mse, mae, correlation"):
+        loss("spearman")
+
+
+def test_the_combined_loss_of_a_models_outputs(model, generation):
+    data = batch(generation)
+    outputs = model(*inputs(generation))
+    kinds = (giblet.CombinedAutoEncoderLoss, giblet.NormalizedCombinedAutoEncoderLoss)
+    for kind in kinds:
+        criterion = kind(reconstruction_weight=2.0, fmri_weight=0.5)
+        loss, parts = criterion(outputs, data["video"], data["audio"], data["text"], data["fmri"])
+        torch.testing.assert_close(loss, 2 * parts["reconstruction_loss"] + 0.5 * parts["fmri_loss"])
+        alone, without = criterion(outputs, data["video"], data["audio"], data["text"])
+        torch.testing.assert_close(alone, 2 * without["reconstruction_loss"])
+        assert "fmri_loss" not in without
+    loss.backward()
+    assert parts["fmri_std"] == data["fmri"].std() + 1e-8
+
+
+def test_numpy_arrays_go_to_the_same_losses_in_jax():
+    arrays = [torch.rand(4, 3).numpy() for _ in range(6)]
+    loss, _ = giblet.ReconstructionLoss()(*arrays)
+    same, _ = giblet.ReconstructionLoss()(*map(torch.from_numpy, arrays))
+    assert float(loss) == pytest.approx(float(same), rel=1e-6)
+    assert not isinstance(loss, torch.Tensor)
+
+
+def test_metrics_are_torchs():
+    prediction, target = torch.rand(5, 9), torch.rand(5, 9)
+    correlation = giblet.compute_correlation_metric(prediction, target)
+    pearson = [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(prediction, target, strict=True)]
+    torch.testing.assert_close(correlation, torch.stack(pearson), atol=1e-5, rtol=1e-5)
+    assert torch.equal(giblet.compute_r2_score(target, target), torch.ones(5))
+    assert giblet.compute_correlation_metric(torch.ones(5, 9), target).abs().max() == 0
+
+
+def test_the_perceptual_loss_is_refused_as_in_the_original():
+    with pytest.raises(NotImplementedError, match="PerceptualLoss"):
+        giblet.PerceptualLoss()

@@ -1,0 +1,212 @@
+"""A user's session with the original's Trainer: construct, inspect, step, override, save, load, resume."""
+
+import copy
+
+import pytest
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems import fmri_autoencoder as giblet
+from tests.unit.fmri_autoencoder.test_facade_objects import GEN1, batch
+
+CALM = {**GEN1, "encoder_dropout": 0.0, "decoder_dropout": 0.0}
+
+
+class Dataset(torch.utils.data.Dataset):
+    """Random volumes."""
+
+    def __init__(self, rows: int):
+        self.columns = batch("gen1", rows)
+
+    def __len__(self) -> int:
+        return len(self.columns["fmri"])
+
+    def __getitem__(self, i: int) -> dict:
+        return {**{name: column[i] for name, column in self.columns.items()}, "subject_id": 1, "tr_index": i}
+
+
+def make(folder, kind=giblet.Trainer, model=None, **settings):
+    own = {"checkpoint_dir": str(folder), "log_dir": str(folder / "logs"), "batch_size": 8, "num_workers": 0}
+    own |= {"learning_rate": 1e-3, "num_epochs": 2, "warmup_epochs": 1, "save_every": 1, "use_mixed_precision": False}
+    overrides = {"tracking": {"tensorboard": False}, "shard": {"devices": 1}}
+    torch.manual_seed(0)
+    model = giblet.create_autoencoder(**CALM) if model is None else model
+    return kind(model, Dataset(16), Dataset(5), giblet.TrainingConfig(**{**own, **settings}, overrides=overrides))
+
+
+def test_a_new_trainer_has_what_its_users_touch(tmp_path):
+    trainer = make(tmp_path / "run")
+    assert isinstance(trainer.model, torch.nn.Module)
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 1e-5
+    assert isinstance(trainer.scheduler, torch.optim.lr_scheduler.CosineAnnealingLR)
+    assert (len(trainer.train_loader), len(trainer.val_loader), trainer.train_loader.batch_size) == (2, 1, 8)
+    assert (trainer.current_epoch, trainer.global_step, trainer.epochs_without_improvement) == (0, 0, 0)
+    assert (trainer.best_val_loss, trainer.train_history, trainer.val_history) == (float("inf"), [], [])
+    assert (trainer.device, trainer.scaler, trainer.config.num_epochs) == (torch.device("cpu"), None, 2)
+    assert isinstance(trainer.criterion, giblet.CombinedAutoEncoderLoss)
+    assert trainer.checkpoint_dir.is_dir()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    model = giblet.create_autoencoder(**CALM)
+    before = copy.deepcopy(model.state_dict())
+    trainer = make(folder, model=model)
+    return trainer, trainer.train(), before
+
+
+def test_after_a_run_every_attribute_is_true(trained):
+    trainer, history, before = trained
+    assert (trainer.global_step, trainer.current_epoch, len(trainer.train_history)) == (4, 1, 2)
+    assert history["best_val_loss"] == min(entry["total_loss"] for entry in history["val_history"])
+    assert not torch.equal(trainer.model.state_dict()["decoder.layer11_text.bias"], before["decoder.layer11_text.bias"])
+    state = trainer.optimizer.state_dict()
+    assert len(state["state"]) == len(list(trainer.model.parameters()))
+    assert state["state"][0]["step"] == 4
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
+    assert trainer.scheduler.last_epoch == 4
+    evaluated = trainer.validate()
+    assert evaluated["total_loss"] == pytest.approx(history["val_history"][-1]["total_loss"], rel=1e-5)
+    assert evaluated["fmri_correlation"] == pytest.approx(history["val_history"][-1]["fmri_correlation"], abs=1e-5)
+
+
+def test_files_and_lines_are_the_originals(trained):
+    trainer, history, _ = trained
+    names = {path.name for path in trainer.checkpoint_dir.glob("*.pt")}
+    assert names == {"checkpoint_epoch_0.pt", "checkpoint_epoch_1.pt", "best_checkpoint.pt", "final_checkpoint.pt"}
+    saved = torch.load(trainer.checkpoint_dir / "checkpoint_epoch_1.pt", weights_only=True)
+    assert (saved["epoch"], saved["global_step"], saved["config"]["learning_rate"]) == (1, 4, 1e-3)
+    assert saved["val_loss"] == history["val_history"][1]["total_loss"]
+    assert {"scheduler_state_dict", "train_history", "val_history", "best_val_loss"} <= set(saved)
+    giblet.create_autoencoder(**CALM).load_state_dict(saved["model_state_dict"], strict=True)
+    best = torch.load(trainer.checkpoint_dir / "best_checkpoint.pt", weights_only=True)
+    assert best["val_loss"] == history["best_val_loss"]
+    log = (trainer.log_dir / "training.log").read_text()
+    assert "Starting training" in log
+    assert f"Model parameters: {sum(p.numel() for p in trainer.model.parameters()):,}" in log
+    first = history["train_history"][0], history["val_history"][0]
+    assert f"Epoch 1/2 | Train Loss: {first[0]['total_loss']:.4f} | Val Loss: {first[1]['total_loss']:.4f} | " in log
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_uninterrupted_one(trained, tmp_path):
+    trainer, history, _ = trained
+    resumed = make(tmp_path / "run", resume_from=str(trainer.checkpoint_dir / "checkpoint_epoch_0.pt"))
+    assert (resumed.current_epoch, resumed.global_step, len(resumed.train_history)) == (0, 2, 1)
+    assert resumed.train()["val_history"] == history["val_history"]
+    other = resumed.model.state_dict()
+    assert all(torch.equal(value, other[key]) for key, value in trainer.model.state_dict().items())
+
+
+class Own(giblet.Trainer):
+    """A step of the user's own around the original's."""
+
+    seen = 0
+
+    def train_step(self, batch):
+        self.seen += len(batch["fmri"])
+        return super().train_step(batch)
+
+
+def ordered(trainer):
+    """The trainer with its batches in the dataset's order, as torch's own loop below takes them."""
+    trainer.train_loader = torch.utils.data.DataLoader(trainer.train_dataset, batch_size=8)
+    return trainer
+
+
+@pytest.mark.slow
+def test_an_overridden_step_gives_torchs_own_numbers(tmp_path, capsys):
+    trainer = ordered(make(tmp_path / "run", Own, scheduler_type="none"))
+    twin = copy.deepcopy(trainer.model)
+    history = trainer.train()
+    assert "one compiled step at a time, not the engine's loop: train_step is your own" in capsys.readouterr().out
+    assert trainer.seen == 32
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-3, weight_decay=1e-5)
+    losses = []
+    for _ in range(2):
+        for data in torch.utils.data.DataLoader(Dataset(16), batch_size=8):
+            outputs = twin(data["video"], data["audio"], data["text"])
+            loss, _ = trainer.criterion(outputs, data["video"], data["audio"], data["text"], data["fmri"])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+    got = [entry["total_loss"] for entry in history["train_history"]]
+    assert got == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2], rel=1e-4)
+    key = "decoder.layer11_text.weight"
+    torch.testing.assert_close(trainer.model.state_dict()[key], twin.state_dict()[key], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_criterion_of_the_users_own_trains(tmp_path):
+    class Voxels(torch.nn.Module):
+        def forward(self, outputs, video, audio, text, fmri):
+            return (outputs["predicted_fmri"] - fmri).abs().mean()
+
+    trainer = make(tmp_path / "run")
+    trainer.criterion = Voxels()
+    before = trainer.validate()
+    assert set(before) == {"total_loss", "fmri_correlation", "fmri_r2"}
+    trainer.train()
+    assert trainer.validate()["total_loss"] != before["total_loss"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: t.optimizer.param_groups[0].update(lr=1e-4), "param_groups were changed"),
+        (lambda t: setattr(t, "optimizer", torch.optim.SGD(t.model.parameters(), lr=0.1)), "trainer.optimizer is your"),
+        (
+            lambda t: setattr(t.model.encoder.text_encoder, "fc1", torch.nn.Linear(6, 8, bias=False)),
+            "layers of the model",
+        ),
+        (lambda t: t.model.register_forward_hook(lambda *a: None), "has hooks"),
+        (lambda t: t.model.encoder.requires_grad_(False), "are frozen"),
+        (lambda t: setattr(t, "train_step", lambda batch: {}), "train_step is your own"),
+    ],
+)
+def test_what_the_engine_would_do_otherwise_is_seen(change, why, tmp_path):
+    trainer = make(tmp_path / "run")
+    assert trainer._made.changed(trainer) is None
+    change(trainer)
+    assert why in trainer._made.changed(trainer)
+
+
+def test_save_and_load_by_hand(tmp_path):
+    trainer = make(tmp_path / "run")
+    path = trainer.save_checkpoint(3, val_loss=0.5)
+    assert path == tmp_path / "run" / "checkpoint_epoch_3.pt"
+    assert (tmp_path / "run" / "best_checkpoint.pt").is_file()
+    other = make(tmp_path / "other")
+    torch.nn.init.zeros_(other.model.decoder.layer11_text.bias)
+    other.load_checkpoint(path)
+    assert other.current_epoch == 3
+    weight = "decoder.layer11_text.weight"
+    assert torch.equal(other.model.state_dict()[weight], trainer.model.state_dict()[weight])
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        other.load_checkpoint(tmp_path / "none.pt")
+
+
+def test_early_stopping_counts_as_the_original_says(tmp_path):
+    trainer = make(tmp_path / "run", early_stopping_patience=2, early_stopping_delta=0.1)
+    assert [trainer.check_early_stopping(loss) for loss in (1.0, 0.95, 0.8, 0.75, float("nan"))] == [False] * 4 + [True]
+    assert (trainer.best_val_loss, trainer.epochs_without_improvement) == (0.75, 2)
+
+
+@pytest.mark.slow
+def test_a_model_on_the_meta_device_is_drawn_where_it_belongs(tmp_path):
+    with torch.device("meta"):
+        model = giblet.create_autoencoder(**CALM)
+    trainer = make(tmp_path / "run", model=model, num_epochs=1)
+    trainer.train()
+    assert all(torch.isfinite(value).all() and not value.is_meta for value in trainer.model.state_dict().values())
+    assert trainer.model is model
+    assert len(trainer.optimizer.state) == len(list(model.parameters()))
+
+
+def test_a_model_that_is_no_module_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the model is str, wanted a torch.nn.Module"):
+        make(tmp_path, model="autoencoder")

@@ -12,13 +12,10 @@ Older checkpoints go after a new one was read back and found whole.
 
 import contextlib
 import copy
-import dataclasses
 import errno
 import itertools
 import logging
-import os
 import pathlib
-import re
 import shutil
 import threading
 import time
@@ -31,22 +28,16 @@ import orbax.checkpoint as ocp
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, plain_files
-from jaxtrain.runtime.launch import coordination
-from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, state_tree
+from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, retention, state_tree
+from jaxtrain.train.checkpoint.retention import DAMAGED, PART
+from jaxtrain.train.checkpoint.save_agreement import Saving, agree, hear_others
+from jaxtrain.train.checkpoint.save_failures import SaveFailures, is_lasting, reason_of
 from jaxtrain.train.state import TrainState
 
-PART, DAMAGED = ".part", ".damaged"
 ARRAYS = "state"
 INDEX = "manifest.ocdbt"  # of the arrays; without it none can be read
-LASTING = ("TypeError:", "ValueError:", "KeyError:", "AttributeError:", "NotImplementedError:")
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
 SPLIT_BYTES = 64 * 2**20  # from so many each on, replicas share the writing of an array: slices have to be compiled
-KNOWN_REASONS = [
-    os.strerror(number)
-    for number in (errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.ENOTDIR)
-]
-OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
 
 
 _saves = itertools.count()
@@ -87,26 +78,17 @@ class Checkpoints:
         self._saver = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, type_handler_registry=handlers)
         )
-        self._saving: _Saving | None = None
-        self._failures = 0  # in a row
+        self._saving: Saving | None = None
+        self._failures = SaveFailures()
         self._reach: state_tree.Reachable | None = None
         self._proven = False  # whether a save of this process was read again
-        self._retry_at = float("inf")
         self.newest: int | None = None  # the last one this process committed or restored; the same on every process
 
     # --- what there is ------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Committed checkpoints, oldest first."""
-        try:
-            names = [entry.name for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be read: {error.strerror}; wanted the folder that holds the run's checkpoints"
-            ) from None
-        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
+        return retention.committed(self.folder)
 
     def latest(self) -> int | None:
         return max(self.steps(), default=None)
@@ -179,11 +161,11 @@ class Checkpoints:
         if step == self.newest:
             self._renew(step, meta)
             return
-        if self._failures and not self.retry_due and not at_once and jax.process_count() == 1:
+        if self._failures.count and not self.retry_due and not at_once and jax.process_count() == 1:
             return
         meta, history = history_file.split(meta)
         meta = copy.deepcopy(meta)  # the run goes on changing its own
-        saving = self._saving = _Saving(step, next(_saves))
+        saving = self._saving = Saving(step, next(_saves))
         try:
             self._clear_part(step)
             tree = state_tree.as_tree(state)
@@ -194,7 +176,7 @@ class Checkpoints:
             self._saver.save(place, args=ocp.args.PyTreeSave(tree), force=True)
             saving.unproven = None if self._proven else jax.tree.map(_shape_of, state)
         except Exception as error:
-            saving.error = _reason(error)
+            saving.error = reason_of(error)
         saving.thread = threading.Thread(target=self._commit, args=[saving, meta, history], name="jaxtrain-commit")
         saving.thread.start()
 
@@ -214,23 +196,22 @@ class Checkpoints:
         """Until the last save is committed, verified, and older ones are pruned; False where it failed."""
         saving, self._saving = self._saving, None
         if saving is None:
-            return self._failures == 0
+            return self._failures.count == 0
         saving.thread.join()
-        if saving.error and _is_lasting(saving.error):
+        if saving.error and is_lasting(saving.error):
             raise SaveError(
                 f"{self.folder}: the checkpoint of step {saving.step} cannot be saved: {saving.error}. Trying again "
                 f"would not mend that. The last good one is {self._last_good()}"
             )
         if saving.error:
-            self._failures += 1
-            pause = min(FIRST_RETRY_S * 2 ** (self._failures - 1), LONGEST_RETRY_S)
-            self._retry_at = time.monotonic() + pause
+            pause = self._failures.note()
             self.warn(
                 f"CHECKPOINT {saving.step} COULD NOT BE WRITTEN to {self.folder}: {saving.error}. The last good one is "
                 f"{self._last_good()}; the next try is in {pause:.0f} s"
             )
             return False
-        self.newest, self._failures, self._retry_at = saving.step, 0, float("inf")
+        self.newest = saving.step
+        self._failures.forget()
         return True
 
     def poll(self) -> None:
@@ -241,13 +222,13 @@ class Checkpoints:
     @property
     def retry_due(self) -> bool:
         """Return True if a failed save is due for a retry at any step. Only with one process: several save together."""
-        return jax.process_count() == 1 and self._saving is None and time.monotonic() >= self._retry_at
+        return jax.process_count() == 1 and self._saving is None and self._failures.due
 
     def save_for_sure(self, state: TrainState, step: int, meta: dict, patience_s: float) -> None:
         """Save and wait, again and again for so long. Raises SaveError where it cannot be written."""
         deadline = time.monotonic() + patience_s
         self.wait()
-        self._failures = min(self._failures, 1)  # a short pause again, however long it had become
+        self._failures.shorten()
         while True:
             self.save(state, step, meta, at_once=True)
             if self.wait():
@@ -259,17 +240,17 @@ class Checkpoints:
                     f"(checkpoint.retry_s). The last good one is {self._last_good()}; make room there and start the "
                     "same command again to go on from it"
                 )
-            time.sleep(min(left, max(0.0, self._retry_at - time.monotonic())))
+            time.sleep(min(left, self._failures.pause_s))
 
-    def _commit(self, saving: "_Saving", meta: dict, history: dict[str, list]) -> None:
+    def _commit(self, saving: Saving, meta: dict, history: dict[str, list]) -> None:
         """In a thread: all processes' arrays on disk, then the seal, the rename, the check, and the pruning."""
         try:
             self._saver.wait_until_finished()
         except Exception as error:
-            saving.error = saving.error or _reason(error)
+            saving.error = saving.error or reason_of(error)
         try:
             if jax.process_index() == 0:
-                self._hear_others(saving)
+                hear_others(saving)
                 if not saving.error:
                     if saving.unproven is not None and jax.process_count() == 1:
                         state_tree.check_restores(self._part(saving.step) / ARRAYS, saving.unproven)
@@ -278,11 +259,11 @@ class Checkpoints:
                 else:
                     self._clear_part(saving.step)
         except Exception as error:
-            saving.error = _reason(error)
+            saving.error = reason_of(error)
             with contextlib.suppress(OSError):
                 self._clear_part(saving.step)
         host_memory.give_back()  # the arrays' host copies
-        self._agree(saving)
+        agree(saving)
 
     def _finish(self, step: int, meta: dict, history: dict[str, list]) -> None:
         part, final = self._part(step), self.folder / str(step)
@@ -295,23 +276,6 @@ class Checkpoints:
             self._set_aside(step)
             raise OSError(f"read back, it is not what was written: {found[0]}")
         self._prune()
-
-    def _hear_others(self, saving: "_Saving") -> None:
-        for process in range(1, jax.process_count()):
-            key = f"jaxtrain/save/{saving.number}/{process}"
-            error = coordination().blocking_key_value_get(key, OTHERS_S * 1000)
-            saving.error = saving.error or error.removeprefix("-")
-
-    def _agree(self, saving: "_Saving") -> None:
-        """Every process takes the save for good or for failed as process 0 does."""
-        if jax.process_count() == 1:
-            return
-        me, prefix = jax.process_index(), f"jaxtrain/save/{saving.number}/"
-        try:
-            coordination().key_value_set(f"{prefix}{me}", f"-{saving.error}")  # the store takes no empty text
-            saving.error = coordination().blocking_key_value_get(f"{prefix}0", OTHERS_S * 1000).removeprefix("-")
-        except Exception as error:
-            saving.error = saving.error or _reason(error)
 
     def _renew(self, step: int, meta: dict) -> None:
         """The arrays of `step` stand; what the host knows may be newer (an evaluation that was still to come)."""
@@ -335,14 +299,7 @@ class Checkpoints:
         return "none" if self.newest is None else f"step {self.newest}"
 
     def _ranked(self) -> list[int]:
-        sign = 1 if self.mode == "min" else -1
-        scored = []
-        for step in self.steps():
-            with contextlib.suppress(UserError):  # damaged: it is no candidate
-                sealed = manifest.read(self.folder / str(step))
-                scored.append((step, sealed.get("metrics", {}).get(self.metric)))
-        scored = [(sign * value, step) for step, value in scored if value is not None and value == value]
-        return [step for _, step in sorted(scored)]
+        return retention.ranked(self.folder, self.steps(), self.metric, self.mode)
 
     def prune(self, keep_last: int | None = None, keep_best: int | None = None) -> list[str]:
         """Delete what is not to be kept, and what is unfinished or set aside; gives the names of the folders that went.
@@ -358,7 +315,7 @@ class Checkpoints:
         names = [str(step) for step in self.steps() if step not in kept]
         names += [path.name for path in (*self._named(PART), *self._named(DAMAGED))]
         for name in names:
-            self._remove(name)
+            retention.remove(self.folder, name)
         return names
 
     def _prune(self) -> None:
@@ -366,14 +323,7 @@ class Checkpoints:
         kept = {*self.steps()[-self.keep_last :], *self._ranked()[: self.keep_best]}
         for step in self.steps():
             if step not in kept:
-                self._remove(str(step))
-
-    def _remove(self, name: str) -> None:
-        aside = self.folder / f"{name.partition('.')[0]}{PART}"  # it no longer counts, whatever is left of it
-        if name != aside.name:
-            plain_files.delete(aside)
-            (self.folder / name).rename(aside)
-        shutil.rmtree(aside)
+                retention.remove(self.folder, str(step))
 
     def clear_unfinished(self) -> list[pathlib.Path]:
         """Delete what killed saves have left; no save may be under way."""
@@ -397,32 +347,5 @@ class Checkpoints:
         return state_tree.restore_parts(self.folder / str(step) / ARRAYS, parts, sharding)
 
 
-@dataclasses.dataclass
-class _Saving:
-    """A save under way. error: why it failed, in words."""
-
-    step: int
-    number: int  # of this process's saves; all processes save in the same order
-    thread: threading.Thread | None = None
-    error: str = ""
-    unproven: TrainState | None = None  # shapes of the first state that is saved: whether it restores is looked at
-
-
-def _is_lasting(reason: str) -> bool:
-    """Return True for an error of the state itself, not of the disk or of what writes to it."""
-    return reason.startswith(LASTING) and "tensorstore/" not in reason
-
-
 def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-
-def _reason(error: BaseException) -> str:
-    """The operating system's word where there is one in tensorstore's or orbax's long message."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split())
-    for known in KNOWN_REASONS:
-        if known.lower() in text.lower():
-            return known
-    return f"{type(error).__name__}: {text[:300]}"

@@ -168,7 +168,7 @@ def test_a_save_that_fails_is_tried_again_and_the_run_ends_well(tmp_path, monkey
         put(folder, meta)
 
     monkeypatch.setattr(manifest, "write", full)
-    monkeypatch.setattr("jaxtrain.train.checkpoint.checkpoints.FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr("jaxtrain.train.checkpoint.save_failures.FIRST_RETRY_S", 0.01)
     made = trainer(tmp_path, **SAVING)
     made.train()
     assert len(calls) > 2

@@ -64,6 +64,7 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
             loss=lambda module, batch, config: converted(config).torch_loss(module, batch),
         ),
         pads_batches=False,
+        fits=lambda batch, config: converted(config).fits(batch),
         **options,
     )
 

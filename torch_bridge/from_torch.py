@@ -117,6 +117,12 @@ class Record:
         recording.check_read(self.entry, self._read, self.changed())
         return graph, leaves
 
+    def holds(self, inputs: tuple, training: bool) -> bool:
+        """Tell whether a graph that is recorded already holds for these inputs of the entry."""
+        leaves, spec = pytree.tree_flatten(inputs)
+        graphs = self._graphs[training]
+        return any(known == spec and graph.sizes.refusal(leaves) is None for graph, known in graphs)
+
     def graphs(self) -> list[Graph]:
         return [graph for graphs in self._graphs.values() for graph, _ in graphs]
 

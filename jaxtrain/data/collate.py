@@ -34,10 +34,10 @@ def collate(items: Sequence[Any], empty: Empty = np.empty) -> dict[str, Any]:
     if isinstance(items[0], (tuple, list)):
         _check_lengths(items[0], items, "an item")
     parts = lambda key, name: items if key is None else _parts(items, key, name)
-    return {name: stack(parts(key, name), name, empty) for key, name in _names(items[0])}
+    return {name: stack(parts(key, name), name, empty) for key, name in names_of(items[0])}
 
 
-def _names(item: Any) -> list[tuple[Any, str]]:
+def names_of(item: Any) -> list[tuple[Any, str]]:
     """(key in an item, name in the batch) of its parts; the key None is the item itself."""
     if isinstance(item, Mapping):
         return [(key, str(key)) for key in item]
@@ -124,7 +124,7 @@ class Columns:
             _check_lengths(self._first, [item], "an item")
         if not row:
             self._first = item if isinstance(item, (tuple, list)) else None
-            columns = [self._column(key, name, item if key is None else item[key]) for key, name in _names(item)]
+            columns = [self._column(key, name, item if key is None else item[key]) for key, name in names_of(item)]
             if all(shape is None for *_, shape, _ in columns):
                 self.append = self._waiting.append  # from now on: a small sample takes no longer than a call of this
                 self.append(item)
@@ -289,6 +289,25 @@ def split_texts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         else:
             arrays[name] = value
     return arrays, texts
+
+
+def picked(batch: Mapping[str, Any], rows: np.ndarray) -> Any:
+    """Return these rows of a batch, strings too."""
+    if isinstance(batch, Mapping):
+        return {name: picked(value, rows) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(picked(value, rows) for value in batch)
+    return Texts(batch[i] for i in rows) if isinstance(batch, Texts) else batch[rows]
+
+
+def alike(batches: Sequence[Any]) -> bool:
+    """Return True if batches have the same shapes, so that one call takes them."""
+    shapes = lambda part: (
+        [shapes(inner) for inner in (part.values() if isinstance(part, Mapping) else part)]
+        if isinstance(part, (Mapping, tuple))
+        else part.shape
+    )
+    return len(batches) == 1 or all(shapes(batch) == shapes(batches[0]) for batch in batches)
 
 
 def _holds_texts(value: Any) -> bool:

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from jaxtrain.data import random_state, row_keys, workers
-from jaxtrain.data.collate import Named, Texts, split_texts
+from jaxtrain.data.batch_shapes import BatchShapes
+from jaxtrain.data.collate import Named, Texts, alike, picked, split_texts
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
@@ -100,6 +101,7 @@ class Loader:
         self.keep_texts = keep_texts
         self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
+        self.batch_shapes: BatchShapes | None = None  # pads batches of many lengths to a few
 
     def host_batch(
         self, step: int, rows: np.ndarray | None = None, together: np.ndarray | None = None
@@ -133,6 +135,8 @@ class Loader:
         ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
         room: queue.SimpleQueue = queue.SimpleQueue()
         closed, consumer = threading.Event(), object()
+        if self.batch_shapes is not None:
+            self.batch_shapes.begin()
         for _ in range(self.prefetch_batches):
             room.put(None)
 
@@ -219,7 +223,7 @@ class Loader:
                 return
             sizes = [size for size, _ in together]
             arrays = [self._without_texts(first + i, batch) for i, (_, batch) in enumerate(together)]
-            if set(sizes) == {self.stream.batch_size}:
+            if set(sizes) == {self.stream.batch_size} and alike(arrays):
                 yield first, count, arrays, self.stream.batch_size
             else:
                 yield from ((first + i, 1, [arrays[i]], size) for i, size in enumerate(sizes))
@@ -233,24 +237,33 @@ class Loader:
     def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
         """The size and the batch of every step, read ahead by the pool; those of one call share a shape."""
 
-        def asked() -> Iterator[tuple[int, dict, Request | None]]:
+        def asked() -> Iterator[tuple[int, int, dict, Request | None]]:
             for first, count in calls:
                 together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
-                yield from (self._request(first + i, None, together) for i in range(count))
+                yield from ((first + i, *self._request(first + i, None, together)) for i in range(count))
 
         if self.on_device or self._columnar:
-            yield from ((size, batch) for size, batch, _ in asked())
+            yield from ((size, batch) for _, size, batch, _ in asked())
             return
-        known: collections.deque[tuple[int, dict]] = collections.deque()
+        known: collections.deque[tuple[int, int, dict]] = collections.deque()
 
         def requests() -> Iterator[Request]:
-            for size, batch, request in asked():
-                known.append((size, batch))
+            for step, size, batch, request in asked():
+                known.append((step, size, batch))
                 yield request
 
         for answer in workers.round_robin(self.pool, requests()):
-            size, batch = known.popleft()
+            step, size, batch = known.popleft()
+            if self.batch_shapes is not None:
+                answer = self.batch_shapes.fit(step, answer)
+            if self._reads_whole:
+                answer = picked(answer, self._rows(size))
             yield size, row_keys.join(batch, answer)
+
+    @property
+    def _reads_whole(self) -> bool:
+        """Return True where every process reads all rows of a batch, to know its length, and keeps its own."""
+        return self.batch_shapes is not None and bool(self.batch_shapes.axes) and jax.process_count() > 1
 
     @property
     def _columnar(self) -> bool:
@@ -263,6 +276,7 @@ class Loader:
         indices, valid = self.stream.batch(step)
         together = indices if together is None else together
         size = len(valid) if self.short is None else int(valid.sum())
+        read = indices[:size] if rows is None and self._reads_whole else None
         rows = self._rows(size) if rows is None else rows
         indices, valid = indices[rows], valid[rows]
         columns = self.source.columns if isinstance(self.source, ArraySource) else {}
@@ -271,12 +285,13 @@ class Loader:
             return size, batch, None
         if self._columnar:
             return size, batch | self.source[indices], None
-        return size, batch, Request(self.stream.place(step)[0], indices, together)
+        return size, batch, Request(self.stream.place(step)[0], indices if read is None else read, together)
 
     def _sequence(self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None) -> Iterator[Any]:
         """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped."""
         stream = self.stream
         epoch, skip = stream.place(first)
+        step = first
         while True:
             given = 0
             for batch in workers.iterate_epoch(pool, epoch):
@@ -285,6 +300,9 @@ class Loader:
                 if given == stream.steps_per_epoch:
                     raise MoreThanPromised(epoch, given)
                 if given >= skip:
+                    if self.batch_shapes is not None and rows is None:
+                        batch = self.batch_shapes.fit(step, batch)
+                    step += 1
                     yield self._take_rows(batch, given * stream.batch_size, rows)
                 given += 1
             if stream.once:
@@ -321,8 +339,7 @@ class Loader:
         rows = self._rows(size) if rows is None else rows
         take = np.where(rows < count, rows, 0)
         own = row_keys.rows((first + rows).astype(np.int32), rows < count, batch)
-        picked = lambda leaf: Texts(leaf[i] for i in take) if isinstance(leaf, Texts) else leaf[take]
-        return size, own | jax.tree.map(picked, batch, is_leaf=lambda leaf: isinstance(leaf, Texts))
+        return size, own | picked(batch, take)
 
     def _rows(self, size: int) -> np.ndarray:
         return self.rows if size == self.stream.batch_size else self.short.rows(size)

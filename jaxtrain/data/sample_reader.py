@@ -4,6 +4,7 @@ Every item is read with Python's, numpy's (and torch's) global random generators
 that augmentation is the same for any number of workers and processes, and after a resume.
 """
 
+import copy
 import dataclasses
 import functools
 import signal
@@ -195,6 +196,15 @@ class SequenceReader:
     def _epoch_of(self, request: Next) -> Iterator[Any]:
         seeded = functools.partial(random_state.seeded, self.source, self.seed)
         return self.source.chunks(request.epoch, request.worker, request.workers, self.batch_size, seeded)
+
+
+def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:
+    """Return samples as the reader's collate function takes them: those at `positions`, or a stream's first ones."""
+    raw = copy.copy(reader)
+    raw.collate = list
+    if isinstance(raw, SequenceReader):
+        return list(raw(Next(0, 0, 1, start=True)) or ())
+    return list(raw(Request(0, positions, positions)))
 
 
 def _no_progress(index: int) -> None:

@@ -9,16 +9,25 @@ import numpy as np
 
 from jaxtrain.config import MOST_STEPS, TrainingConfig
 from jaxtrain.data import row_keys
-from jaxtrain.data.index_stream import IndexStream
+from jaxtrain.data.batch_shapes import (
+    MOST_EXACT,
+    MOST_SIZES,
+    PROBED,
+    Axis,
+    NotPadded,
+    PaddingCollate,
+    collate_of,
+    probe,
+)
+from jaxtrain.data.index_stream import IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
-from jaxtrain.data.sources import ArraySource, ForeignSource, as_source, batch_shapes
+from jaxtrain.data.sample_reader import raw_items
+from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
 from jaxtrain.data.workers import WorkerPool, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
 from jaxtrain.task import Task
 from jaxtrain.train.step.short_batches import ShortBatches, put
-
-MOST_SIZES = 8  # of the batches that a sampler or an IterableDataset gives, each compiled
 
 
 class InputPipeline:
@@ -43,6 +52,8 @@ class InputPipeline:
         self._given = {n: None if value is None else as_source(value, n) for n, value in datasets.items()}
         self._sources = dict(self._given)
         self._pools: dict[str, WorkerPool] = {}
+        self.pads = True  # whether lengths may be rounded up; the program finds out
+        self.notes: list[str] = []  # on the shapes of batches, for the run's log
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
@@ -107,13 +118,51 @@ class InputPipeline:
         if self.task.pads_batches:
             return batch_shapes(source)
         if isinstance(stream, IndexStream):
+            if self.config.data.shapes != "one" and self._may_vary(source):
+                return self._most_shapes
             uneven = stream.size > stream.batch_size and stream.size % stream.batch_size and not stream.drop_last
             return batch_shapes(source) * (2 if uneven else 1)
-        return MOST_SIZES
+        return self._most_shapes
+
+    @property
+    def _most_shapes(self) -> int:
+        if self.config.data.shapes == "one":
+            return 2  # the last batch of an epoch may be short
+        return MOST_SIZES if self.config.data.shapes == "auto" and self.pads else MOST_EXACT
+
+    def find_axes(self, split: str, loader: Loader) -> list[Axis]:
+        """Find the axes of a split's batches whose length varies and may be rounded up; none where none is known."""
+        source = self.source(split)
+        if self.config.data.shapes != "auto" or self.task.pads_batches or not self._may_vary(source):
+            return []
+        stream = loader.stream
+        if isinstance(stream, IterableStream):
+            positions = np.arange(PROBED)
+        else:
+            steps = np.unique(np.linspace(0, stream.steps_per_epoch - 1, PROBED).astype(int))
+            own = [stream.batch(int(step))[0] for step in steps]
+            positions = np.array([indices[0] for indices in own] + [indices[-1] for indices in own])[:PROBED]
+        if isinstance(source, SequentialSource) and source.ready_made:
+            return []
+        items = lambda: raw_items(loader.reader, positions)
+        try:
+            return probe(source, loader.reader, items, self.config.data.pad_values)
+        except NotPadded as reason:
+            self.pads = False
+            self.notes.append(f"data.shapes: {reason}; until then every length is compiled in its own shape")
+            return []
+
+    def _may_vary(self, source: Any) -> bool:
+        """Return True where a function of the user's own, or one that pads, makes the batches."""
+        return getattr(source, "collate", None) is not None or isinstance(self._collate(source), PaddingCollate)
+
+    def _collate(self, source: Any) -> Callable | None:
+        return collate_of(self.task.collate, source, self.config)
 
     def example(self) -> dict[str, Any]:
         """Two samples of the first training batch, in numpy."""
-        source, stream, collate = self.source("train"), self.train_loader.stream, self.task.collate
+        source, stream = self.source("train"), self.train_loader.stream
+        collate = self._collate(source)
         rows = np.array([0, min(1, stream.batch_size - 1)])
         loader = Loader(
             source, stream, lambda batches: batches[0], rows, collate, seed=self.config.seed, keep_texts=True
@@ -156,7 +205,7 @@ class InputPipeline:
             source, data = self.source(split), self.config.data
             own = own_batch_size(source)
             size = own or data.batch_size if split == "train" else self._evaluation_size(source)
-            reader = make_reader(source, self.task.collate, size, self.config.seed)
+            reader = make_reader(source, self._collate(source), size, self.config.seed)
             self._pools[split] = make_pool(reader, self._workers(source), data.timeout_s, self._start_method(source))
         return self._pools[split]
 
@@ -173,7 +222,7 @@ class InputPipeline:
             stream,
             lambda batches: put([self._unreserved(batch) for batch in batches], accumulate, micro, self.layout),
             rows,
-            self.task.collate,
+            self._collate(source),
             self._on_device(source),
             self.config.data.prefetch_batches,
             self._pool(split),
@@ -200,5 +249,5 @@ class InputPipeline:
         if placement == "device" and not columnar:
             raise UserError("data.placement: device needs a dataset of arrays (ArraySource or a mapping of arrays)")
         fits = columnar and source.nbytes <= self.config.data.device_limit_bytes
-        ready = columnar and (source.batched or self.task.collate is None)
+        ready = columnar and (source.batched or self._collate(source) is None)
         return placement == "device" or (placement == "auto" and fits and ready)

@@ -11,6 +11,8 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.data import row_keys
+from jaxtrain.data.batch_shapes import MOST_SIZES, BatchShapes
 from jaxtrain.data.loader import Loader
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
@@ -22,7 +24,7 @@ from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION
 from jaxtrain.task import Task
 from jaxtrain.train import evaluation
-from jaxtrain.train.compilation import out_of_memory
+from jaxtrain.train.compilation import out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
@@ -70,6 +72,7 @@ class Program:
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
+        self.announce: Callable[[str], None] = lambda line: None  # a run's log
         self.start = Start(task, self.resolved, self.layout, model, given)
         self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
@@ -77,6 +80,7 @@ class Program:
             self.state = self.start.abstract()
             return
         self._start_afresh(model)
+        self.train_loader.batch_shapes = self._batch_shapes("train", self.train_loader)
         if self.config.train.accumulate_steps > 1 and not task.pads_batches:
             refuse_sums(task, self.resolved, self.model_def, self.state, self.data.example())
 
@@ -125,6 +129,31 @@ class Program:
                 self.load_state_dict(weights, strict=False)
         if self.given is not None:
             self.state = self.state.replace(opt_state=self.given.taken_over(self.state.opt_state))
+
+    def _batch_shapes(self, split: str, loader: Loader) -> BatchShapes | None:
+        """How batches of many lengths are brought to a few; None where they come in one, or each in its own."""
+        if not self.data.pads:
+            return None
+        axes = self.data.find_axes(split, loader)
+        if not axes:
+            return None
+        fits = lambda rows: self.task.fits(rows, self.config)
+        stream, once = loader.stream, split != "train"
+        shapes = BatchShapes(axes, stream.batch_size, stream.steps_per_epoch or UNKNOWN_STEPS, fits, once)
+        names = ", ".join(dict.fromkeys(axis.name for axis in axes))
+        why: str | None = None
+        if split == "train" and self.task.couples_samples:
+            why = "the model computes batch statistics, which padding enters"
+        elif split == "train":
+            rows = self.data.example()
+            why = padding.dependence(self.task, self.resolved, self.model_def, self.state, rows, shapes)
+        if why is None:
+            note = f"data.shapes: batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES}"
+        else:
+            self.data.pads = False
+            note = f"data.shapes: padding changes the result ({why}), so every length of {names} keeps its own shape"
+        self.data.notes += [note] if split == "train" else []
+        return shapes if why is None else None
 
     def variant(self, config: TrainingConfig) -> "Program":
         """A program at the start of another run, which shares this one's data and compiled functions.
@@ -256,6 +285,7 @@ class Program:
 
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.data.evaluation(split)
+        loader.batch_shapes = self._batch_shapes(split, loader)
         columns, numbers = self.columns(loader), self.traced_hparams()
 
         def make() -> Compiled:
@@ -271,6 +301,10 @@ class Program:
             def results():
                 for _, _, batch in loader.batches(calls):
                     self.preemption.proceed()
+                    if loader.batch_shapes is not None and not compiled.knows(
+                        params, self.state.frozen, self.state.buffers, batch, columns, numbers
+                    ):
+                        self.announce(f"compiled for evaluation batches of {shape_of(batch)}")
                     yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
                 self.preemption.proceed()  # batches may have ended because it would not
 
@@ -311,6 +345,15 @@ class Program:
             params, frozen, buffers = self.model_def.split(model)
             self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
         return keys
+
+
+def shape_of(batch: Any) -> str:
+    """Describe the longest sequences and the rows of a placed batch."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    rows = sum(int(np.prod(row_keys.valid(part).shape)) for part in parts)
+    leading = row_keys.valid(parts[0]).ndim
+    lengths = {leaf.shape[leading] for leaf in jax.tree.leaves(parts[0]) if leaf.ndim > leading}
+    return f"{rows} samples" + (f" of length {' and '.join(map(str, sorted(lengths)))}" if lengths else "")
 
 
 def _prepare_process(config: TrainingConfig) -> Any:

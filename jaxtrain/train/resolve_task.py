@@ -9,6 +9,7 @@ import numpy as np
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data import row_keys
+from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
@@ -50,7 +51,9 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
         )
     size = own_batch_size(source) or config.data.batch_size
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
-    loader = Loader(source, stream, lambda batches: batches[0], np.arange(size), seed=config.seed, keep_texts=True)
+    collate = collate_of(None, source, config)
+    place = lambda batches: batches[0]
+    loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)
     example = loader.host_batch(0, rows=np.array([0, min(1, size - 1)]))
     micro = max(size // config.train.accumulate_steps, 1)
     example = jax.tree.map(lambda value: np.take(value, np.arange(micro) % 2, axis=0), example)

@@ -90,6 +90,10 @@ class TorchTask:
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
 
+    def fits(self, batch: Mapping[str, Any]) -> bool:
+        """Tell whether a record of the training loss holds for arrays of these shapes; nothing is recorded anew."""
+        return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
+
     def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""
         changed = self.loss_record.changed()

@@ -39,7 +39,7 @@ class Compiled:
         self.batch = batch
         self.shapes = shapes
         self.out_of_memory = out_of_memory
-        self.seconds = 0.0
+        self.seconds = self.last_s = 0.0  # of all compilations, of the last one
         self.flops: float | None = None  # of one call, over all devices; known once compiled
         self._programs: dict[tuple, Any] = {}
         self._first: tuple[Any, ...] = ()  # shapes and dtypes of the first call
@@ -83,7 +83,8 @@ class Compiled:
         traced = self.jitted.trace(*arguments)
         lowered = traced.lower()
         program = lowered.compile()
-        self.seconds += time.perf_counter() - started
+        self.last_s = time.perf_counter() - started
+        self.seconds += self.last_s
         self.flops = self.flops or flops.count(traced.jaxpr.jaxpr)
         self._first = self._first or jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
         self._programs[signature] = program
@@ -110,7 +111,8 @@ class Compiled:
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         return (
             f"{self.name} would compile again, because {'; '.join(changed[:4])}{more}. Every new shape costs a "
-            "compilation: pad the data to one shape, or to a few buckets that the source announces"
+            "compilation: pad the data to one shape, or to a few buckets that the source announces; a Trainer of your "
+            "own model takes more of them with data.shapes=exact"
         )
 
 

@@ -20,7 +20,7 @@ from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import model_flops
 from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
 from jaxtrain.train.loop.run_record import Call, RunRecord
-from jaxtrain.train.program import Program
+from jaxtrain.train.program import Program, shape_of
 from jaxtrain.train.step.train_step import StackedMetrics
 from jaxtrain.train.tracking.histograms import Histograms
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
@@ -77,6 +77,9 @@ class Loop:
     def _train(self, system: SystemMetrics) -> None:
         program, record = self.program, self.record
         self._banner()
+        program.announce = self.tracker.info
+        for note in program.data.notes:
+            self.tracker.info(note)
         self.tracker.progress(record.step, program.total_steps)
         self.hyper = program.hyper(record.lr_scale())
         self.columns = program.columns(program.train_loader)
@@ -266,8 +269,9 @@ class Loop:
         clock = self.record.clock
         parts = batch if isinstance(batch, tuple) else (batch,)
         rows = sum(row_keys.valid(part)[0].size if count > 1 else row_keys.valid(part).size for part in parts)
-        if rows < self.config.data.batch_size:
-            self.tracker.info(f"compiled once more, for batches of {rows} samples: {step.seconds:.1f} s")
+        again = len(step.programs) > 1 and self.program.train_loader.batch_shapes is not None
+        if again or rows < self.config.data.batch_size:
+            self.tracker.info(f"compiled once more, for batches of {shape_of(batch)}: {step.last_s:.1f} s")
             return
         if clock.work.flops is None and step.flops:
             flops = model_flops(step.flops, self.config.train.remat) / count

@@ -216,6 +216,7 @@ class RunRecord:
             "steps_per_epoch": self.program.steps_per_epoch,
             "optimizer": None if self.program.given is None else self.program.given.describe(),
             "callbacks": self.callbacks.state_dict(),
+            "batch_shapes": shapes.state() if (shapes := self.program.train_loader.batch_shapes) else None,
         }
 
     def restore(self, meta: dict) -> None:
@@ -229,3 +230,5 @@ class RunRecord:
             setattr(self, name, meta[name])
         self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]
         self.callbacks.load_state_dict(meta.get("callbacks", ()))
+        if self.program.train_loader.batch_shapes is not None:
+            self.program.train_loader.batch_shapes.restore(meta.get("batch_shapes") or (), meta["step"])

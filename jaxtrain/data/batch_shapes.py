@@ -1,0 +1,296 @@
+"""Batches of many lengths, brought to few: axes whose length varies are padded up to at most eight sizes.
+
+What a collate function pads with, on which side and along which axes, is seen from what it does to samples of its own
+dataset, not guessed from names. Needs no jax.
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxtrain.data import random_state
+from jaxtrain.data.collate import Texts, as_array, collate, names_of
+from jaxtrain.errors import UserError
+
+PROBED = 8  # samples that are looked at before a run
+SMALLEST = 8
+FREE = 4  # sizes that are taken as they come; from there on one that is there already, or a larger one
+MOST_SIZES = 8
+MOST_EXACT = 64
+
+Lengths = tuple[int, ...]
+
+
+class Axis(NamedTuple):
+    """An axis whose length varies. group: axes that vary together. value: what it is padded with. left: in front."""
+
+    name: str
+    axis: int
+    group: int
+    value: Any
+    left: bool
+
+
+class Size(NamedTuple):
+    """A shape that is compiled. step: the first that has it. rows: samples. lengths: by group."""
+
+    step: int
+    rows: int
+    lengths: Lengths
+
+
+def ladder(length: int) -> int:
+    """The next power of two, or half between two of them."""
+    power = 1 << max(0, math.ceil(math.log2(max(length, 1))))
+    return max(SMALLEST, power * 3 // 4 if length <= power * 3 // 4 else power)
+
+
+def flatten(batch: Any, prefix: str = "") -> dict[str, Any]:
+    """The arrays of a batch by dotted names; texts are left out."""
+    if isinstance(batch, Mapping):
+        parts = batch.items()
+    elif isinstance(batch, tuple):
+        parts = enumerate(batch)
+    else:
+        return {} if isinstance(batch, Texts) else {prefix: batch}
+    found: dict[str, Any] = {}
+    for key, value in parts:
+        found |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def replaced(batch: Any, arrays: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return the batch with other arrays under the same names."""
+    inner = lambda key, value: replaced(value, arrays, f"{prefix}.{key}" if prefix else str(key))
+    if isinstance(batch, Mapping):
+        return {key: inner(key, value) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(inner(key, value) for key, value in enumerate(batch))
+    return arrays.get(prefix, batch)
+
+
+class BatchShapes:
+    """Pads batches of one split.
+
+    axes: those that vary. full: samples of a whole batch. steps_per_epoch: after as many steps no size is added that a
+    known one covers. holds: whether the model takes a batch of these shapes, so that no size is chosen beyond a model's
+    longest. once: every pass over the data decides anew, as an evaluation's.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        full: int,
+        steps_per_epoch: int,
+        holds: Callable[[Mapping[str, Any]], bool] = lambda batch: True,
+        once: bool = False,
+    ):
+        self.axes, self.full, self.steps_per_epoch, self.holds, self.once = axes, full, steps_per_epoch, holds, once
+        self.sizes: list[Size] = []
+
+    def begin(self) -> None:
+        """Start a pass over the data."""
+        if self.once:
+            self.sizes = []
+
+    def state(self) -> list[list]:
+        """The sizes so far, for a checkpoint."""
+        return [[size.step, size.rows, list(size.lengths)] for size in self.sizes]
+
+    def restore(self, state: Sequence[Sequence], step: int) -> None:
+        """Go on with the sizes that steps before `step` have had."""
+        self.sizes = [Size(begun, rows, tuple(lengths)) for begun, rows, lengths in state if begun < step]
+
+    def fit(self, step: int, batch: Any) -> Any:
+        """The batch at the size that it gets."""
+        if not self.axes:
+            return batch
+        arrays = flatten(batch)
+        lengths = self.lengths(arrays)
+        rows = len(next(iter(arrays.values())))
+        size = self._size(step, rows, lengths, arrays)
+        return batch if size == lengths else replaced(batch, self.padded(arrays, size))
+
+    def lengths(self, arrays: Mapping[str, Any]) -> Lengths:
+        """The longest axis of every group."""
+        longest = [0] * (1 + max(axis.group for axis in self.axes))
+        for axis in self.axes:
+            longest[axis.group] = max(longest[axis.group], arrays[axis.name].shape[axis.axis])
+        return tuple(longest)
+
+    def padded(self, arrays: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+        """Arrays whose varying axes have these lengths."""
+        made = dict(arrays)
+        for name, axis, group, value, left in self.axes:
+            missing = lengths[group] - made[name].shape[axis]
+            if missing > 0:
+                widths = [(0, 0)] * made[name].ndim
+                widths[axis] = (missing, 0) if left else (0, missing)
+                made[name] = np.pad(made[name], widths, constant_values=value)
+        return made
+
+    def _size(self, step: int, rows: int, lengths: Lengths, arrays: Mapping[str, Any]) -> Lengths:
+        known = [size.lengths for size in self.sizes if size.rows == rows]
+        wanted = self.within(arrays, lengths, tuple(map(ladder, lengths)))
+        if wanted in known:
+            return wanted
+        if not (rows == self.full and step < self.steps_per_epoch and len(known) < FREE):
+            covering = [size for size in known if all(a >= b for a, b in zip(size, lengths, strict=True))]
+            if covering:
+                return min(covering, key=math.prod)
+            largest = [max(column) for column in zip(wanted, *(size.lengths for size in self.sizes), strict=True)]
+            grew = zip(largest, self._top(), strict=True)
+            grown = tuple(_spaced(new, len(self.sizes)) if new > old else new for new, old in grew)
+            wanted = self.within(arrays, lengths, grown)
+        self.sizes.append(Size(step, rows, wanted))
+        return wanted
+
+    def _top(self) -> Lengths:
+        """The largest lengths so far."""
+        groups = range(1 + max(axis.group for axis in self.axes))
+        return tuple(max((size.lengths[group] for size in self.sizes), default=0) for group in groups)
+
+    def within(self, arrays: Mapping[str, Any], lengths: Lengths, wanted: Lengths) -> Lengths:
+        """The wanted lengths, or the largest below them that the model takes."""
+        shapes = lambda size: self._shapes(arrays, size)
+        if self.holds(shapes(wanted)) or not self.holds(shapes(lengths)):
+            return wanted
+        found = list(lengths)
+        for group, (low, high) in enumerate(zip(lengths, wanted, strict=True)):
+            tried = lambda length, group=group: tuple(found[:group] + [length] + list(lengths[group + 1 :]))
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if self.holds(shapes(tried(middle))) else (low, middle - 1)
+            found[group] = low
+        return tuple(found)
+
+    def _shapes(self, arrays: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+        """Arrays without memory of their own, of two rows."""
+        made = {}
+        for name, array in arrays.items():
+            shape = [2, *array.shape[1:]]
+            for axis in self.axes:
+                if axis.name == name:
+                    shape[axis.axis] = max(lengths[axis.group], shape[axis.axis])
+            made[name] = np.broadcast_to(np.zeros((), array.dtype), shape)
+        return made
+
+
+def _spaced(length: int, sizes: int) -> int:
+    """Later sizes lie further apart, so that few are needed."""
+    power = 1 << math.ceil(math.log2(length))
+    return power if sizes < MOST_SIZES - 2 else 2 * power
+
+
+# --- which axes vary, and what pads them ----------------------------------------------------------------------------
+
+
+def probe(source: Any, reader: Any, items: Callable[[], list[Any]], pad_values: Mapping[str, float]) -> list[Axis]:
+    """Find the axes that vary between samples, by collating samples alone and in pairs.
+
+    items: gives raw samples, as the reader's collate function takes them. pad_values: by name, wins over what is seen.
+    Raises NotPadded where an axis varies and it cannot be told what pads it.
+    """
+    states = random_state.generators(source)
+    before = [state.get() for state in states]
+    try:
+        given = items()
+        together = lambda *chosen: flatten(reader.collate([copy.deepcopy(given[i]) for i in chosen]))
+        return _axes(together, len(given), pad_values)
+    finally:
+        for state, value in zip(states, before, strict=True):
+            state.set(value)
+
+
+class NotPadded(Exception):
+    """Says why batches of many lengths cannot be padded further."""
+
+
+def _axes(together: Callable[..., dict[str, Any]], count: int, pad_values: Mapping[str, float]) -> list[Axis]:
+    alone = [together(i) for i in range(count)]
+    if len({tuple(arrays) for arrays in alone}) > 1 or len({tuple(a.ndim for a in x.values()) for x in alone}) > 1:
+        return []  # the collate function itself will say so, or the step
+    lengths: dict[tuple[str, int], Lengths] = {}
+    for name, array in alone[0].items():
+        for axis in range(1, array.ndim):
+            found = tuple(arrays[name].shape[axis] for arrays in alone)
+            if len(set(found)) > 1:
+                lengths[name, axis] = found
+    groups = {found: number for number, found in enumerate(dict.fromkeys(lengths.values()))}
+    axes: list[Axis] = []
+    for name in dict.fromkeys(name for name, _ in lengths):
+        own = [axis for key, axis in lengths if key == name]
+        values = lengths[name, own[0]]
+        short, long = int(np.argmin(values)), int(np.argmax(values))
+        small, row = alone[short][name][0], together(short, long)[name][0]
+        value, sides = _seen(name, small, row, [axis - 1 for axis in own], pad_values.get(name))
+        axes += [
+            Axis(name, axis, groups[lengths[name, axis]], value, left) for axis, left in zip(own, sides, strict=True)
+        ]
+    return axes
+
+
+def _seen(name: str, small: np.ndarray, row: np.ndarray, axes: Sequence[int], declared: float | None) -> tuple:
+    """What fills the row of a sample beside a longer one, and on which side, for each of its axes."""
+    candidates = []
+    for sides in itertools.product((False, True), repeat=len(axes)):
+        inside = [slice(None)] * row.ndim
+        for axis, left in zip(axes, sides, strict=True):
+            end = row.shape[axis]
+            inside[axis] = slice(end - small.shape[axis], end) if left else slice(0, small.shape[axis])
+        outside = np.ones(row.shape, bool)
+        outside[tuple(inside)] = False
+        filling = row[outside]
+        same = row[tuple(inside)].shape == small.shape and np.array_equal(row[tuple(inside)], small)
+        constant = filling.size > 0 and bool(np.all(filling == filling.flat[0]))
+        candidates.append((same, constant, sides, filling.flat[0] if filling.size else None))
+    for wanted in ((True, True), (False, True)):  # a collate function that draws gives other numbers inside
+        for same, constant, sides, value in candidates:
+            if (same, constant) == wanted:
+                return (value if declared is None else row.dtype.type(declared)), sides
+    if declared is not None:
+        return row.dtype.type(declared), candidates[0][2]
+    raise NotPadded(
+        f"`{name}` has samples of different lengths, and the collate function fills them up with more than one value; "
+        f"declare one in data.pad_values={{{name}: ...}}"
+    )
+
+
+def collate_of(own: Callable | None, source: Any, config: Any) -> Callable | None:
+    """Return a task's own collate function; else one that pads, where data.pad_values declares with what."""
+    ragged = own is None and config.data.pad_values and getattr(source, "collate", None) is None
+    return PaddingCollate(config.data.pad_values) if ragged else own
+
+
+class PaddingCollate:
+    """Stacks samples of different lengths, filled up behind with the values that data.pad_values declares."""
+
+    def __init__(self, pad_values: Mapping[str, float]):
+        self.pad_values = dict(pad_values)
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
+        columns = {}
+        for key, name in names_of(items[0]):
+            values = [as_array(item if key is None else item[key], name) for item in items]
+            columns[name] = self._padded(name, values)
+        return collate([{name: column[i] for name, column in columns.items()} for i in range(len(items))])
+
+    def _padded(self, name: str, values: list[np.ndarray]) -> list[np.ndarray]:
+        shapes = {value.shape for value in values}
+        if len(shapes) == 1 or len({len(shape) for shape in shapes}) > 1:
+            return values
+        if name not in self.pad_values:
+            raise UserError(
+                f"the dataset is ragged: `{name}` has shapes {', '.join(map(str, sorted(shapes)[:2]))}; declare what "
+                f"fills it up in data.pad_values={{{name}: ...}}, or pad it in the Dataset"
+            )
+        longest = np.max([value.shape for value in values], axis=0)
+        fill = self.pad_values[name]
+        return [
+            np.pad(v, [(0, n - have) for n, have in zip(longest, v.shape, strict=True)], constant_values=fill)
+            for v in values
+        ]

@@ -235,7 +235,7 @@ def _axes(together: Callable[..., dict[str, Any]], count: int, pad_values: Mappi
 
 
 def _seen(name: str, small: np.ndarray, row: np.ndarray, axes: Sequence[int], declared: float | None) -> tuple:
-    """What fills the row of a sample beside a longer one, and on which side, for each of its axes."""
+    """Find what fills the row of a sample beside a longer one, and on which side, for each of its axes."""
     candidates = []
     for sides in itertools.product((False, True), repeat=len(axes)):
         inside = [slice(None)] * row.ndim

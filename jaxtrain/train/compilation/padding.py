@@ -1,4 +1,4 @@
-"""Whether a loss depends on how far its batch is padded."""
+"""Find out if a loss depends on how far its batch is padded."""
 
 from typing import Any
 

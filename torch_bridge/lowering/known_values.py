@@ -60,7 +60,7 @@ class KnownValues:
         """Remember how a tensor was made, if all that it was made of is known."""
         if self._active:
             for leaf in pytree.tree_leaves((args, kwargs)):  # the module's own and the inputs are stand-ins by now
-                if type(leaf) in (torch.Tensor, torch.nn.Parameter) and id(leaf) not in self._own:
+                if type(leaf) in (torch.Tensor, torch.nn.Parameter) and id(leaf) not in self._own and _in_memory(leaf):
                     self.captured[id(leaf)] = leaf
                     if leaf.requires_grad and torch.is_grad_enabled():
                         raise NotImplementedError(_CAPTURED)
@@ -114,6 +114,15 @@ class KnownValues:
         truth, line = found
         self.checks.append(line)
         return truth
+
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    """Return False for the stand-ins of torch.func's transforms, which are of torch.Tensor's own class."""
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _small(tensor: torch.Tensor) -> bool:

@@ -261,7 +261,7 @@ class CompiledStep:
 
         Every `accumulate`-th call updates the weights with the mean of their gradients. update: decide it here instead,
         True or False; gradients are then summed, as backward() does. Raises UserError where the batch or the loss
-        cannot be recorded.
+        cannot be recorded. Numbers that the loss reads from Python (attributes, variables around it) may change.
         """
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         self.weights.refresh()
@@ -272,14 +272,18 @@ class CompiledStep:
         divisor = self.accumulate if update is None else 1
         shapes = tuple((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
         key = (spec, batch_type, modes, trained, self.updates.switches(), updating, divisor, shapes)
-        program = self._programs.get(key)
+        python, numbers = self.record.python()
+        program = self._programs.get((python, key))
         if program is None:
-            program = self._programs[key] = self._program(leaves, spec, batch_type, modes, trained, updating, divisor)
-        return program(leaves)
+            graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
+            program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
+            if program is None:
+                program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
+            self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
+        return program([*leaves, *numbers])
 
-    def _program(self, leaves, spec, batch_type, modes, trained, updating: bool, divisor: int) -> Callable:
+    def _program(self, graph: Any, leaves: list, trained, updating: bool, divisor: int) -> Callable:
         weights = self.weights
-        graph = self.record.graph(leaves, spec, modes, batch_type)
         reached = {weights.aliases.get(name, name) for name in graph.differentiable()}
         moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
         arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]

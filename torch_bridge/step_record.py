@@ -1,5 +1,6 @@
 """Losses that a user writes as torch functions, recorded with the modules that they call."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
-from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.python_inputs import PythonInputs, Varying
 from torch_bridge.lowering.table import Call
+
+MOST_RECORDS = 8  # of values that Python branches on
 
 
 class LossEntry(torch.nn.Module):
@@ -26,9 +30,13 @@ class LossEntry(torch.nn.Module):
         object.__setattr__(self, "arguments", tuple(modules.values()))  # not registered twice
         self.loss_fn = loss_fn
         self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
+        self.varying = Varying(loss_fn, modules)
+        self.dynamic: tuple[int, ...] = ()
 
-    def forward(self, batch: Any) -> Any:
-        return self.loss_fn(*self.arguments, batch if self.batch_type is None else self.batch_type(batch))
+    def forward(self, batch: Any, numbers: list) -> Any:
+        """numbers: tensors in place of the Python numbers that have changed between calls."""
+        with self.varying.inputs.replaced(self.dynamic, numbers):
+            return self.loss_fn(*self.arguments, batch if self.batch_type is None else self.batch_type(batch))
 
 
 class LossRecord:
@@ -40,10 +48,16 @@ class LossRecord:
     def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
         self.entry = LossEntry(modules, loss_fn)
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-        self._graphs: dict[Any, list[tuple[Graph, Any]]] = {}
+        self._graphs: dict[Any, list[_Recorded]] = {}
+        self._recorded: dict[Any, list[_Recorded]] = {}
+        self._proven: set[int] = set()  # Python's numbers that a record has taken as inputs
         self._captured: list[tuple[torch.Tensor, int]] = []
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
+
+    def python(self) -> tuple[tuple, list[np.ndarray]]:
+        """Return a key for the present values that the loss reads from Python, and those that are inputs."""
+        return self.entry.varying.state()
 
     def check_captured(self) -> None:
         """Raise UserError where a tensor that the record holds as a constant has changed in torch."""
@@ -53,27 +67,84 @@ class LossRecord:
                 "recorded as a constant: give its module to jaxtrain.compile_many, or the tensor in the batch"
             )
 
-    def graph(self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None) -> Graph:
-        """The graph that holds for a batch of these leaves and structure in these modes; recorded if there is none yet.
+    def graph(
+        self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
+    ) -> tuple[Graph, list[np.ndarray]]:
+        """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
+        Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
 
         Raises UserError that lists what cannot be recorded.
         """
         self.entry.batch_type = batch_type
-        known = self._graphs.setdefault((modes, batch_type), [])
-        for graph, structure in known:
-            if structure == spec and graph.sizes.refusal(leaves) is None:
-                return graph
-        examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
+        while True:
+            (dynamic, constant), numbers = self.entry.varying.state()
+            known = self._graphs.setdefault((modes, batch_type, dynamic, constant), [])
+            for recorded in known:
+                if recorded.holds([*leaves, *numbers], spec):
+                    return recorded.graph, numbers
+            try:
+                recorded = self._record(leaves, spec, dynamic, numbers)
+            except UnsupportedModel as error:
+                new = [number for number in dynamic if number not in self._proven]
+                if not new:
+                    raise UserError(f"{self.name}: {error}") from error
+                self.entry.varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
+                continue
+            unread = self._unread(recorded.graph, dynamic)
+            if unread:
+                self.entry.varying.ignore(unread)
+                continue
+            self._proven.update(dynamic)
+            known.append(self._same_as_before(recorded, (modes, batch_type, dynamic), [*leaves, *numbers]))
+
+    def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
+        self.entry.dynamic = dynamic
+        batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
-        try:
-            graph = graph_of(recording.export(self.entry, examples, captured, self._read), PREFIX)
-            recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
-        except UnsupportedModel as error:
-            raise UserError(f"{self.name}: {error}") from error
+        examples = (*batch, [example_of(number) for number in numbers])
+        program = recording.export(self.entry, examples, captured, self._read)
+        graph = graph_of(program, PREFIX)
+        recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed
-        known.append((graph, spec))
         self._captured += [(tensor, tensor._version) for tensor in captured.values()]
-        return graph
+        return _Recorded(graph, spec, program)
+
+    def _records_with(self, number: int, leaves, spec) -> bool:
+        """Return False where Python needs this number itself: it branches on it, or counts with it."""
+        numbers = sorted({*self._proven, number})
+        try:
+            self._record(leaves, spec, tuple(numbers), self.entry.varying.arrays(numbers))
+        except UnsupportedModel:
+            return False
+        return True
+
+    @staticmethod
+    def _unread(graph: Graph, dynamic: Sequence[int]) -> list[int]:
+        """The numbers among the last inputs that nothing in the graph uses."""
+        if not dynamic:
+            return []
+        used = {node.name for node in graph.module.graph.nodes if node.op == "placeholder" and node.users}
+        names = graph.inputs[-len(dynamic) :]
+        return [number for number, name in zip(dynamic, names, strict=True) if name not in used]
+
+    def _same_as_before(self, recorded: "_Recorded", key: tuple, inputs: list) -> "_Recorded":
+        """An earlier record with other values that computes the same, so that nothing is compiled; else this one.
+
+        Raises UserError where too many differ.
+        """
+        others = self._recorded.setdefault(key, [])
+        of_structure = [other for other in others if other.holds(inputs, recorded.structure)]
+        for other in of_structure:
+            if python_state.difference(other.program, recorded.program) is None:
+                return other
+        if len(of_structure) >= MOST_RECORDS:
+            names = self.entry.varying.names(sorted(self.entry.varying.fixed))
+            raise UserError(
+                f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
+                "already: compute with torch.where on a tensor of the batch instead"
+            )
+        others.append(recorded)
+        return recorded
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any], rngs: Callable) -> tuple:
         """The loss, the values to log beside it, and the buffers that the call changes, by name. Traced.
@@ -92,6 +163,18 @@ class LossRecord:
                 "reduce the loss with .mean() or .sum()"
             )
         return loss.reshape(()), dict(parts), changed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """A record: its graph, the structure of its batch, and the program that it was made of."""
+
+    graph: Graph
+    structure: Any
+    program: torch.export.ExportedProgram
+
+    def holds(self, inputs: Sequence[Any], structure: Any) -> bool:
+        return self.structure == structure and self.graph.sizes.refusal(inputs) is None
 
 
 def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
@@ -133,10 +216,15 @@ class ForwardRecord:
     def __init__(self, module: torch.nn.Module):
         self.module = module
         self.record = Record(Forward(module))
+        self.inputs = PythonInputs(module.forward, {"": module})
+        self._values = self.inputs.values()
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
         inputs = bind(self.module, *to_numpy((args, dict(kwargs))))
+        values = self.inputs.values()
+        if values != self._values:  # Python's numbers are constants of a record
+            self.record, self._values = Record(Forward(self.module)), values
         try:
             return self.record.graph(inputs, training=False)
         except UnsupportedModel as error:

@@ -316,6 +316,64 @@ def test_a_captured_module_is_a_constant_until_it_changes():
         step(batches()[1])
 
 
+class Tempered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.temperature, self.squash = nn.Linear(6, 1), 1.0, False
+
+    def forward(self, x):
+        y = self.net(x) / self.temperature
+        return torch.tanh(y) if self.squash else y
+
+
+def _set_attribute(module, i):
+    module.temperature = 1 + i / 5
+
+
+def _set_flag(module, i):
+    module.squash = i % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "programs"), [("attribute", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 2)]
+)
+def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
+    weight, settings = 0.0, {"decay": 0.0, "epoch": 0}
+
+    def loss(module, batch):
+        output = module(batch[0])
+        value = F.mse_loss(output, batch[1]) + (weight + settings["decay"]) * output.pow(2).mean()
+        return value * 2 if settings["epoch"] >= 4 else value
+
+    (theirs, their_optimizer), (ours, optimizer) = pair(lambda: (torch.manual_seed(1), Tempered())[1], sgd)
+    step, plain = jaxtrain.compile(ours, loss, optimizer), torch_step(theirs, their_optimizer, loss)
+    for i, batch in enumerate(batches()[:1] * 8):
+        if name in ("attribute", "flag"):
+            for module in (theirs, ours):
+                _set_attribute(module, i) if name == "attribute" else _set_flag(module, i)
+        elif name == "closure":
+            weight = i / 5
+        else:
+            settings["decay" if name == "setting" else "epoch"] = i
+        step(batch)
+        plain(batch)
+    step.sync()
+    assert_same(theirs, ours)
+    assert len({id(program) for program in step._programs.values()}) == programs
+
+
+def test_a_value_that_python_branches_on_too_often_is_refused_by_name():
+    state = {"level": 0}
+    loss = lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * len(range(state["level"] + 1))
+    step = jaxtrain.compile(Tempered(), loss, optax.sgd(0.1))
+    for level in range(8):
+        state["level"] = level
+        step(batches()[0])
+    state["level"] = 8
+    with pytest.raises(UserError, match=r"Python branches on state\['level'\], whose values have asked for 8 programs"):
+        step(batches()[0])
+
+
 def test_a_captured_parameter_that_would_train_in_torch_is_refused():
     centre = nn.Linear(1, 1)
     module = net()

@@ -37,6 +37,13 @@ _ANY_DTYPE = {
     "signbit": lambda x: jnp.signbit(x) if is_float(x) else x < 0,
 }
 
+
+def digamma(x):
+    """At 0 torch gives the infinity of the pole's side, JAX NaN."""
+    pole = x == 0
+    return jnp.where(pole, -jnp.copysign(jnp.inf, x), jax.scipy.special.digamma(jnp.where(pole, 1, x)))
+
+
 _FLOAT = {
     "exp": jnp.exp,
     "exp2": jnp.exp2,
@@ -65,7 +72,7 @@ _FLOAT = {
     "erfinv": jax.scipy.special.erfinv,
     "special_ndtri": jax.scipy.special.ndtri,
     "lgamma": jax.scipy.special.gammaln,
-    "digamma": jax.scipy.special.digamma,
+    "digamma": digamma,
     "sigmoid": jax.nn.sigmoid,
     "sinc": jnp.sinc,
     "log_sigmoid": jax.nn.log_sigmoid,

@@ -17,9 +17,15 @@ def _factored(x, pivot: bool):
 def lu_factor(call, x, *, pivot=True, check_errors=False):
     """Both factors in one matrix, the rows exchanged counted from 1, and the first 0 on the diagonal, or 0."""
     factors, pivots, _ = _factored(x, pivot)
+    return factors, pivots + 1, first_zero(factors)
+
+
+def first_zero(factors):
+    """The place of the first 0 on the diagonal, counted from 1; 0 where there is none. LAPACK's info."""
     zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
-    info = jnp.where(jnp.any(zero, -1), jnp.argmax(zero, -1) + 1, 0) if zero.shape[-1] else jnp.zeros(x.shape[:-2])
-    return factors, pivots + 1, info.astype(jnp.int32)
+    if not zero.shape[-1]:
+        return jnp.zeros(factors.shape[:-2], jnp.int32)
+    return jnp.where(jnp.any(zero, -1), jnp.argmax(zero, -1) + 1, 0).astype(jnp.int32)
 
 
 @lowering("linalg_lu.default")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.nn.correlation import correlate
+from torch_bridge.lowering import lu
 from torch_bridge.lowering.dtypes import cast, jax_dtype, match_products, promote
 from torch_bridge.lowering.table import lowering
 
@@ -110,13 +111,35 @@ def inverse(call, x):
 
 @lowering("linalg_inv_ex.default")
 def inverse_ex(call, x, *, check_errors=False):
-    return jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], jnp.int32)
+    return jnp.linalg.inv(x), lu.first_zero(jax.lax.linalg.lu(x)[0])
 
 
 @lowering("linalg_cholesky_ex.default")
 def cholesky(call, x, *, upper=False, check_errors=False):
+    """NaN for what is not positive definite, where torch.linalg.cholesky raises; x itself where its first element says
+    so already, as LAPACK leaves it."""
     lower = jnp.linalg.cholesky(x)
-    return jnp.swapaxes(lower, -1, -2) if upper else lower, jnp.zeros(x.shape[:-2], jnp.int32)
+    if not x.shape[-1]:
+        return lower, jnp.zeros(x.shape[:-2], jnp.int32)
+    failed = x[..., 0, 0].real <= 0
+    lower = jnp.where(failed[..., None, None], jnp.tril(x), lower)
+    return jnp.swapaxes(lower, -1, -2) if upper else lower, _not_positive(x)
+
+
+def _not_positive(x):
+    """The order of the first leading minor that is not positive, 0 where there is none. LAPACK's info."""
+    lower = jax.lax.stop_gradient(jnp.tril(x))
+    whole = lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2).conj()
+
+    def eliminate(k, carry):
+        rest, info = carry
+        pivot = rest[..., k, k].real
+        info = jnp.where((info == 0) & ~(pivot > 0), k + 1, info)
+        factor = rest[..., :, k] / pivot[..., None]
+        return rest - factor[..., :, None] * rest[..., k, :][..., None, :], info
+
+    info = jnp.zeros(x.shape[:-2], jnp.int32)
+    return jax.lax.fori_loop(0, x.shape[-1], eliminate, (whole, info))[1].astype(jnp.int32)
 
 
 @lowering("linalg_solve_triangular.default")
@@ -158,7 +181,7 @@ def solve(call, a, b, *, left=True, check_errors=False):
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
     x = jnp.linalg.solve(a, b[..., None])[..., 0] if vector else jnp.linalg.solve(a, b)
     x = x if left else jnp.swapaxes(x, -1, -2)
-    return x, a, jnp.zeros(a.shape[:-1], jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
+    return x, a, jnp.zeros(a.shape[:-1], jnp.int32), lu.first_zero(jax.lax.linalg.lu(a)[0])
 
 
 def _fourier_scale(shape, dims, normalization: int) -> float:

@@ -125,7 +125,7 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
         if watch.changed:
             yield Obstacle(f"the next call finds another {names}, which this one has set")
         return
-    node = _difference(first, second)
+    node = difference(first, second)
     if node is not None:
         because = f", because the call changes {names}" if names else ""
         where = source_line(getattr(node, "stack_trace", None) or "")
@@ -139,7 +139,7 @@ def _trace(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
         return None
 
 
-def _difference(first: torch.export.ExportedProgram, second: torch.export.ExportedProgram) -> Any:
+def difference(first: torch.export.ExportedProgram, second: torch.export.ExportedProgram) -> Any:
     """The first node of the second program that computes something else; None where the two are equal."""
     ours, theirs = _nodes(first.graph_module), _nodes(second.graph_module)
     for a, b in zip(ours, theirs, strict=False):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import promote_float
+from torch_bridge.lowering.elementwise import digamma
 from torch_bridge.lowering.table import lowering
 
 
@@ -46,12 +47,15 @@ def i1e(call, x):
 @lowering("polygamma.default")
 def polygamma(call, order, x):
     (x,) = promote_float(x)
-    return jax.scipy.special.polygamma(order, x)
+    if not order:
+        return digamma(x)
+    return jnp.where(x == 0, jnp.inf if order % 2 else -jnp.inf, jax.scipy.special.polygamma(order, x))
 
 
 @lowering("special_zeta.default")
 def zeta(call, x, q):
-    return jax.scipy.special.zeta(*promote_float(x, q))
+    x, q = promote_float(x, q)
+    return jnp.where(x < 1, jnp.nan, jax.scipy.special.zeta(x, q))
 
 
 @lowering("ldexp.Tensor")

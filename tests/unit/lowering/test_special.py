@@ -30,3 +30,19 @@ def test_equals_torch(name):
 def test_a_derivative_that_torch_does_not_have_is_refused():
     with pytest.raises(NotImplementedError, match="torch has no derivative of bessel_j"):
         jax.grad(lambda x: TABLE["aten.special_bessel_j0.default"](Call(), x))(1.0)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_polygamma_at_its_pole_is_torchs_infinity(order):
+    x = torch.tensor([0.0, 0.5])
+    ours = TABLE["aten.polygamma.default"](Call(), order, x.numpy())
+    np.testing.assert_allclose(ours, torch.polygamma(order, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"])
+def test_info_of_a_factorization_names_the_failing_row(name):
+    matrices = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 0, 1])), torch.zeros(3, 3)])
+    more = (torch.ones(3, 1),) if "solve" in name else ()
+    theirs = operator(f"aten.{name}.default")(matrices, *more)[-1]
+    ours = TABLE[f"aten.{name}.default"](Call(), matrices.numpy(), *(m.numpy() for m in more))[-1]
+    assert np.asarray(ours).tolist() == theirs.tolist() == [0, 2, 1]

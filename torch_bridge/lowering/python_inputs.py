@@ -1,0 +1,267 @@
+"""Numbers that a recorded function reads from Python: attributes of modules and settings, closures, globals.
+
+A record keeps them as they were. `PythonInputs` finds those that the code may read and tells when one has changed.
+`Varying` decides what a change means: a number becomes an input of the compiled step, anything else another record.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+MOST_ITEMS = 64  # of a list or dict that is looked into
+DEPTH = 3  # objects inside objects
+_OF_EVERY_MODULE = set(vars(torch.nn.Module()))
+_AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
+_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
+
+
+class Place(NamedTuple):
+    """Where a value is kept: container[key]. name: as the code calls it."""
+
+    container: Any
+    key: Any
+    name: str
+
+
+class _Cell:
+    """A variable of an enclosing function, read and written like a dict's entry."""
+
+    def __init__(self, cell: types.CellType):
+        self.cell = cell
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.cell.cell_contents
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+class PythonInputs:
+    """The places that a function and the modules that it calls may read plain values from."""
+
+    def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
+        self.places: list[Place] = []
+        self._seen: set[int] = set()
+        names = self._callable(function, "", set(), 0)
+        for label, module in modules.items():
+            self._module(module, "" if len(modules) == 1 else label, names)
+
+    def values(self) -> list[Any]:
+        """Return the present values, in the places' order."""
+        try:
+            return [container[key] for container, key, _ in self.places]
+        except (KeyError, IndexError, ValueError):  # one is gone
+            return [_read(place) for place in self.places]
+
+    @contextlib.contextmanager
+    def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
+        """While active, these places hold these values."""
+        before = [_read(self.places[number]) for number in numbers]
+        try:
+            for number, value in zip(numbers, values, strict=True):
+                self.places[number].container[self.places[number].key] = value
+            yield
+        finally:
+            for number, value in zip(numbers, before, strict=True):
+                self.places[number].container[self.places[number].key] = value
+
+    def _callable(self, value: Any, label: str, names: set[str], depth: int) -> set[str]:
+        """Visit what a function reads; return the names in its code."""
+        if isinstance(value, functools.partial):
+            for place, item in enumerate(value.args):
+                self._inside(item, f"{label}({place})", names, depth)
+            self._visit_items(value.keywords, value.keywords.items(), label, names, depth)
+            value = value.func
+        owner = getattr(value, "__self__", None)
+        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+        if not isinstance(function, types.FunctionType):
+            if function is not None and not isinstance(value, (type, types.BuiltinFunctionType)):
+                self._inside(value, label, names, depth)  # an object that is called
+            return names
+        names = names | _names_of(function.__code__)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            names = names | _methods(type(owner), names)
+            self._inside(owner, "self", names, depth)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                self._visit(_Cell(cell), name, cell.cell_contents, name, names, depth)
+        scope = function.__globals__
+        for name in sorted(names & scope.keys()):
+            self._visit(scope, name, scope[name], name, names, depth)
+        return names
+
+    def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
+        if isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(isinstance(item, SIMPLE) for item in value)):
+            self.places.append(Place(container, key, name))
+        else:
+            self._inside(value, name, names, depth)
+
+    def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        if isinstance(value, (torch.Tensor, type, types.ModuleType)) or id(value) in self._seen or depth > DEPTH:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            self._seen.discard(id(value))
+            self._module(value, name, names)
+        elif isinstance(value, (list, dict)):
+            if len(value) <= MOST_ITEMS:
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                self._visit_items(value, items, name, names, depth)
+        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            if not _of_library(value):
+                self._callable(value, name, names, depth + 1)
+        elif hasattr(value, "__dict__"):
+            wanted = names | _methods(type(value), names)
+            for key, item in list(vars(value).items()):
+                if key in wanted:
+                    self._visit(vars(value), key, item, f"{name}.{key}", wanted, depth + 1)
+
+    def _visit_items(self, container: Any, items: Any, name: str, names: set[str], depth: int) -> None:
+        for key, item in list(items):
+            self._visit(container, key, item, f"{name}[{key!r}]", names, depth + 1)
+
+    def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
+        for path, inner in module.named_modules():
+            if id(inner) in self._seen:
+                continue
+            self._seen.add(id(inner))
+            wanted = (names | _class_names(type(inner))) - _OF_EVERY_MODULE
+            prefix = ".".join(filter(None, (label, path))) or type(module).__name__
+            for key, item in list(vars(inner).items()):
+                if key in wanted:
+                    self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
+
+
+class Varying:
+    """Follow the values of a function's Python inputs from call to call.
+
+    dynamic: numbers that have changed, now inputs of the compiled step, in order. fixed: other values that have
+    changed: each combination has a record of its own.
+    """
+
+    def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
+        self.inputs = PythonInputs(function, modules)
+        self.dynamic: list[int] = []
+        self.fixed: set[int] = set()
+        self._ignored: set[int] = set()
+        self._last = self.inputs.values()
+        self._state: tuple[tuple, list[Any]] = (((), ()), [])
+
+    def state(self) -> tuple[tuple, list[Any]]:
+        """Return a key of what has to be recorded apart, and the dynamic numbers as 0-d arrays."""
+        values = self.inputs.values()
+        if values != self._last:
+            for number, (old, new) in enumerate(zip(self._last, values, strict=True)):
+                if old != new and number not in self._ignored and number not in self.fixed:
+                    self._take(number, old, new)
+            self._last = values
+            self._renew()
+        return self._state
+
+    def _take(self, number: int, old: Any, new: Any) -> None:
+        if not (_is_number(old) and _is_number(new)):
+            self.fixed.add(number)
+            if number in self.dynamic:
+                self.dynamic.remove(number)
+        elif number not in self.dynamic:
+            self.dynamic.append(number)
+
+    def _renew(self) -> None:
+        constant = tuple((number, self._last[number]) for number in sorted(self.fixed))
+        self._state = (tuple(self.dynamic), constant), self.arrays(self.dynamic)
+
+    def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Return the last values of these places, as 0-d arrays."""
+        return [_array(self._last[number]) for number in numbers]
+
+    def branch_on(self, numbers: Sequence[int]) -> None:
+        """Take these dynamic numbers for values that Python itself needs, from now on."""
+        self.dynamic = [number for number in self.dynamic if number not in numbers]
+        self.fixed.update(numbers)
+        self._renew()
+
+    def ignore(self, numbers: Sequence[int]) -> None:
+        """Take these dynamic numbers for values that nothing reads."""
+        self.dynamic = [number for number in self.dynamic if number not in numbers]
+        self._ignored.update(numbers)
+        self._renew()
+
+    def names(self, numbers: Sequence[int]) -> str:
+        """Return the places' names, for a message."""
+        return ", ".join(self.inputs.places[number].name for number in numbers)
+
+    def changed(self) -> list[str]:
+        """Return the names of the places whose values are not those of the beginning."""
+        values = self.inputs.values()
+        if values == self._last:
+            return []
+        return [
+            place.name for place, old, new in zip(self.inputs.places, self._last, values, strict=True) if old != new
+        ]
+
+
+def _read(place: Place) -> Any:
+    try:
+        return place.container[place.key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names_of, inner))
+
+
+def _methods(kind: type, names: set[str]) -> set[str]:
+    """The names in the methods of a class that code with these names may call, directly or not."""
+    found: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        method = inspect.getattr_static(kind, name, None)
+        if isinstance(method, property):
+            method = method.fget
+        function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+        if isinstance(function, types.FunctionType):
+            new = _names_of(function.__code__) - found - names
+            found |= new
+            waiting |= new
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_names(kind: type) -> frozenset[str]:
+    """The names in a module class's own methods, those that only build or describe it aside."""
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base not in (torch.nn.Module, object):
+            for name, value in vars(base).items():
+                if name in _AT_FIRST:
+                    continue
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if isinstance(function, types.FunctionType):
+                    found |= _names_of(function.__code__)
+    return frozenset(found)
+
+
+def _of_library(value: Any) -> bool:
+    while isinstance(value, functools.partial):
+        value = value.func
+    code = getattr(value, "__code__", None)
+    return code is None or any(part in code.co_filename for part in _LIBRARIES)

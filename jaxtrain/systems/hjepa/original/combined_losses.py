@@ -308,7 +308,7 @@ def create_loss_from_config(config: Mapping[str, Any]) -> nn.Module:
     levels = (config.get("model") or {}).get("num_hierarchies") or given.get("num_hierarchies") or 3
     if kind in JEPA_TYPES and any(key.startswith("vicreg") for key in given):
         warnings.warn(f"loss.type: {kind} has no VICReg term; loss.vicreg_* has no effect", UserWarning, stacklevel=2)
-    loss = _build(section, levels)
+    loss = build_loss(section, levels)
     loss.section = section
     return loss
 
@@ -316,7 +316,8 @@ def create_loss_from_config(config: Mapping[str, Any]) -> nn.Module:
 create_loss_function = create_loss_from_config  # the name in the README's example
 
 
-def _build(section: LossConfig, levels: int) -> nn.Module:
+def build_loss(section: LossConfig, levels: int) -> nn.Module:
+    """The loss of a checked section."""
     options = losses.jepa_options(section)
     jepa = {name: options[name] for name in ("reduction", "normalize_embeddings", "huber_delta", "detach_targets")}
     parts = {"jepa_loss_type": options["loss_type"], "jepa_hierarchy_weights": section.hierarchy_weights}

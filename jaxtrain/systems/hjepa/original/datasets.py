@@ -1,0 +1,99 @@
+"""The original's data sets and loaders: torch Datasets of (image float32 [channel, S, S], int label)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa.config import DATASETS
+from jaxtrain.systems.hjepa.data import build_data
+from jaxtrain.systems.hjepa.device_images import normalise
+from jaxtrain.systems.hjepa.original import legacy_config
+
+
+class Images(Dataset):
+    """A split of the data that a config names, augmented in training as the original does, with torch's randomness.
+
+    source: the same images as the engine reads them, which augments them in its compiled step.
+    """
+
+    def __init__(self, config: Any, split: str):
+        """config: of `hjepa.pretrain`, checked. split: "train", "validation" or "test"."""
+        self.size, self.split = config.data.image_size, split
+        self.source = build_data(config, split)
+        self._items = self.source
+        if split == "train" and config.data.dataset != "digits":
+            augmentation = config.data.augmentation.model_copy(update={"where": "loader"})
+            data = config.data.model_copy(update={"augmentation": augmentation})
+            self._items = build_data(config.model_copy(update={"data": data}), split)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        item = self._items[_Drawn(index)] if self.split == "train" else self._items[int(index)]
+        image = np.asarray(item["image"])
+        if image.dtype == np.uint8:
+            image = normalise(image.astype(np.float32) / 255)
+        tensor = torch.from_numpy(np.array(image, np.float32))
+        if tensor.shape[-1] != self.size:
+            sides = (self.size, self.size)
+            tensor = functional.interpolate(tensor[None], sides, mode="bicubic", antialias=True)[0]
+        return tensor, int(item.get("label", -1))
+
+
+class _Drawn(int):
+    """An index whose augmentation is drawn anew at every call, from torch's generator."""
+
+    @property
+    def epoch(self) -> int:
+        return int(torch.randint(1 << 31, ()))
+
+
+def build_dataset(
+    dataset_name: str,
+    data_path: str,
+    split: str = "train",
+    image_size: int = 224,
+    color_jitter: float = 0.4,
+    download: bool = False,
+) -> Images:
+    """imagenet, imagenet100, cifar10, cifar100 or stl10 under data_path, in the layout of its authors.
+
+    split: train, or val or test. download: refused, nothing is fetched here. Raises ValueError for another name.
+    """
+    name = dataset_name.lower()
+    if name not in DATASETS:
+        raise UserError(f"dataset_name={dataset_name!r} is unknown; known: {', '.join(DATASETS)}")
+    data = {"dataset": name, "data_path": str(data_path), "image_size": image_size}
+    data["augmentation"] = {"color_jitter": color_jitter}
+    return Images(checked({"data": data}), "train" if split == "train" else "validation")
+
+
+def create_train_loader(config: Mapping[str, Any]) -> DataLoader:
+    """The training split of the config's `data` section, shuffled, whole batches only."""
+    return _loader(config, "train", shuffle=True, drop_last=True)
+
+
+def create_val_loader(config: Mapping[str, Any]) -> DataLoader:
+    """The validation split of the config's `data` section; its last, short batch counts too."""
+    return _loader(config, "validation")
+
+
+def _loader(config: Mapping[str, Any], split: str, **options: Any) -> DataLoader:
+    data = config.get("data") or {}
+    workers = data.get("num_workers", 0)
+    method = {"multiprocessing_context": "forkserver"} if workers else {}  # JAX's threads do not survive a fork
+    images = Images(checked(config), split)
+    return DataLoader(images, batch_size=data.get("batch_size", 128), num_workers=workers, **method, **options)
+
+
+def checked(config: Mapping[str, Any]) -> Any:
+    """The original's nested config as this project's settings. Raises UserError that lists every mistake."""
+    from jaxtrain import config_io
+
+    return config_io.check(legacy_config.convert(config), "the original's config")[1]

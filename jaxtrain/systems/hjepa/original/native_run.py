@@ -1,0 +1,274 @@
+"""The fast way of HJEPATrainer: the whole loop on this project's engine, where everything given has a form there.
+
+What has none keeps the loop on the host; `obstacles` says why, in the user's words.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from jaxtrain.systems.hjepa.original import legacy_config
+from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss, build_loss
+from jaxtrain.systems.hjepa.original.datasets import Images
+from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
+from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
+from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
+from torch_bridge.datasets import to_torch
+
+ATTEMPTS = 10  # of a block to find room, as the engine's masks have
+OPTIMIZERS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
+PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # options that the engine has not
+
+
+def obstacles(trainer: Any) -> Iterator[str]:
+    """Yield why this trainer's loop has to run on the host; nothing if the engine does the same."""
+    own = trainer.overridden()
+    if own:
+        yield f"{', '.join(own)} of your own"
+    if not unchanged(trainer.model):
+        yield f"the model is {type(trainer.model).__name__}, not HJEPA as it is built"
+    if section_of(trainer.loss_fn) is None:
+        yield f"the loss is {type(trainer.loss_fn).__name__}, changed or of your own"
+    if not _known_masks(trainer):
+        yield "masking_fn is changed or of your own"
+    if _optim(trainer) is None:
+        yield f"the optimizer is {type(trainer.optimizer).__name__} in a form of your own"
+    for name in ("train_loader", "val_loader"):
+        if getattr(trainer, name) is not None and not _plain_loader(getattr(trainer, name)):
+            yield f"{name} is no DataLoader with torch's own sampler and collate_fn"
+    if (trainer.lr_scheduler, trainer.ema_scheduler) != trainer.planned:
+        yield "a schedule of your own"
+    if trainer.global_step != trainer.resumed_step:
+        yield "steps were made before train()"
+
+
+def unchanged(model: Any) -> bool:
+    """Tell whether the model is HJEPA, layer by layer as it is built: what the engine computes from its weights."""
+    if type(model) is not HJEPA:
+        return False
+    with torch.device("meta"):
+        fresh = HJEPA.of_section(model.section, model.img_size)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = any("forward" in vars(inner) or any(getattr(inner, hook) for hook in hooks) for inner in model.modules())
+    trained = [
+        [(name, parameter.requires_grad) for name, parameter in one.named_parameters()] for one in (fresh, model)
+    ]
+    return not hooked and trained[0] == trained[1] and _structure(fresh) == _structure(model)
+
+
+def _structure(module: nn.Module) -> list[tuple]:
+    """Every submodule with what numbers depend on besides its tensors."""
+    found = []
+    for name, inner in module.named_modules():
+        plain = {
+            key: value
+            for key, value in vars(inner).items()
+            if not key.startswith(("_", "ema_", "use_flash")) and key not in ("training", "section")
+        }
+        found.append((name, type(inner), plain))
+    return found
+
+
+def section_of(loss: Any) -> dict[str, Any] | None:
+    """The engine's `loss` section that computes what this module does, from its attributes; None if there is none."""
+    section = getattr(loss, "section", None)
+    if section is not None:
+        fresh = build_loss(section, getattr(loss, "num_hierarchies", None) or 3)
+        same = type(fresh) is type(loss) and _structure(fresh) == _structure(loss) and _tensors(fresh) == _tensors(loss)
+        return section.model_dump(exclude_unset=True) if same else None
+    if type(loss) not in (HJEPALoss, CombinedLoss, HJEPASIGRegLoss) or "forward" in vars(loss):
+        return None
+    jepa = loss if type(loss) is HJEPALoss else loss.jepa_loss
+    if type(jepa) is not HJEPALoss or jepa.reduction != "mean" or jepa.eps != 1e-8:
+        return None
+    found = {
+        "type": "hjepa",
+        "jepa_loss_type": jepa.loss_type,
+        "hierarchy_weights": jepa.hierarchy_weights.tolist(),
+        "normalize_embeddings": jepa.normalize_embeddings,
+        "detach_targets": jepa.detach_targets,
+        "huber_delta": jepa.huber_delta,
+    }
+    if type(loss) is CombinedLoss:
+        regular = loss.vicreg_loss.options()
+        if regular["variance_threshold"] != 1.0 or regular["eps"] != 1e-8 or not regular["flatten_patches"]:
+            return None
+        found |= {"type": "combined", "vicreg_weight": loss.vicreg_weights.tolist()}
+        found |= {
+            f"vicreg_{name}": regular[name] for name in ("invariance_weight", "variance_weight", "covariance_weight")
+        }
+    if type(loss) is HJEPASIGRegLoss:
+        sliced, test = loss.sigreg_loss, loss.sigreg_loss.univariate_test
+        if test.eps != 1e-6:
+            return None
+        found |= {
+            "type": "hjepa_sigreg",
+            "sigreg_loss_weight": loss.sigreg_loss_weight,
+            "sigreg_num_slices": sliced.num_slices,
+            "sigreg_fixed_slices": sliced.fixed_slices,
+            "sigreg_num_test_points": test.num_points,
+            "sigreg_test_method": test.test_method,
+            "sigreg_char_function_points": test.num_quadrature,
+            "sigreg_char_function_t_min": test.t_min,
+            "sigreg_char_function_t_max": test.t_max,
+            "sigreg_char_function_lambda": test.lambda_,
+        }
+    return found
+
+
+def _tensors(module: nn.Module) -> list[tuple]:
+    return [(name, tensor.tolist()) for name, tensor in module.state_dict().items()]
+
+
+def _known_masks(trainer: Any) -> bool:
+    masks, model = trainer.masking_fn, trainer.model
+    if type(masks) is not HierarchicalMaskGenerator or type(model) is not HJEPA:
+        return False
+    same_grid = (masks.input_size, masks.patch_size) == ((model.img_size,) * 2, model.get_patch_size())
+    return same_grid and masks.max_attempts == ATTEMPTS and masks.level_configs[0]["target_scale"] == masks.base_scale
+
+
+def _optim(trainer: Any) -> dict[str, Any] | None:
+    """The engine's `optim` keys of the optimizer; None where it has no such one."""
+    optimizer = trainer.optimizer
+    if type(optimizer) not in OPTIMIZERS or len(optimizer.param_groups) != 1:
+        return None
+    group = optimizer.param_groups[0]
+    own = [id(parameter) for parameter in trainer.model.parameters()]
+    if [id(parameter) for parameter in group["params"]] != own:
+        return None
+    if any(group.get(name, plain) != plain for name, plain in PLAIN.items()):
+        return None
+    if any(isinstance(group[name], torch.Tensor) for name in ("lr", "weight_decay")):
+        return None
+    found = {"name": OPTIMIZERS[type(optimizer)], "weight_decay": group["weight_decay"]}
+    if "betas" in group:
+        found |= dict(zip(("beta1", "beta2"), group["betas"], strict=True)) | {"eps": group["eps"]}
+    return found | ({"momentum": group["momentum"]} if "momentum" in group else {})
+
+
+def _plain_loader(loader: Any) -> bool:
+    if type(loader) is not DataLoader or loader.batch_size is None:
+        return False
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler) or loader.generator is not None:
+        return False
+    if isinstance(loader.sampler, RandomSampler) and (loader.sampler.replacement or loader.sampler._num_samples):
+        return False
+    return loader.collate_fn is default_collate and loader.worker_init_fn is None
+
+
+def settings(trainer: Any) -> Any:
+    """The run's checked config: the original's, with what the objects themselves say in its place."""
+    from jaxtrain import config_io
+
+    loader, model = trainer.train_loader, trainer.model
+    values = legacy_config.convert(trainer.config, accelerator=jax.default_backend() != "cpu")
+    values["model"] = model.section.model_dump(exclude={"ema", "encoder_weights"}) | {"ema": values["model"]["ema"]}
+    values["data"] |= {
+        "image_size": model.img_size,
+        "batch_size": loader.batch_size * trainer.accumulation_steps,
+        "shuffle": type(loader.sampler) is RandomSampler,
+        "drop_last": loader.drop_last,
+    }
+    values["loss"] = section_of(trainer.loss_fn)
+    masks = trainer.masking_fn
+    values["masking"] |= {
+        "num_masks": masks.num_target_masks,
+        "mask_scale": list(masks.base_scale),
+        "aspect_ratio": list(masks.aspect_ratio_range),
+    }
+    values["optim"] |= _optim(trainer) | {"lr": trainer.lr_scheduler.base_value, "clip_norm": trainer.clip_grad}
+    values["train"] |= {"epochs": trainer.epochs, "accumulate_steps": trainer.accumulation_steps}
+    values["compat"] = "original" if trainer.original_procedure else "correct"
+    values["run"]["dir"] = str(trainer.checkpoint_manager.checkpoint_dir)
+    if trainer.resumed_from is not None:
+        values["init_from"] = str(trainer.resumed_from)
+        if _newest(trainer.checkpoint_manager.checkpoint_dir) not in (None, trainer.resumed_step):
+            values["run"]["dir"] = str(_apart(trainer))
+    return config_io.check(values, "the original's config")[1]
+
+
+def _engines_data(loader: Any) -> Any:
+    """The loader's dataset; of this project's own images, those that the step augments."""
+    dataset = None if loader is None else loader.dataset
+    return dataset.source if type(dataset) is Images else dataset
+
+
+def _newest(folder: pathlib.Path) -> int | None:
+    """The newest step of which the engine has a checkpoint in this run folder."""
+    steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
+    return max(steps, default=None)
+
+
+def _apart(trainer: Any) -> pathlib.Path:
+    """A folder for the engine's own state, where that in checkpoint_dir is of another step than the file named."""
+    return trainer.checkpoint_manager.checkpoint_dir / f"from_{pathlib.Path(trainer.resumed_from).stem}"
+
+
+def run(trainer: Any) -> dict[str, Any]:
+    """Train to the end; fills model and optimizer, writes the original's checkpoints on the way, gives the history."""
+    from jaxtrain import Trainer
+    from jaxtrain.systems.hjepa import TASKS
+
+    checked = settings(trainer)
+    task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # the loaders' data only
+    datasets = [_engines_data(loader) for loader in (trainer.train_loader, trainer.val_loader)]
+    engine = Trainer(None, *datasets, checked, task=task, callbacks=[Follow(trainer)])
+    engine.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})
+    history = engine.train(str(engine.folder) if trainer.resumed_from and engine.checkpoints().latest() else "auto")
+    take_over(trainer, engine)
+    return history
+
+
+class Follow:
+    """Keeps a trainer's attributes true while the engine trains, and writes the original's files after its epochs."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_epoch_end(self, engine: Any, epoch: int) -> None:
+        trainer = self.trainer
+        trainer.current_epoch = epoch - 1
+        trainer.progress_tracker.start_epoch(epoch)
+        if trainer.val_loader is None:
+            self._save(engine, None)
+
+    def on_evaluation_end(self, engine: Any, step: int, metrics: dict[str, float]) -> None:
+        self._save(engine, metrics["loss"])
+
+    def _save(self, engine: Any, loss: float | None) -> None:
+        trainer, epoch = self.trainer, self.trainer.current_epoch
+        is_best = loss is not None and trainer._note_validation(loss)
+        last = epoch + 1 == trainer.epochs
+        if trainer.checkpoint_manager.should_save(epoch) or is_best or last:
+            take_over(trainer, engine)
+            if jax.process_index() == 0:
+                trainer._save_checkpoint(epoch, loss, is_best)
+
+
+def take_over(trainer: Any, engine: Any) -> None:
+    """Put the engine's weights, moments, rate and counters into the torch objects."""
+    from jaxtrain.train.checkpoint import torch_checkpoint
+
+    program, state = engine.program, engine.state
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    saved = torch_checkpoint.tree(
+        program.resolved, program.model_def, program.optimizer, fields, program.schedule, program.steps_per_epoch
+    )
+    as_tensor = lambda leaf: to_torch(np.asarray(leaf))
+    trainer.model.load_state_dict({key: as_tensor(value) for key, value in engine.state_dict().items()})
+    trainer.global_step = trainer.resumed_step = int(saved["updates"])
+    parameters = dict(trainer.model.named_parameters())
+    for group in saved["optimizer"]["param_groups"]:
+        for number, name in zip(group["params"], group["param_names"], strict=True):
+            entry = saved["optimizer"]["state"].get(number)
+            if entry is not None:
+                trainer.optimizer.state[parameters[name]] = {key: as_tensor(value) for key, value in entry.items()}
+        trainer.optimizer.param_groups[0]["lr"] = group["lr"]

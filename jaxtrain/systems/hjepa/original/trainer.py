@@ -1,0 +1,196 @@
+"""HJEPATrainer: the original's trainer, on this project's engine where nothing of the loop is the user's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa.original import native_run
+from jaxtrain.systems.hjepa.original.combined_losses import create_loss_from_config
+from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
+from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS
+from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
+from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
+from jaxtrain.systems.hjepa.original.progress import EarlyStopping, ProgressTracker
+from jaxtrain.systems.hjepa.original.schedules import create_ema_scheduler, create_lr_scheduler
+from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, available
+from jaxtrain.systems.hjepa.original.torch_compat import create_masking_function, create_optimizer
+from jaxtrain.systems.hjepa.original.trainer_steps import TrainerSteps
+
+
+class HJEPATrainer(TrainerSteps):
+    """Trains a torch model by a masked, hierarchical joint-embedding objective.
+
+    model: HJEPA, or any module that maps (images, mask) to a dict with predictions and targets per level, and
+    context_features and target_features where the loss or the collapse metrics want them. train_loader, val_loader:
+    torch DataLoaders, or anything that is iterated and has a length, of images or tuples that begin with them.
+    optimizer: torch's; create_optimizer(model, config) if left out. loss_fn: called with predictions=, targets=,
+    context_features= (those that it takes); gives a dict with "loss", (loss, dict) or the loss. masking_fn: called with
+    batch_size= and device=; gives {"level_0": {"targets": bool [batch, block, patch]}}. config: the original's nested
+    dict. device: where torch has it, else the CPU; the engine takes JAX's devices. resume_checkpoint: a file to go on
+    from.
+
+    `train()` runs on the engine where model, loss, masks, optimizer, loaders and schedules have a form there and no
+    step is overridden; else the loop runs on the host, each forward and backward pass one compiled call, and a line
+    says what for. Both leave model, optimizer and counters as the run ended.
+    """
+
+    STEPS = (
+        "_train_step",
+        "_images",
+        "_mask",
+        "_loss",
+        "_backward",
+        "_optimizer_step",
+        "_set_lr",
+        "_update_target_encoder",
+        "_compute_collapse_metrics",
+        "_train_epoch",
+        "_log_step",
+        "_validate_epoch",
+        "_check_early_stopping",
+        "_log_epoch_summary",
+        "_log_visualizations",
+        "_train_on_host",
+    )  # what the engine does in its own way; _save_checkpoint and _note_validation it calls
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_loader: Any,
+        val_loader: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: Any = None,
+        masking_fn: Any = None,
+        config: Mapping[str, Any] | None = None,
+        device: str | torch.device = "cuda",
+        resume_checkpoint: Any = None,
+    ):
+        if config is None:
+            raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
+        self.config = dict(config)
+        training = self.config.get("training") or {}
+        self.original_procedure = self.config.get("compat") == "original"
+        self.device = available(device)
+        self.device_type = torch.device(self.device).type
+        self.model = model.to(self.device)
+        self.train_loader, self.val_loader = train_loader, val_loader
+        self.optimizer = create_optimizer(model, self.config) if optimizer is None else optimizer
+        self.loss_fn = create_loss_from_config(self.config) if loss_fn is None else loss_fn
+        if isinstance(self.loss_fn, nn.Module):
+            self.loss_fn.to(self.device)
+        self.masking_fn = self._own_masks() if masking_fn is None else masking_fn
+        self.epochs = training.get("epochs", EPOCHS)
+        self.accumulation_steps = training.get("accumulation_steps", 1)
+        self.clip_grad = training.get("clip_grad")
+        self.steps_per_epoch = max(1, len(train_loader) // self.accumulation_steps)
+        self.use_amp = self._amp(training.get("use_amp", False))
+        self.scaler = torch.amp.GradScaler(self.device_type) if self.use_amp else None
+        self.lr_scheduler = self._plan_lr(training)
+        self.ema_scheduler = self._plan_momentum(training)
+        self.planned = (self.lr_scheduler, self.ema_scheduler)
+        self._set_up_records(training)
+        self.current_epoch = self.global_step = 0
+        self.best_val_loss = float("inf")
+        self.epochs_without_improvement = 0
+        self._call = self._compiled()
+        self.resumed_from = resume_checkpoint
+        if resume_checkpoint is not None:
+            self._load_checkpoint(resume_checkpoint)
+        self.resumed_step = self.global_step  # where train() begins, unless steps are made by hand
+
+    def _set_up_records(self, training: Mapping[str, Any]) -> None:
+        """Checkpoints, logger, progress, early stopping."""
+        checkpoint, logging_ = self.config.get("checkpoint") or {}, self.config.get("logging") or {}
+        self.log_frequency = logging_.get("log_frequency", 100)
+        self.checkpoint_manager = CheckpointManager(
+            checkpoint.get("checkpoint_dir", "results/checkpoints"),
+            checkpoint.get("keep_best_n", 3),
+            checkpoint.get("save_frequency", 10),
+            checkpoint.get("metric_name", "val_loss"),
+            checkpoint.get("mode", "min"),
+        )
+        wandb = logging_.get("wandb") or {}
+        self.metrics_logger = MetricsLogger(
+            logging_.get("experiment_name", "hjepa"),
+            logging_.get("log_dir", self.checkpoint_manager.checkpoint_dir / "logs"),
+            self.config,
+            wandb.get("enabled", False),
+            (logging_.get("tensorboard") or {}).get("enabled", True),
+            wandb.get("project", "h-jepa"),
+            wandb.get("entity"),
+            wandb.get("tags"),
+        )
+        self.progress_tracker = ProgressTracker(self.epochs, self.steps_per_epoch)
+        stopping = training.get("early_stopping") or {}
+        options = {name: stopping[name] for name in ("patience", "min_delta", "mode") if name in stopping}
+        self.early_stopping = EarlyStopping(**options) if stopping.get("enabled") else None
+
+    def _own_masks(self) -> HierarchicalMaskGenerator:
+        model = self.model
+        if not isinstance(model, HJEPA):
+            return create_masking_function(self.config)
+        masks = create_masking_function(
+            {"masking": self.config.get("masking"), "model": {"num_hierarchies": model.num_hierarchies}}
+        )
+        return HierarchicalMaskGenerator(
+            model.img_size,
+            model.get_patch_size(),
+            model.num_hierarchies,
+            masks.num_target_masks,
+            base_scale=masks.base_scale,
+            aspect_ratio_range=masks.aspect_ratio_range,
+        )
+
+    def _amp(self, wanted: bool) -> bool:
+        if wanted and self.device_type != "cuda":
+            self._log(f"use_amp has no effect on {self.device_type}: numbers stay float32")
+        return bool(wanted) and self.device_type == "cuda"
+
+    def _plan_lr(self, training: Mapping[str, Any]):
+        """The rate per optimizer step: training.lr, else the optimizer's, down to min_lr."""
+        smallest = (training.get("scheduler_params") or {}).get("min_lr")
+        if smallest is None:
+            smallest = 1e-6 if self.original_procedure else training.get("min_lr", 1e-6)
+        return create_lr_scheduler(
+            base_lr=training.get("lr", training.get("learning_rate", self.optimizer.param_groups[0]["lr"])),
+            min_lr=smallest,
+            epochs=self.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+            warmup_epochs=training.get("warmup_epochs", 0),
+            schedule_type=training.get("lr_schedule", "cosine"),
+        )
+
+    def _plan_momentum(self, training: Mapping[str, Any]):
+        """The target's momentum per optimizer step: training.ema_momentum_schedule, else model.ema, which the original
+        ignores: from `momentum` in a straight line to `momentum_end`, after momentum_warmup_epochs or at the end."""
+        given, ema = training.get("ema_momentum_schedule"), (self.config.get("model") or {}).get("ema") or {}
+        if given is not None or self.original_procedure:
+            given = given or {}
+            warmup = given.get("warmup_steps", 1000 if self.original_procedure else 0)
+            start, end, epochs = given.get("start", 0.996), given.get("end", 1.0), self.epochs
+            return create_ema_scheduler(start, end, epochs, self.steps_per_epoch, warmup // self.steps_per_epoch)
+        epochs = ema.get("momentum_warmup_epochs") or self.epochs
+        return create_ema_scheduler(
+            ema.get("momentum", 0.996), ema.get("momentum_end", 1.0), epochs, self.steps_per_epoch
+        )
+
+    def overridden(self) -> list[str]:
+        """Names of the loop's steps that a subclass or this object has replaced."""
+        kinds = type(self).__mro__
+        own = [vars(kind) for kind in kinds[: kinds.index(HJEPATrainer)]] + [vars(self)]
+        return [name for name in self.STEPS if any(name in attributes for attributes in own)]
+
+    def train(self) -> dict[str, Any]:
+        """Train from current_epoch to the end; gives train_history and val_history (a dict per epoch), best_val_loss.
+
+        Writes checkpoint_epoch_*.pth, checkpoint_latest.pth and checkpoint_best.pth on the way.
+        """
+        reasons = list(native_run.obstacles(self))
+        if not reasons:
+            return native_run.run(self)
+        how = "one compiled call per step" if self._call != self._eager else "in torch"
+        self._log(f"the loop runs on the host, {how}: {'; '.join(reasons)}")
+        return self._train_on_host()

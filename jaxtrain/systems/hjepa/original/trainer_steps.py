@@ -1,0 +1,390 @@
+"""The steps of the original trainer's loop, as methods that a user calls, overrides and extends with super().
+
+All of it is torch: the model's own parameters, the optimizer given, tensors with gradients. What is compiled is the
+forward and backward pass of model and loss, one XLA program each (torch_bridge.compiled_call), where they can be
+recorded; where not, torch runs them, and the log says why.
+
+The order is the original's: forward, target update, backward, optimizer. `compat: original` in the config also brings
+its faults back: gradients of accumulated batches are summed, the target moves at each of them, and the learning rate is
+set after the update.
+"""
+
+import contextlib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa import metrics
+from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
+from torch_bridge.compiled_call import CompiledCall
+
+SHOWN = 4  # images of a visualisation
+
+
+class TrainerSteps:
+    """One training step, epochs of training and validation, what follows them. HJEPATrainer sets the attributes."""
+
+    # ---- one step
+
+    def _train_step(self, batch: Any, epoch: int, step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Forward pass, loss and target update of a batch; the caller goes backward. step: of the epoch, from 0.
+
+        Gives the loss, a tensor with its graph, and a dict of what the loss function gave. Images are the batch, or its
+        first entry.
+        """
+        images = self._images(batch)
+        mask = self._mask(len(images))
+        loss, terms, features = self._loss(images, mask)
+        if self.original_procedure or (step + 1) % self.accumulation_steps == 0:
+            self._update_target_encoder()
+        every = 10 * self.log_frequency
+        if features and (epoch * self.steps_per_epoch + step // self.accumulation_steps) % every == 0:
+            terms = terms | self._compute_collapse_metrics(*features)
+        return loss, terms
+
+    def _images(self, batch: Any) -> torch.Tensor:
+        if isinstance(batch, Mapping):
+            batch = batch["image"] if "image" in batch else batch["images"]
+        images = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return torch.as_tensor(images).to(self.device, non_blocking=True)
+
+    def _mask(self, batch_size: int) -> torch.Tensor:
+        """Draw what to predict, bool [batch, patch]: the union of the blocks that masking_fn gives (its level 0)."""
+        drawn = self.masking_fn(batch_size=batch_size, device=self.device)
+        if isinstance(drawn, Mapping):
+            drawn = drawn["level_0"]["targets"] if "level_0" in drawn else drawn["targets"]
+        elif isinstance(drawn, (tuple, list)):
+            drawn = drawn[1]
+        drawn = torch.as_tensor(drawn).to(self.device)
+        return drawn.any(1) if drawn.ndim == 3 else drawn
+
+    def _loss(self, images, mask) -> tuple[torch.Tensor, dict[str, Any], tuple]:
+        """The loss, its terms, and context and target features where the model gives both."""
+        batch = {"images": images, "mask": mask}
+        if _is_plain(self.model):  # a shape that depends on the mask's values is found outside of the program
+            batch["indices"], batch["valid"] = self.model.masked_patches(mask)
+        try:
+            found = self._call(batch)
+        except UserError as error:
+            if not isinstance(self._call, CompiledCall):
+                raise
+            self._log(f"model and loss run in torch, uncompiled: {error}")
+            self._call = self._eager
+            found = self._call(batch)
+        return found["loss"], dict(found["terms"]), tuple(found["features"])
+
+    def _eager(self, batch):
+        return forward_terms(self.model, self.loss_fn, self._autocast(), batch)
+
+    def _compiled(self):
+        """Choose what computes a batch: a compiled program where model and loss are torch code, else torch itself."""
+        model, loss, autocast = self.model, self.loss_fn, self._autocast
+        if not issubclass(type(model), nn.Module):  # a mock counts its calls
+            return self._eager
+        if issubclass(type(loss), nn.Module):
+            run = lambda model, loss, batch: forward_terms(model, loss, autocast(), batch)
+            return CompiledCall({"model": model, "loss": loss}, run)
+        if isinstance(loss, (types.FunctionType, types.MethodType)):
+            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, autocast(), batch))
+        return self._eager
+
+    def _autocast(self):
+        return torch.autocast(self.device_type) if self.use_amp else contextlib.nullcontext()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Add the loss's gradients, divided by accumulation_steps, so that their sum is the big batch's."""
+        if self.accumulation_steps > 1 and not self.original_procedure:
+            loss = loss / self.accumulation_steps
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def _optimizer_step(self) -> None:
+        """Clip, update the weights at this step's learning rate, clear the gradients."""
+        if not self.original_procedure:
+            self._set_lr(self.lr_scheduler(self.global_step))
+        if self.clip_grad:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_grad)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.original_procedure:
+            self._set_lr(self.lr_scheduler(self.global_step))
+        self.global_step += 1
+
+    def _set_lr(self, lr: float | list[float]) -> None:
+        """One rate for all parameter groups, or one each (HierarchicalScheduler)."""
+        groups = self.optimizer.param_groups
+        rates = lr if isinstance(lr, (list, tuple)) else [lr] * len(groups)
+        if len(rates) != len(groups):
+            raise UserError(f"lr_scheduler gives {len(rates)} rates, the optimizer has {len(groups)} parameter groups")
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+    @torch.no_grad()
+    def _update_target_encoder(self, momentum: float | None = None) -> float:
+        """target <- m * target + (1 - m) * context; gives m. momentum: ema_scheduler's at this step if left out; a
+        whole number is a step. A model without a target_encoder stays as it is (1.0)."""
+        if momentum is None or (isinstance(momentum, int) and not isinstance(momentum, bool)):
+            momentum = self.ema_scheduler(self.global_step if momentum is None else momentum)
+        model = getattr(self.model, "module", self.model)
+        target, context = (getattr(model, name, None) for name in ("target_encoder", "context_encoder"))
+        if target is None or context is None:
+            return 1.0
+        for theirs, ours in zip(context.parameters(), target.parameters(), strict=True):
+            ours.mul_(momentum).add_(theirs, alpha=1 - momentum)
+        return float(momentum)
+
+    def _compute_collapse_metrics(self, context_features, target_features) -> dict[str, float]:
+        """context_std, context_norm, context_eff_rank and the target's, of features [batch, ...]."""
+        arrays = [x.detach().float().cpu().numpy() for x in (context_features, target_features)]
+        return metrics.collapse_metrics(*arrays)
+
+    # ---- one epoch
+
+    def _train_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        """One pass over train_loader; gives the means of the loss and of everything else that the steps gave.
+
+        With `compat: original` the loss is the last batch's, as the original returns.
+        """
+        epoch = self.current_epoch if epoch is None else epoch
+        self.model.train()
+        means = _Means()
+        shown = tqdm(self.train_loader, desc=f"epoch {epoch + 1}/{self.epochs}", disable=None, leave=False)
+        for step, batch in enumerate(shown):
+            loss, terms = self._train_step(batch, epoch, step)
+            self._backward(loss)
+            if (step + 1) % self.accumulation_steps == 0:
+                self._optimizer_step()
+                self.progress_tracker.step()
+            means.add({**_scalars(terms), "loss": loss})
+            if step % self.log_frequency == 0:
+                shown.set_postfix(loss=f"{float(loss.detach()):.4f}", eta=self.progress_tracker.get_eta())
+            if step % (5 * self.log_frequency) == 0:
+                self._log_step(loss, terms)
+        found = means.values()
+        if self.original_procedure and found:
+            found["loss"] = means.last["loss"]
+        return found
+
+    def _log_step(self, loss, terms) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        values = {"lr": rates[0], "ema_momentum": self.ema_scheduler(self.global_step), **_scalars(terms)}
+        values |= {f"lr_level_{level}": rate for level, rate in enumerate(rates)} if len(rates) > 1 else {}
+        self.metrics_logger.log_metrics({**values, "loss": float(loss.detach())}, self.global_step, "train/")
+        self.metrics_logger.log_hierarchical_losses(values, self.global_step)
+
+    @torch.no_grad()
+    def _validate_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        """The means over val_loader in evaluation mode, on the same masks every time; {} without a val_loader."""
+        if self.val_loader is None:
+            return {}
+        self.model.eval()
+        means = _Means()
+        with contextlib.nullcontext() if self.original_procedure else _fixed_seed():
+            for batch in self.val_loader:
+                images = self._images(batch)
+                loss, terms, _ = self._loss(images, self._mask(len(images)))
+                means.add({**_scalars(terms), "loss": loss})
+        self.model.train()
+        return means.values() or {"loss": float("nan")}
+
+    # ---- after an epoch
+
+    def _save_checkpoint(self, epoch: int, val_loss: float | None = None, is_best: bool = False):
+        """Write checkpoint_epoch_*.pth, checkpoint_latest.pth and, if best, checkpoint_best.pth; gives the first."""
+        step = max(0, self.global_step)
+        found = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
+        extra = {"global_step": step, "best_val_loss": float(self.best_val_loss)}
+        extra["epochs_without_improvement"] = self.epochs_without_improvement
+        if self.early_stopping is not None:
+            extra["early_stopping"] = self.early_stopping.state_dict()
+        return self.checkpoint_manager.save_checkpoint(
+            epoch,
+            self.model,
+            self.optimizer,
+            {"lr": self.optimizer.param_groups[0]["lr"], "ema_momentum": self.ema_scheduler(step)},
+            self.scaler,
+            found,
+            is_best,
+            extra,
+            self.config,
+        )
+
+    def _load_checkpoint(self, path) -> dict[str, Any]:
+        """Go on from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
+        found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler)
+        self.current_epoch = int(found.get("epoch", -1)) + 1
+        self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
+        best = found.get("best_val_loss", found.get("best_metric", self.best_val_loss))
+        self.best_val_loss = float(best)
+        self.epochs_without_improvement = int(found.get("epochs_without_improvement", 0))
+        if self.early_stopping is not None and "early_stopping" in found:
+            self.early_stopping.load_state_dict(found["early_stopping"])
+        self._log(f"went on from {path} at epoch {self.current_epoch}, step {self.global_step}")
+        return found
+
+    def _check_early_stopping(self, metric: float) -> bool:
+        """Count a validation loss (a training loss where there is no validation); True ends the run."""
+        return self.early_stopping is not None and self.early_stopping(metric)
+
+    def _note_validation(self, metric: float) -> bool:
+        """Keep the best loss and how long ago it was; True for a new best."""
+        better = self.checkpoint_manager.update_best_metric(metric)
+        self.best_val_loss = min(self.best_val_loss, float(metric))
+        self.epochs_without_improvement = 0 if better else self.epochs_without_improvement + 1
+        return better
+
+    def _log_epoch_summary(self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float]):
+        """One line of the epoch's losses, best loss and times."""
+        parts = [f"epoch {epoch + 1}/{self.epochs}", f"train loss {train_metrics.get('loss', float('nan')):.4f}"]
+        parts += [f"val loss {val_metrics['loss']:.4f}"] if "loss" in val_metrics else []
+        parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
+        seconds = self.progress_tracker.end_epoch()
+        self._log(f"{', '.join(parts)}, {seconds:.1f} s, ETA {self.progress_tracker.get_eta()}")
+
+    @torch.no_grad()
+    def _log_visualizations(self, epoch: int) -> None:
+        """Of the first images of a batch: share masked, similarity of predictions and targets per level, embeddings."""
+        images = self._images(next(iter(self.val_loader or self.train_loader)))[:SHOWN]
+        with _fixed_seed():
+            mask = self._mask(len(images))
+        training = self.model.training
+        self.model.eval()
+        outputs = self.model(images, mask)
+        self.model.train(training)
+        logger = self.metrics_logger
+        logger.log_metrics({"mask_ratio": mask.float().mean()}, self.global_step, "visualizations/")
+        logger.log_prediction_comparison(outputs["predictions"], outputs["targets"], self.global_step)
+        if outputs.get("target_features") is not None:
+            logger.log_embeddings("embeddings", outputs["target_features"].mean(1), self.global_step)
+
+    def _log(self, line: str) -> None:
+        """Say a line, above the progress bar."""
+        tqdm.write(line)
+
+    # ---- the loop
+
+    def _train_on_host(self) -> dict[str, Any]:
+        """All epochs from current_epoch on; gives train_history, val_history, best_val_loss."""
+        history: dict[str, Any] = {"train_history": [], "val_history": []}
+        for epoch in range(self.current_epoch, self.epochs):
+            self.current_epoch = epoch
+            self.progress_tracker.start_epoch(epoch)
+            trained = self._train_epoch(epoch)
+            history["train_history"].append(trained)
+            self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train_epoch/")
+            validated = self._validate_epoch(epoch) if self.val_loader is not None else {}
+            if validated:
+                history["val_history"].append(validated)
+                self.metrics_logger.log_metrics(_scalars(validated), self.global_step, "val/")
+            judged = (validated or trained).get("loss", float("nan"))
+            is_best = self._note_validation(judged)
+            if self.checkpoint_manager.should_save(epoch) or is_best or epoch + 1 == self.epochs:
+                self._save_checkpoint(epoch, validated.get("loss"), is_best)
+            if (epoch + 1) % 10 == 0:
+                self.metrics_logger.log_system_metrics(self.global_step)
+            if (epoch + 1) % 5 == 0:
+                self._log_visualizations(epoch)
+            if self._check_early_stopping(judged):
+                self._log(f"early stop at epoch {epoch + 1}: best loss {self.best_val_loss:.6g}")
+                break
+            self._log_epoch_summary(epoch, trained, validated)
+        self.metrics_logger.finish()
+        return history | {"best_val_loss": self.best_val_loss}
+
+
+def _is_plain(model: Any) -> bool:
+    """Tell whether a call of the model is HJEPA's forward and nothing else."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return type(model) is HJEPA and "forward" not in vars(model) and not any(getattr(model, hook) for hook in hooks)
+
+
+def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
+    """loss, terms, and features: (context, target) or ()."""
+    with autocast:
+        if "indices" in batch:
+            outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
+        else:
+            outputs = model(batch["images"], batch["mask"])
+        given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
+        returned = _call_loss(loss_fn, given)
+    if isinstance(returned, Mapping):
+        loss, terms = returned["loss"], dict(returned)
+    elif isinstance(returned, (tuple, list)):
+        loss, terms = returned[0], dict(returned[1])
+    else:
+        loss, terms = returned, {"loss": returned}
+    features = (given["context_features"], given["target_features"])
+    return {"loss": loss, "terms": terms, "features": features if all(x is not None for x in features) else ()}
+
+
+def _call_loss(loss_fn, given: Mapping[str, Any]):
+    """Call a loss with the keywords that it takes of predictions, targets, context_features and target_features; one
+    that names its arguments otherwise gets predictions and targets in this order."""
+    try:
+        parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        names = {"predictions", "targets", "context_features", *({"target_features"} & set(parameters))}
+    else:
+        names = set(given) & set(parameters)
+    if "predictions" not in names:
+        return loss_fn(given["predictions"], given["targets"])
+    return loss_fn(**{name: given[name] for name in given if name in names})
+
+
+def _scalars(terms: Mapping[str, Any]) -> dict[str, float]:
+    """The entries that are one finite or infinite number."""
+    found = {}
+    for name, value in terms.items():
+        if isinstance(value, torch.Tensor):
+            if value.numel() == 1:
+                found[name] = float(value.detach())
+        elif isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found
+
+
+class _Means:
+    """Means of named numbers; names may be missing at some calls."""
+
+    def __init__(self):
+        self.sums: dict[str, list] = {}
+        self.last: dict[str, float] = {}
+
+    def add(self, terms: Mapping[str, Any]) -> None:
+        self.last = {
+            name: float(value.detach() if hasattr(value, "detach") else value) for name, value in terms.items()
+        }
+        for name, value in self.last.items():
+            total = self.sums.setdefault(name, [0.0, 0])
+            total[0] += value
+            total[1] += 1
+
+    def values(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.sums.items()}
+
+
+@contextlib.contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """numpy's and torch's generators begin anew inside, and go on afterwards as if nothing had been drawn."""
+    state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)

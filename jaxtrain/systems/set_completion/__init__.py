@@ -1,16 +1,15 @@
 """SplatNLP: a set transformer that completes builds, and a sparse autoencoder that looks inside it."""
 
 from jaxtrain.lazy import lazy, lazy_attributes
-from jaxtrain.systems.set_completion import features, losses, metrics
+from jaxtrain.systems.set_completion import features, losses, metrics, model
 from jaxtrain.systems.set_completion.config import ModelConfig, SaeConfig, SetDataConfig
 from jaxtrain.systems.set_completion.data import build_data, collate_sets
-from jaxtrain.systems.set_completion.model import SetCompletionModel
 from jaxtrain.task import Task, TorchTwin
 
 TASKS = {
     "complete": Task(
         sections={"model": ModelConfig, "data": SetDataConfig},
-        build_model=lambda config, rngs: SetCompletionModel(**config.model.arguments(), rngs=rngs),
+        build_model=lambda config, rngs: model.SetCompletionModel(**config.model.arguments(), rngs=rngs),
         build_data=build_data,
         collate=collate_sets,
         loss=losses.loss,
@@ -51,19 +50,40 @@ TASKS = {
 }
 
 ORIGINAL_NAMES = {
+    "torch_model": (
+        "InducedSetAttentionBlock",
+        "MultiheadAttentionBlock",
+        "PoolingMultiheadAttention",
+        "SelfAttentionBlock",
+        "SetCompletionModel",
+        "SetTransformer",
+        "SetTransformerLayer",
+    ),
+    "torch_sae": ("SAEConfig", "SetCompletionHook", "SparseAutoencoder"),
+    "torch_buffer": ("ActivationBuffer",),
+    "vocabulary": ("tokenize_build",),
+    "original.torch_data": (
+        "SetDataset",
+        "create_collate_fn",
+        "generate_dataloaders",
+        "generate_tokenized_datasets",
+        "tokenize",
+    ),
+    "original.training": (
+        "TrainingConfig",
+        "create_multi_hot_targets",
+        "test_model",
+        "train_epoch",
+        "train_model",
+        "validate",
+    ),
     "original.torch_compat": (
-        "ActivationBuffer",
         "DataLoader",
         "DistributedDataParallel",
         "EarlyStopping",
-        "SetDataset",
-        "SparseAutoencoder",
         "convert_ddp_state",
-        "create_collate_fn",
         "fit",
         "save_artifacts",
-        "train_epoch",
-        "validate",
-    )
+    ),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -7,14 +7,37 @@ class ActivationBuffer:
     """A ring buffer of activations in torch; a run of the `sae` task keeps its own on the device.
 
     size: rows kept. dim: their width, taken from the first rows if left out. device: None is that of the first rows.
+    max_size, d: the names of both in the original's code, whose attributes `buf` and `ptr` there are too.
     exact_fill_bug: count as the original does when writes end exactly at the end (nothing is there until the next
     wrap).
     """
 
-    def __init__(self, size: int = 819_200, dim: int | None = None, device="cpu", exact_fill_bug: bool = False):
+    def __init__(
+        self,
+        size: int = 819_200,
+        dim: int | None = None,
+        device="cpu",
+        exact_fill_bug: bool = False,
+        *,
+        max_size: int | None = None,
+        d: int | None = None,
+    ):
+        size, dim = size if max_size is None else max_size, dim if d is None else d
         self.size, self.device, self.exact_fill_bug = size, device, exact_fill_bug
         self.buffer = None if dim is None else torch.zeros(size, dim, device=device)
         self.position, self.full = 0, False
+
+    @property
+    def max_size(self) -> int:
+        return self.size
+
+    @property
+    def buf(self) -> torch.Tensor | None:
+        return self.buffer
+
+    @property
+    def ptr(self) -> int:
+        return self.position
 
     def __len__(self) -> int:
         return self.size if self.full else self.position
@@ -22,6 +45,8 @@ class ActivationBuffer:
     def add(self, activations) -> None:
         """Write rows [row, dim]; further axes are flattened to rows. Raises ValueError for another width."""
         self.device = activations.device if self.device is None else self.device
+        if not activations.numel():
+            return
         rows = activations.detach().reshape(-1, activations.shape[-1]).to(self.device, torch.float32)
         if self.buffer is None:
             self.buffer = torch.zeros(self.size, rows.shape[1], device=self.device)

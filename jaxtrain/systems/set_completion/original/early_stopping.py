@@ -6,11 +6,12 @@ import math
 
 @dataclasses.dataclass
 class EarlyStopping:
-    """Stops after `patience` losses without improvement.
+    """Stops after `patience` losses without improvement; `check(loss)` or a call tells.
 
-    patience: validations. min_delta: improvement over best_loss that counts. tie_is_improvement: the original's code
-    resets the counter on an equal loss and takes a NaN for a new best; its README, and the default here, do not.
-    A run of the trainer follows `evaluation.patience` and `evaluation.min_delta` instead.
+    patience: validations. min_delta, in the original's code delta: improvement over best_loss that counts.
+    tie_is_improvement: the original's code resets the counter on an equal loss and takes a NaN for a new best; its
+    README, and the default here, do not. A run of the trainer follows `evaluation.patience` and `evaluation.min_delta`
+    instead.
     """
 
     patience: int = 7
@@ -20,6 +21,11 @@ class EarlyStopping:
     tie_is_improvement: bool = False
     early_stop: bool = False
     _seen: bool = dataclasses.field(default=False, repr=False)
+    delta: dataclasses.InitVar[float | None] = None
+
+    def __post_init__(self, delta: float | None) -> None:
+        if isinstance(delta, (int, float)):
+            self.min_delta = delta
 
     def check(self, val_loss: float) -> bool:
         """Take in one loss; True where training should stop now."""
@@ -35,8 +41,9 @@ class EarlyStopping:
         return self.check(val_loss)
 
     @property
-    def best_score(self) -> float:
-        return -self.best_loss
+    def best_score(self) -> float | None:
+        """The best loss with its sign turned; None before the first."""
+        return -self.best_loss if self._seen else None
 
     def _improves(self, loss: float) -> bool:
         if self.tie_is_improvement:

@@ -2,47 +2,15 @@
 
 import json
 import pathlib
-import weakref
 
 import numpy as np
 import torch
 
-from jaxtrain.systems.set_completion.masking import SetDataset
+from jaxtrain.systems.set_completion.original import training
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
-from jaxtrain.systems.set_completion.torch_twin import SetCompletionModel, SparseAutoencoder
 from torch_bridge.state_dict import convert_ddp_state
 
-_PROGRAMS = weakref.WeakKeyDictionary()  # the compiled step of each trainer that train_epoch was called with
-
-__all__ = [
-    "ActivationBuffer",
-    "DataLoader",
-    "DistributedDataParallel",
-    "EarlyStopping",
-    "SetCompletionModel",
-    "SetDataset",
-    "SparseAutoencoder",
-    "convert_ddp_state",
-    "create_collate_fn",
-    "fit",
-    "save_artifacts",
-    "train_epoch",
-    "validate",
-]
-
-
-def create_collate_fn(pad_token_id: int):
-    """Items of SetDataset -> (inputs, weapons, targets, attention_mask), right-padded; mask True = real token."""
-
-    def collate(items):
-        inputs, weapons, targets = zip(*(tuple(map(torch.as_tensor, item)) for item in items), strict=True)
-        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
-        inputs = pad(inputs)
-        lengths = torch.tensor([len(item[0]) for item in items])[:, None]
-        return inputs, torch.stack(weapons).reshape(-1, 1), pad(targets), torch.arange(inputs.shape[1]) < lengths
-
-    return collate
+__all__ = ["DataLoader", "DistributedDataParallel", "EarlyStopping", "convert_ddp_state", "fit", "save_artifacts"]
 
 
 def DistributedDataParallel(module, *arguments, **options):
@@ -55,32 +23,18 @@ def DataLoader(dataset, *arguments, non_blocking: bool = True, **options) -> tor
     return torch.utils.data.DataLoader(dataset, *arguments, **options)
 
 
-def train_epoch(trainer) -> dict[str, float]:
-    """One more pass of a jaxtrain.Trainer over its training data; the means of the epoch's metrics.
+def fit(model=None, train_data=None, val_data=None, config=None, *arguments, **options):
+    """Train to the end with early stopping and schedule.
 
-    `fit`, or Trainer.train, also evaluates, stops early, saves and resumes.
+    config: a TrainingConfig of the original's makes it `train_model`, with what that takes; one of jaxtrain, or none,
+    is `jaxtrain.Trainer(model, train_data, val_data, config).train()`, whose history it gives.
     """
-    first, count = int(trainer.state.step), trainer.steps_per_epoch
-    program = _PROGRAMS.setdefault(trainer, trainer.program.train_step(1))
-    hyper, columns = trainer.program.hyper(), trainer.program.columns(trainer.train_loader)
-    kept = []
-    for _, _, batch in trainer.train_loader.batches([(step, 1) for step in range(first, first + count)]):
-        trainer.state, metrics = program(trainer.state, batch, hyper, columns)
-        kept.append(metrics)
-    return {name: float(np.mean([np.asarray(metrics[name]) for metrics in kept])) for name in kept[0]}
-
-
-def validate(trainer, split: str = "validation") -> dict[str, float]:
-    """Metrics of a jaxtrain.Trainer's current weights on a whole split."""
-    return trainer.evaluate(split)
-
-
-def fit(model=None, train_dataset=None, val_dataset=None, config=None) -> dict:
-    """Train to the end with early stopping and schedule: `jaxtrain.Trainer(...).train()`."""
+    if isinstance(config, training.TrainingConfig):
+        return training.train_model(model, train_data, val_data, config, *arguments, **options)
     from jaxtrain import Trainer, TrainingConfig
 
     config = config or TrainingConfig(task="set_completion.complete")
-    return Trainer(model, train_dataset, val_dataset, config, task=config.task).train()
+    return Trainer(model, train_data, val_data, config, task=config.task).train()
 
 
 def save_artifacts(config, state: dict, folder: str | pathlib.Path) -> list[pathlib.Path]:

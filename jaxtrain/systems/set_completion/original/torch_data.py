@@ -1,0 +1,94 @@
+"""The original's data functions in its call form: pandas frames in, torch Datasets and DataLoaders out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from jaxtrain.systems.set_completion import masking, vocabulary
+from jaxtrain.systems.set_completion.data import split_rows
+
+
+class SetDataset(masking.SetDataset, Dataset):
+    """masking.SetDataset with torch tensors: (visible ids, [weapon], full set), int64 and ragged."""
+
+    def __init__(self, df, vocab_size=None, num_instances_per_set=5, skew_factor=1.2, null_token: int | None = None):
+        super().__init__(df, vocab_size, num_instances_per_set, skew_factor, null_token)
+        self.df, self.num_instances_per_set = df, num_instances_per_set
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return tuple(map(torch.from_numpy, super().__getitem__(index)))
+
+
+def create_collate_fn(pad_token_id: int):
+    """Items of SetDataset -> (inputs, weapons, targets, attention_mask), right-padded; mask True = real token."""
+
+    def collate(items):
+        inputs, weapons, targets = zip(*(tuple(map(torch.as_tensor, item)) for item in items), strict=True)
+        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
+        inputs = pad(inputs)
+        lengths = torch.tensor([len(item[0]) for item in items])[:, None]
+        return inputs, torch.stack(weapons).reshape(-1, 1), pad(targets), torch.arange(inputs.shape[1]) < lengths
+
+    return collate
+
+
+def generate_tokenized_datasets(
+    df,
+    frac: float = 0.1,
+    random_state: int | None = None,
+    validation_size: float = 0.1,
+    test_size: float = 0.2,
+):
+    """(train, validation, test) frames: a shuffled fraction of the rows, cut into contiguous pieces."""
+    pieces = split_rows(len(df), frac, random_state, validation_size, test_size)
+    return tuple(df.iloc[pieces[name]].reset_index(drop=True) for name in ("train", "validation", "test"))
+
+
+def generate_dataloaders(
+    train_df,
+    val_df,
+    test_df,
+    vocab_size: int,
+    pad_token_id: int,
+    num_instances_per_set: int = 5,
+    skew_factor: float = 1.2,
+    null_token: int | None = None,
+    shuffle_train: bool = True,
+    drop_last: bool = False,
+    **options: Any,
+) -> tuple[DataLoader, DataLoader, DataLoader]:
+    """Loaders of SetDatasets over three frames; the training rows are shuffled.
+
+    options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: of the
+    training loader; the original drops the last batch of validation and test too, rows that are then never counted.
+    """
+    options = {"batch_size": 32, "num_workers": 0, **options}
+    options.pop("shuffle", None)
+    collate = create_collate_fn(pad_token_id)
+    loaders = []
+    for number, df in enumerate((train_df, val_df, test_df)):
+        dataset = SetDataset(df, vocab_size, num_instances_per_set, skew_factor, null_token)
+        first = number == 0
+        loaders.append(
+            DataLoader(
+                dataset,
+                collate_fn=collate,
+                shuffle=first and shuffle_train and len(dataset) > 0,
+                drop_last=first and drop_last,
+                **options,
+            )
+        )
+    return tuple(loaders)
+
+
+def tokenize(df, ability_to_id: Mapping[str, int] | None = None, weapon_to_id: Mapping[str, int] | None = None):
+    """(frame with lists of token ids and weapon ids, ability_to_id, weapon_to_id) of a frame of tag strings.
+
+    The vocabularies are extended by what is new; see vocabulary.tokenize.
+    """
+    rows, weapons, abilities, weapon_vocabulary = vocabulary.tokenize(
+        list(df["ability_tags"]), list(df["weapon_id"]), ability_to_id, weapon_to_id
+    )
+    return df.assign(ability_tags=rows, weapon_id=weapons), abilities, weapon_vocabulary

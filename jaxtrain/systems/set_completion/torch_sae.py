@@ -1,0 +1,170 @@
+"""The sparse autoencoder in plain torch, and the hook that reads and edits its features inside a frozen model."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+USAGE_MEMORY = 0.99  # of the running average of feature usage
+
+
+@dataclasses.dataclass
+class SAEConfig:
+    """The original's settings of a sparse autoencoder."""
+
+    input_dim: int
+    expansion_factor: float = 8.0
+    l1_coefficient: float = 1e-3
+    dead_neuron_threshold: float = 1e-6
+    dead_neuron_steps: int = 12_500
+    target_usage: float = 0.05
+    usage_coeff: float = 1e-3
+
+
+class SparseAutoencoder(nn.Module):
+    """x -> ReLU6 features -> x: an encoder that trains and a dictionary of unit columns.
+
+    As in the original the decoder gets no gradient; train_decoder lets it train. top_k: keep so many features per row,
+    0 keeps all. The other arguments are those of `SAEConfig` and attributes.
+    """
+
+    def __init__(
+        self,
+        input_dim,
+        expansion_factor=8,
+        l1_coefficient=1e-3,
+        dead_neuron_threshold=1e-6,
+        dead_neuron_steps=12_500,
+        target_usage=0.05,
+        usage_coeff=1e-3,
+        *,
+        train_decoder=False,
+        top_k=0,
+    ):
+        super().__init__()
+        hidden_dim = int(input_dim * expansion_factor)
+        self.input_dim, self.hidden_dim, self.expansion_factor = input_dim, hidden_dim, expansion_factor
+        self.l1_coefficient, self.usage_coeff, self.target_usage = l1_coefficient, usage_coeff, target_usage
+        self.dead_neuron_threshold, self.dead_neuron_steps = dead_neuron_threshold, dead_neuron_steps
+        self.decoder_bias = nn.Parameter(torch.zeros(input_dim))
+        self.register_buffer("usage_ema", torch.zeros(hidden_dim))
+        self.encoder = nn.Linear(input_dim, hidden_dim)
+        self.decoder = nn.Linear(hidden_dim, input_dim)
+        for layer in (self.encoder, self.decoder):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(self.encoder.bias)
+        self.train_decoder, self.top_k = train_decoder, top_k
+        self.normalize_decoder()
+
+    @torch.no_grad()
+    def normalize_decoder(self):
+        """Give the dictionary's columns unit length again."""
+        self.decoder.weight.copy_(functional.normalize(self.decoder.weight, dim=0))
+
+    def directions(self):
+        weight = self.decoder.weight if self.train_decoder else self.decoder.weight.detach()
+        return functional.normalize(weight, dim=0)
+
+    def encode(self, x):
+        """(features before the activation, features), [..., hidden_dim]."""
+        h_pre = self.encoder(x - self.decoder_bias)
+        h = functional.relu(h_pre).clamp(0, 6)
+        if self.top_k:
+            h = torch.where(h >= h.topk(self.top_k, dim=-1).values[..., -1:], h, 0.0)
+        return h_pre, h
+
+    def decode(self, h):
+        return h @ self.directions().T + self.decoder_bias
+
+    def forward(self, x):
+        """(reconstruction, features)."""
+        h = self.encode(x)[1]
+        return self.decode(h), h
+
+    def compute_loss(self, x, reconstruction, h) -> tuple[torch.Tensor, dict[str, float]]:
+        """mse + l1_coefficient * l1 + usage_coeff * KL of usage; and the terms. Moves usage_ema."""
+        mse = (reconstruction - x).square().mean()
+        l1 = h.abs().sum(1).mean()
+        with torch.no_grad():
+            usage = (h.flatten(0, -2) > 0).float().mean(0)
+            self.usage_ema.mul_(USAGE_MEMORY).add_(usage, alpha=1 - USAGE_MEMORY)
+            rho, p = self.target_usage, self.usage_ema.clamp(1e-7, 1 - 1e-7)
+            kl = (rho * torch.log(rho / p) + (1 - rho) * torch.log((1 - rho) / (1 - p))).mean()
+        total = mse + self.l1_coefficient * l1 + self.usage_coeff * kl
+        terms = {"total": total, "mse": mse, "l1": l1, "kl_usage": kl}
+        return total, {name: value.item() for name, value in terms.items()}
+
+    def training_step(self, x, optimizer, gradient_clip_val: float | None = None) -> dict[str, float]:
+        """One update on rows x: loss, backward, clipping, step, unit columns. Gives the loss's terms."""
+        total, terms = self.compute_loss(x, *self(x))
+        optimizer.zero_grad()
+        total.backward()
+        self.remove_parallel_gradients()
+        if gradient_clip_val is not None:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        optimizer.step()
+        self.normalize_decoder()
+        return terms
+
+    @torch.no_grad()
+    def remove_parallel_gradients(self) -> None:
+        """Take the part along each unit column off its gradient, where the decoder has one."""
+        if self.decoder.weight.grad is not None:
+            unit, gradient = functional.normalize(self.decoder.weight, dim=0), self.decoder.weight.grad
+            gradient.sub_((gradient * unit).sum(0, keepdim=True) * unit)
+
+    def get_dead_neurons(self, threshold: float = 1e-6) -> torch.Tensor:
+        """Indices of the features that are used less than `threshold` of the time."""
+        return torch.where(self.usage_ema < threshold)[0]
+
+
+class SetCompletionHook:
+    """Sends the autoencoder's reconstruction to a model's output layer, one feature set to a value if asked.
+
+    Register it: `model.output_layer.register_forward_pre_hook(hook)`. bypass: change and record nothing. no_change:
+    record `last_in`, `last_h_pre`, `last_h_post` and change nothing. `last_x_recon`: the reconstruction that went on.
+    """
+
+    def __init__(
+        self,
+        sae: SparseAutoencoder,
+        neuron_number: int | None = None,
+        neuron_value: float | None = None,
+        bypass: bool = False,
+        no_change: bool = False,
+    ):
+        self.sae, self.neuron_number, self.neuron_value = sae, neuron_number, neuron_value
+        self.bypass, self.no_change = bypass, no_change
+        self.last_in = self.last_h_pre = self.last_h_post = self.last_x_recon = None
+
+    def update_neuron(self, neuron_number: int | None, neuron_value: float | None) -> None:
+        """Set a feature to a value from now on; leaves the modes that change nothing."""
+        self.neuron_number, self.neuron_value = neuron_number, neuron_value
+        self.bypass = self.no_change = False
+
+    def clear_edit(self) -> None:
+        self.neuron_number = self.neuron_value = None
+
+    def set_mode(self, bypass: bool = False, no_change: bool = False) -> None:
+        self.bypass, self.no_change = bypass, no_change
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, inputs: tuple) -> Any:
+        if self.bypass:
+            return None
+        (x, *rest) = inputs
+        self.last_in = x
+        self.last_h_pre, self.last_h_post = self.sae.encode(x)
+        self.last_x_recon = None
+        if self.no_change:
+            return None
+        h = self.last_h_post
+        if self.neuron_number is not None and self.neuron_value is not None:
+            if self.neuron_number >= h.shape[-1]:
+                raise IndexError(f"neuron {self.neuron_number}: the autoencoder has {h.shape[-1]}, numbered from 0")
+            h = h.clone()
+            h[:, self.neuron_number] = self.neuron_value
+        self.last_x_recon = self.sae.decode(h)
+        return (self.last_x_recon, *rest)

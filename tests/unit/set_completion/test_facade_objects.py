@@ -1,0 +1,155 @@
+"""A user's session with the original's models, datasets, loaders and rules, as torch has them."""
+
+import copy
+import pickle
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from jaxtrain.systems import set_completion as splatnlp
+from tests.unit.set_completion.golden import FOLDER, table
+from torch_bridge import files
+
+SIZES = {"vocab_size": 12, "weapon_vocab_size": 3, "embedding_dim": 8, "hidden_dim": 8, "output_dim": 10}
+OPTIONS = {"num_layers": 1, "num_heads": 2, "num_inducing_points": 3, "pad_token_id": 11, "use_layer_norm": True}
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return splatnlp.SetCompletionModel(**SIZES, **OPTIONS)
+
+
+def call(model, padding: int = 0):
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 11]])
+    tokens = torch.nn.functional.pad(tokens, (0, padding), value=11)
+    return model(tokens, torch.tensor([[0], [2]]), key_padding_mask=tokens == 11)
+
+
+def test_the_model_is_a_torch_module_with_its_arguments_as_attributes(model):
+    assert isinstance(model, torch.nn.Module)
+    assert {name: getattr(model, name) for name in SIZES} == SIZES
+    logits = call(model)
+    assert logits.shape == (2, 10)
+    logits.sum().backward()
+    assert not model.ability_embedding.weight.grad[11].any()
+    torch.testing.assert_close(call(model.eval(), padding=5), call(model))
+
+
+def test_the_published_model_has_83_million_parameters():
+    with torch.device("meta"):
+        sizes = {"vocab_size": 140, "weapon_vocab_size": 130, "embedding_dim": 32, "hidden_dim": 512, "output_dim": 140}
+        model = splatnlp.SetCompletionModel(**sizes, num_layers=3, num_heads=8, use_layer_norm=True)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 83_001_420
+    assert len(model.state_dict()) == 345
+
+
+def test_copies_pickles_and_checkpoints_compute_the_same(model, tmp_path):
+    model.eval()
+    torch.save({f"module.{key}": value for key, value in model.state_dict().items()}, tmp_path / "ddp.pth")
+    torch.save({"model_state_dict": model.state_dict(), "epoch": 3}, tmp_path / "dict.pth")
+    load = lambda name: splatnlp.SetCompletionModel.load_from_checkpoint(tmp_path / name, **SIZES, **OPTIONS).eval()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), load("ddp.pth"), load("dict.pth")):
+        assert torch.equal(call(other), call(model))
+
+
+def test_a_row_of_padding_leaves_the_others_alone_and_no_tokens_give_the_bias(model):
+    tokens = torch.tensor([[1, 2], [11, 11]])
+    logits = model.eval()(tokens, torch.tensor([[0], [1]]), key_padding_mask=tokens == 11)
+    alone = model(tokens[:1], torch.tensor([[0]]), key_padding_mask=tokens[:1] == 11)
+    torch.testing.assert_close(logits[:1], alone)
+    empty = model(torch.zeros(2, 0, dtype=torch.long), torch.tensor([[0], [1]]), torch.zeros(2, 0, dtype=torch.bool))
+    torch.testing.assert_close(empty, model.output_layer.bias.expand(2, -1))
+
+
+def test_items_are_the_originals_tensors():
+    case = table("dataset")
+    rows = pd.DataFrame(case["rows"])
+    for want in case["items"]:
+        dataset = splatnlp.SetDataset(
+            rows, case["vocab_size"], want["num_instances_per_set"], want["skew_factor"], want["null_token"]
+        )
+        assert len(dataset) == want["len"]
+        random.seed(want["seed(random and numpy global)"])
+        np.random.seed(want["seed(random and numpy global)"])
+        items = [dataset[i] for i in range(len(dataset))]
+        key = "items_in_index_order [input, weapon, target]"
+        assert [[part.tolist() for part in item] for item in items] == want[key]
+        assert all(part.dtype is torch.int64 for part in items[0])
+
+
+def test_loaders_pad_and_mask():
+    frame = pd.DataFrame(table("dataset")["rows"])
+    train, val, test = splatnlp.generate_tokenized_datasets(frame, frac=1.0, random_state=0)
+    assert (len(train), len(val), len(test)) == (8, 1, 3)
+    loaders = splatnlp.generate_dataloaders(
+        train, val, test, 40, 39, num_instances_per_set=2, batch_size=4, shuffle=True, num_workers=0
+    )
+    inputs, weapons, targets, mask = next(iter(loaders[0]))
+    assert (inputs.shape, weapons.shape) == (mask.shape, (4, 1))
+    assert torch.equal(inputs != 39, mask)
+    assert [len(loader.dataset) for loader in loaders] == [16, 2, 6]
+    assert isinstance(loaders[0].sampler, torch.utils.data.RandomSampler)
+    assert isinstance(loaders[1].sampler, torch.utils.data.SequentialSampler)
+    hot = splatnlp.create_multi_hot_targets(targets, {**{str(i): i for i in range(39)}, "<PAD>": 39})
+    assert hot.shape == (4, 40)
+    assert hot.sum(1).tolist() == (targets != 39).sum(1).tolist()
+
+
+def test_tag_strings_are_tokenized_as_the_original_does():
+    case = table("dataset")["tokenize"]
+    frame, abilities, weapons = splatnlp.tokenize(pd.DataFrame(case["in"]))
+    assert (frame["ability_tags"].tolist(), frame["weapon_id"].tolist()) == (case["tags"], case["weapons"])
+    assert (abilities, weapons) == (case["ability_to_id"], case["weapon_to_id"])
+    with pytest.raises(ValueError, match="at most 57"):
+        splatnlp.tokenize_build({"swim_speed_up": 58})
+
+
+def test_early_stopping_takes_the_codes_names_too():
+    stopping = splatnlp.EarlyStopping(patience=2, delta=0.1)
+    assert (stopping.min_delta, stopping.counter, stopping.best_score, stopping.early_stop) == (0.1, 0, None, False)
+    assert [stopping(loss) for loss in (1.0, 0.95, 0.94)] == [False, False, True]
+    assert (stopping.early_stop, stopping.best_score, stopping.counter) == (True, -1.0, 2)
+
+
+def test_the_autoencoders_steps_are_the_originals():
+    case, tensors = table("sae_step"), files.load(FOLDER / "sae_step.safetensors")
+    tensor = lambda name: torch.from_numpy(np.array(tensors[name]))
+    sae = splatnlp.SparseAutoencoder(**case["config"])
+    sae.load_state_dict({key: tensor(f"param/{key}") for key in sae.state_dict()}, strict=True)
+    optimizer = torch.optim.AdamW(sae.parameters(), lr=1e-3)
+    for number, want in enumerate(case["metrics_per_step"]):
+        got = sae.training_step(tensor(f"in/x{number}"), optimizer, gradient_clip_val=1.0)
+        assert got == pytest.approx(want, rel=1e-5)
+    assert sae.decoder.weight.grad is None
+    for key, value in sae.state_dict().items():
+        torch.testing.assert_close(value, tensor(f"after3/{key}"), atol=1e-6, rtol=1e-5)
+    assert sae.get_dead_neurons(threshold=1.0).numel() == sae.hidden_dim == 48
+
+
+def test_the_hook_reads_and_edits_features(model):
+    sae = splatnlp.SparseAutoencoder(8, 4)
+    hook = splatnlp.SetCompletionHook(sae, no_change=True)
+    handle = model.eval().output_layer.register_forward_pre_hook(hook)
+    plain = call(model)
+    assert (hook.last_h_post.shape, hook.last_x_recon) == ((2, 32), None)
+    hook.update_neuron(3, 2.5)
+    edited = call(model)
+    assert not torch.equal(edited, plain)
+    torch.testing.assert_close(hook.last_x_recon, sae.decode(hook.last_h_post.index_fill(1, torch.tensor([3]), 2.5)))
+    hook.set_mode(bypass=True)
+    assert torch.equal(call(model), plain)
+    hook.update_neuron(32, 1.0)
+    with pytest.raises(IndexError, match="has 32"):
+        call(model)
+    handle.remove()
+
+
+def test_the_buffer_has_the_codes_names():
+    buffer = splatnlp.ActivationBuffer(max_size=4, d=2)
+    buffer.add(torch.ones(3, 2))
+    buffer.add(torch.zeros(0, 2))
+    assert (buffer.max_size, buffer.ptr, buffer.full, len(buffer), tuple(buffer.buf.shape)) == (4, 3, False, 3, (4, 2))

@@ -97,6 +97,7 @@ class TorchTwin:
     hf_files: config -> further text files of that folder, by name: the tokenizer's.
     folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
         knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
+    stale: config -> names of the Python values that module and loss were recorded with and that have changed since.
     """
 
     build: Callable[[Any], Any]
@@ -106,6 +107,7 @@ class TorchTwin:
     after_update: Callable[[Any, int, Any], None] | None = None
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
     hf_files: Callable[[Any], Mapping[str, str]] | None = None
+    stale: Callable[[Any], Sequence[str]] = lambda config: ()
     folders: Mapping[str, Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], pathlib.Path]] = (
         dataclasses.field(default_factory=dict)
     )

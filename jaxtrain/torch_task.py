@@ -62,6 +62,7 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
             build=lambda config: converted(config).copy(),
             call=call,
             loss=lambda module, batch, config: converted(config).torch_loss(module, batch),
+            stale=lambda config: converted(config).stale(),
         ),
         pads_batches=False,
         fits=lambda batch, config: converted(config).fits(batch),

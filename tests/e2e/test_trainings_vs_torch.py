@@ -508,3 +508,31 @@ def test_ctc_with_lengths_of_the_batch(tmp_path):
 
     dataset = TensorDataset(sound, labels, lengths)
     check(tmp_path, Speech(), dataset, ctc, lambda module, batch: ctc(module(batch[0]), batch))
+
+
+class Annealed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.beta, self.seen = mlp(), 0.0, 0
+
+    def forward(self, x):
+        return self.net(x) * (1 - self.beta)
+
+    def note(self):
+        self.seen += 1
+
+
+@pytest.mark.parametrize("changed", ["beta", "seen"])
+def test_a_callback_may_change_what_the_step_does_not_read(tmp_path, changed):
+    module = Annealed()
+
+    class Anneal:
+        def on_step_end(self, trainer, step, metrics):
+            setattr(module, changed, step)
+
+    train = Trainer(module, TensorDataset(X, Y), None, config(tmp_path), loss=nn.MSELoss(), callbacks=[Anneal()]).train
+    if changed == "seen":
+        assert train()["train_history"]
+    else:
+        with pytest.raises(UserError, match=r"callback Anneal.on_step_end changed Annealed.beta, and the compiled"):
+            train()

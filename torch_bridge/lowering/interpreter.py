@@ -52,6 +52,12 @@ class Graph:
         """Names of the buffers and frozen parameters that it writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
+    def computes_as(self, other: "Graph") -> bool:
+        """Return True if both have the same nodes, numbers and constants."""
+        if _text(self.module) != _text(other.module) or self.constants.keys() != other.constants.keys():
+            return False
+        return all(np.array_equal(value, other.constants[name]) for name, value in self.constants.items())
+
     def differentiable(self) -> set[str]:
         """Names of the parameters that a gradient of the outputs reaches, as torch's backward() would."""
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
@@ -151,6 +157,11 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Map
         structure=Structure.of(program.call_spec.out_spec),
         sizes=Sizes.of(program, inputs),
     )
+
+
+def _text(graph_module: torch.fx.GraphModule) -> list[str]:
+    inner = [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for m in inner for node in m.graph.nodes]
 
 
 def _carries_gradient(node: torch.fx.Node) -> bool:

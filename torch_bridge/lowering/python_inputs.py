@@ -198,15 +198,6 @@ class Varying:
         """Return the places' names, for a message."""
         return ", ".join(self.inputs.places[number].name for number in numbers)
 
-    def changed(self) -> list[str]:
-        """Return the names of the places whose values are not those of the beginning."""
-        values = self.inputs.values()
-        if values == self._last:
-            return []
-        return [
-            place.name for place, old, new in zip(self.inputs.places, self._last, values, strict=True) if old != new
-        ]
-
 
 def _read(place: Place) -> Any:
     try:

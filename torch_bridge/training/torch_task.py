@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.python_inputs import PythonInputs
 from torch_bridge.training.batch_plan import Plan
 from torch_bridge.training.loss_entry import LossEntry, check_loss, main_output, takes_target
 
@@ -48,6 +50,9 @@ class TorchTask:
         self.criterion = loss
         self.forward_record = Record(Forward(module))
         self.loss_record = self._loss_record()
+        self._python = PythonInputs(loss or module.forward, {"": module})
+        self._values = self._python.values()
+        self._shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         other = None if inputs is not None else Plan.whole_batch(module, list(example), self.plan)
         self._record_first(example, other)
@@ -93,6 +98,23 @@ class TorchTask:
     def fits(self, batch: Mapping[str, Any]) -> bool:
         """Tell whether a record of the training loss holds for arrays of these shapes; nothing is recorded anew."""
         return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
+
+    def stale(self) -> list[str]:
+        """Return the names of the Python values, of the module and the loss, that are not those of the record."""
+        values = self._python.values()
+        if values == self._values:
+            return []
+        try:
+            now = [self._loss_record().graph((self._shapes,), training)[0] for training in (False, True)]
+            if all(
+                graph.computes_as(self.loss_record.graph((self._shapes,), i == 1)[0]) for i, graph in enumerate(now)
+            ):
+                self._values = values  # nothing reads what changed
+                return []
+        except UnsupportedModel:
+            pass
+        pairs = zip(self._python.places, self._values, values, strict=True)
+        return [place.name for place, recorded, now in pairs if recorded != now]
 
     def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""

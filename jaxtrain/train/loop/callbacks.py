@@ -21,6 +21,9 @@ HOOKS = {
 }
 
 
+WHILE_TRAINING = ("on_train_start", "on_step_end", "on_epoch_end", "on_evaluation_end", "on_checkpoint")
+
+
 class CallbackError(UserError):
     """A callback raised."""
 
@@ -105,7 +108,11 @@ class Callbacks:
         return bool(self._by_hook[hook])
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call every callback that has this hook, in order. Raises CallbackError that names the one which raised."""
+        """Call every callback that has this hook, in order.
+
+        Raises CallbackError that names the one which raised, and UserError after one that changed what Python the step
+        was recorded with.
+        """
         for callback in self._by_hook[hook]:
             try:
                 getattr(callback, hook)(self.trainer, *arguments)
@@ -116,6 +123,18 @@ class Callbacks:
                 raise CallbackError(
                     f"callback {type(callback).__name__}.{hook}{at} raised {type(error).__name__}: {error}"
                 ) from error
+            if hook in WHILE_TRAINING:
+                self._check_recorded(f"{type(callback).__name__}.{hook}")
+
+    def _check_recorded(self, name: str) -> None:
+        twin = self.trainer.program.task.twin if hasattr(self.trainer, "program") else None
+        stale = [] if twin is None else twin.stale(self.trainer.program.config)
+        if stale:
+            raise UserError(
+                f"callback {name} changed {', '.join(stale)}, and the compiled step keeps the value of the start: use "
+                "a buffer that forward updates (self.register_buffer), or a loop of your own with jaxtrain.compile, "
+                "which follows such values (docs/own_loop.md)"
+            )
 
     def state_dict(self) -> list[list]:
         """[class name, state] of every callback that has a state. Raises UserError for one that JSON cannot hold."""

@@ -138,7 +138,7 @@ def test_the_originals_checkpoint_folder_loads_strictly_with_its_config(tmp_path
     other = torch_compat.MemoryTransformer(torch_compat.load_config(folder / "config.yaml")).eval()
     other.load_state_dict(files.open_weights(folder), strict=True)
     theirs = other(torch.from_numpy(np.array(ids())).long())["logits"].detach()
-    np.testing.assert_allclose(theirs, model.logits(ids()), atol=2e-6)
+    np.testing.assert_allclose(theirs, model.logits(ids()), atol=2e-5)
 
 
 @pytest.mark.parametrize("options", [{"mask_aware_pooling": True}, {"routing_strategy_train": "prefix"}])

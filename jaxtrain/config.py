@@ -170,6 +170,7 @@ class CheckpointConfig(Section):
     retry_s: float = Field(default=300.0, ge=0)  # how long the end of a run tries to write its last checkpoint
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
+    torch: Literal["original"] | None = None  # original: also write the torch project's own checkpoint files
 
 
 class PrecisionConfig(Section):

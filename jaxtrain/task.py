@@ -95,6 +95,9 @@ class TorchTwin:
     hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
         transformers has the model. The state dict's values are passed on unread.
     hf_files: config -> further text files of that folder, by name: the tokenizer's.
+    checkpoint: (config, training state as `jaxtrain.export --optimizer` has it, run folder, what the checkpoint knows
+        of its run: step, epoch, steps_per_epoch, metrics, best_metrics, bad, due, best, final) -> None: writes the
+        original's own checkpoint files, for `checkpoint.torch: original`. due, best, final: why it is written.
     folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
         knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
     stale: config -> names of the Python values that module and loss were recorded with and that have changed since.
@@ -108,6 +111,7 @@ class TorchTwin:
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
     hf_files: Callable[[Any], Mapping[str, str]] | None = None
     stale: Callable[[Any], Sequence[str]] = lambda config: ()
+    checkpoint: Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], None] | None = None
     folders: Mapping[str, Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], pathlib.Path]] = (
         dataclasses.field(default_factory=dict)
     )

@@ -25,7 +25,7 @@ from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import fingerprint, run_dir
-from jaxtrain.train.checkpoint import init_from
+from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
@@ -255,6 +255,7 @@ class Trainer:
         config, program = self.config, self.program
         checkpoints = self.checkpoints(tracker.warn)
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
+        original_files.check(program)
         loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
         origin, step = self._origin(checkpoints, resume, tracker)
         if step is not None:

@@ -1,6 +1,7 @@
 """Find weights, optimizer, schedule and position in a training loop's checkpoint, under the names such loops use."""
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
 
     path = pathlib.Path(path)
     if path.is_dir():
-        return TrainingCheckpoint(path, files.open_weights(path))
+        return _open_folder(path)
     value = files.read(path)
     state = weights(value, path)
     if _first(value, WEIGHT_KEYS) is None:
@@ -66,6 +67,28 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
         _number(value, ("updates",)),
         _number(value, EPOCH_KEYS),
     )
+
+
+def _open_folder(folder: pathlib.Path) -> TrainingCheckpoint:
+    """Weights, and what accelerate lays beside them: optimizer.bin, scheduler.bin; counters of trainer_state.json."""
+    from torch_bridge import files
+
+    weights = files.open_weights(folder)
+    if not (folder / "optimizer.bin").is_file():
+        return TrainingCheckpoint(folder, weights)
+    parts = {name: files.read(folder / f"{name}.bin") for name in ("optimizer", "scheduler") if _held(folder, name)}
+    state: dict[str, Any] = {}
+    if (folder / "trainer_state.json").is_file():
+        try:
+            state = dict(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{folder / 'trainer_state.json'}: not readable: {error}") from None
+    step, epoch = _number(state, STEP_KEYS), _number(state, EPOCH_KEYS)
+    return TrainingCheckpoint(folder, weights, **parts, step=step, updates=step, epoch=epoch)
+
+
+def _held(folder: pathlib.Path, name: str) -> bool:
+    return (folder / f"{name}.bin").is_file()
 
 
 def _number(value: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

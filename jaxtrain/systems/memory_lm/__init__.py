@@ -28,6 +28,7 @@ def _task(model: str, **more) -> Task:
             loss=lazy("jaxtrain.systems.memory_lm.torch_twin:loss"),
             hf=lazy("jaxtrain.systems.memory_lm.exports:hugging_face"),
             hf_files=lazy("jaxtrain.systems.memory_lm.data:tokenizer_files"),
+            checkpoint=lazy("jaxtrain.systems.memory_lm.original.checkpoint_files:write"),
             folders={
                 "peft": lazy("jaxtrain.systems.memory_lm.exports:peft_folder"),
                 "original": lazy("jaxtrain.systems.memory_lm.exports:original_checkpoint"),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.nn.lora import merged_weight
 from jaxtrain.systems.memory_lm.config import get_memory_layer_indices
-from jaxtrain.systems.memory_lm.original.legacy_config import OWN
+from jaxtrain.systems.memory_lm.original.checkpoint_files import original_sections
 from torch_bridge.lazy_array import LazyArray
 
 ARCHITECTURES = {
@@ -147,7 +147,7 @@ def original_checkpoint(
 
     from torch_bridge import files
 
-    sections = _original_sections(config)
+    sections = original_sections(config)
     folder = pathlib.Path(folder)
     files.save(state, folder / "model.safetensors")
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(sections)))
@@ -160,18 +160,3 @@ def original_checkpoint(
     }
     (folder / "trainer_state.json").write_text(json.dumps(progress, indent=2, sort_keys=True))
     return folder
-
-
-def _original_sections(config) -> dict[str, dict[str, Any]]:
-    """The sections model and memory with the original's keys."""
-    sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
-    foreign = [f"memory.{key}" for key in ("mask_aware_pooling", "chapter_softmax") if _changed(config.memory, key)]
-    foreign += [f"memory.{key}=prefix" for key, value in sections["memory"].items() if value == "prefix"]
-    foreign += ["model.base_config"] if config.model.base_config is not None else []
-    if foreign:
-        raise UserError(f"--format original: the original has no {', '.join(foreign)}; take --output F.safetensors")
-    return {name: {k: v for k, v in values.items() if k not in OWN[name]} for name, values in sections.items()}
-
-
-def _changed(section, key: str) -> bool:
-    return getattr(section, key) != type(section).model_fields[key].default

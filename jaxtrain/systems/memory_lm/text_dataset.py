@@ -40,6 +40,10 @@ class Encoder:
         self.text_field = text_field
         self.original = original
         self.append_eos = append_eos and not original
+        if self.append_eos and tokenizer.eos_token_id is None:
+            raise UserError(
+                f"data.append_eos: the tokenizer {tokenizer.name} has no end token; give it one, or append_eos=false"
+            )
         self.chat_template = chat_template
 
     def encode(self, row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

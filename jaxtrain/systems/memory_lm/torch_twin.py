@@ -88,13 +88,14 @@ class Block(nn.Module):
 class MemoryModel(nn.Module):
     """Implement what both models share: banks, routers, and the bank of each layer."""
 
-    def place(self, memory, layers: int, width: int):
+    def place(self, memory, layers: int, width: int, as_set: bool):
         self.memory = memory
         self.reading = get_memory_layer_indices(memory, layers)
+        order = list(set(self.reading)) if as_set else self.reading  # as the original numbers them in optimizer.bin
         self.bank_of = get_memory_bank_assignments(memory, self.reading)
         count = max(self.bank_of.values()) + 1 if self.reading else 0
         self.memory_banks = nn.ModuleList(make_bank(memory, memory.memory_dim or width) for _ in range(count))
-        chosen = self.reading if memory.use_chapters else []
+        chosen = order if memory.use_chapters else []
         self.routers = nn.ModuleDict({str(layer): Router(memory, width) for layer in chosen})
 
     def begin(self, view) -> None:
@@ -122,7 +123,7 @@ class MemoryTransformer(MemoryModel):
     def __init__(self, config, memory):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.place(memory, config.num_layers, config.hidden_dim)
+        self.place(memory, config.num_layers, config.hidden_dim, as_set=True)
         self.layers = nn.ModuleList(Block(config, memory, i in self.bank_of) for i in range(config.num_layers))
         self.norm = make_norm(config)
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
@@ -157,7 +158,7 @@ class MemoryAdapter(MemoryModel):
         self.base_model = CausalLM(config).to(base_dtype)
         if memory.lora:
             apply_lora(self.base_model, memory)
-        self.place(memory, config.num_layers, config.hidden_size)
+        self.place(memory, config.num_layers, config.hidden_size, as_set=False)
         self.memory_adapters = nn.ModuleDict({str(i): Adapter(config, memory, dropout) for i in self.reading})
 
     def hidden(self, input_ids, view):

@@ -14,6 +14,7 @@ from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
 from jaxtrain.runtime.preemption import Interrupted
 from jaxtrain.runtime.watchdog import Watchdog
+from jaxtrain.train.checkpoint import original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.init_from import WarmStart
 from jaxtrain.train.compilation.compiled import Compiled
@@ -97,6 +98,7 @@ class Loop:
         with record.clock.phase("checkpoint"):
             patience_s = self.config.checkpoint.retry_s
             self.checkpoints.save_for_sure(program.state, record.step, record.meta(), patience_s)
+            self._write_torch(final=True)
         self._announce_checkpoint()
         self.callbacks.call("on_train_end")
         record.samples_per_s = record.clock.samples_per_s(record.step)
@@ -221,6 +223,11 @@ class Loop:
         with record.clock.phase("checkpoint"):
             self.checkpoints.save(self.program.state, step, record.meta(evaluated))
             self.on_save()
+            self._write_torch(due=self.cadence.save_due(step))
+
+    def _write_torch(self, due: bool = False, final: bool = False) -> None:
+        record = self.record
+        original_files.write(self.program, self.checkpoints.folder.parent, record.meta(), record.best.bad, due, final)
 
     def _save_and_exit(self) -> None:
         """Preempted or interrupted: save, and end."""

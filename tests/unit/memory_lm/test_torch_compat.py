@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from jaxtrain.errors import UserError
 from jaxtrain.systems import memory_lm
 from jaxtrain.systems.memory_lm import losses, torch_twin
 from jaxtrain.systems.memory_lm.config import Memory, Model
@@ -122,11 +121,3 @@ def test_the_trainer_trains_from_an_original_config(tmp_path):
     trainer = torch_compat.Trainer(config)
     history = trainer.train()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(history["best_val_loss"], rel=1e-5)
-
-
-def test_a_checkpoint_folder_of_the_original_is_one_clear_message(tmp_path):
-    config = original("trainer_run")[0]
-    (tmp_path / "trainer_state.json").write_text("{}")
-    config.training.resume_from_checkpoint = str(tmp_path)
-    with pytest.raises(UserError, match="init_from_checkpoint=.*model.pt; its optimizer.bin is not read"):
-        torch_compat.Trainer(config)

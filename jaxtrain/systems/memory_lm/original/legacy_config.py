@@ -75,7 +75,6 @@ class TrainingConfig:
 
 REPLACED = {
     "save_best_model": "exports/best.pt is always written",
-    "resume_from_checkpoint": "the same command goes on in its run folder; init_from starts from a file",
 }
 TRAINING = {field.name for field in dataclasses.fields(TrainingConfig)} - set(REPLACED)
 
@@ -144,7 +143,8 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         },
         "tracking": {"wandb": training["log_to_wandb"], "wandb_project": training["wandb_project"]},
         "run": {"dir": training["output_dir"], "name": training["wandb_run_name"]},
-        "init_from": training["init_from_checkpoint"],
+        "init_from": training["resume_from_checkpoint"] or training["init_from_checkpoint"],
+        "init_optimizer": training["init_from_checkpoint"] is None,
     }
 
 

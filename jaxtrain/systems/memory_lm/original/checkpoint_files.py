@@ -1,0 +1,106 @@
+"""The original's checkpoint folders, written during a run: checkpoint-STEP, best_model, final_model."""
+
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.original.legacy_config import OWN
+
+GROUPS = ("memory", "memory_bank", "lora", "base_model")  # in this order in optimizer.bin
+
+
+def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
+    """Write checkpoint-STEP where it is due or the best so far (then best_model, too), and final_model at the end.
+
+    tree: the training state. meta: see TorchTwin.checkpoint. Older checkpoint-* go, all but the newest
+    checkpoint.keep_last, as the original's save_total_limit has it.
+    """
+    if meta["final"]:
+        write_folder(run / "final_model", config, tree, meta)
+        return
+    if not (meta["due"] or meta["best"]):
+        return
+    folder = run / f"checkpoint-{meta['step']}"
+    write_folder(folder, config, tree, meta)
+    if meta["best"]:
+        shutil.rmtree(run / "best_model", ignore_errors=True)
+        shutil.copytree(folder, run / "best_model")
+    if meta["due"]:
+        for old in kept(run)[: -config.checkpoint.keep_last]:
+            shutil.rmtree(old)
+
+
+def kept(run: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoint-* folders by step."""
+    found = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """model.pt, model.safetensors, optimizer.bin, scheduler.bin, config.yaml, trainer_state.json.
+
+    model.pt holds every key, in checkpoint.save_precision; model.safetensors has a tied lm_head under one name only, as
+    accelerate writes and reads it.
+    """
+    from omegaconf import OmegaConf
+
+    from torch_bridge import files
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = dict(tree["model"])
+    files.save(files.cast(state, config.checkpoint.save_precision), folder / "model.pt")
+    tied = [key for key in state if key.endswith("lm_head.weight") and _is_tied(key, state)]
+    files.save({key: value for key, value in state.items() if key not in tied}, folder / "model.safetensors")
+    optimizer, order = in_original_order(tree["optimizer"])
+    files.save(optimizer, folder / "optimizer.bin")
+    files.save(_reordered(tree["scheduler"], order), folder / "scheduler.bin")
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(original_sections(config))))
+    progress = {
+        "best_loss": meta["best_metrics"].get("loss"),
+        "epoch": meta["epoch"],
+        "global_step": meta["step"],
+        "loss": meta["metrics"].get("loss"),
+        "patience_counter": meta["bad"],
+    }
+    (folder / "trainer_state.json").write_text(json.dumps(progress, indent=2, sort_keys=True))
+
+
+def _is_tied(key: str, state: Mapping[str, Any]) -> bool:
+    return any(other is state[key] for name, other in state.items() if name != key)
+
+
+def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """The optimizer's state with its groups in the original's order and its parameters numbered through, and the former
+    places of the groups."""
+    groups = optimizer["param_groups"]
+    place = {name: i for i, name in enumerate(GROUPS)}
+    order = sorted(range(len(groups)), key=lambda i: place[str(groups[i]["name"]).removesuffix(" without decay")])
+    numbers = [number for i in order for number in groups[i]["params"]]
+    new = {number: i for i, number in enumerate(numbers)}
+    state = {new[number]: entry for number, entry in optimizer["state"].items()}
+    groups = [{**groups[i], "params": [new[number] for number in groups[i]["params"]]} for i in order]
+    return {"state": dict(sorted(state.items())), "param_groups": groups}, order
+
+
+def _reordered(scheduler: Mapping[str, Any], order: list[int]) -> dict[str, Any]:
+    by_group = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+    return {key: [value[i] for i in order] if key in by_group else value for key, value in scheduler.items()}
+
+
+def original_sections(config) -> dict[str, dict[str, Any]]:
+    """The sections model and memory with the original's keys."""
+    sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
+    foreign = [f"memory.{key}" for key in ("mask_aware_pooling", "chapter_softmax") if _changed(config.memory, key)]
+    foreign += [f"memory.{key}=prefix" for key, value in sections["memory"].items() if value == "prefix"]
+    foreign += ["model.base_config"] if config.model.base_config is not None else []
+    if foreign:
+        raise UserError(f"--format original: the original has no {', '.join(foreign)}; take --output F.safetensors")
+    return {name: {k: v for k, v in values.items() if k not in OWN[name]} for name, values in sections.items()}
+
+
+def _changed(section, key: str) -> bool:
+    return getattr(section, key) != type(section).model_fields[key].default

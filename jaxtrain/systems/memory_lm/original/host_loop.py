@@ -16,7 +16,7 @@ PRECISIONS = {"no": "fp32", "bf16": "bf16"}
 
 
 class HostLoop:
-    """What Trainer inherits: data, and the steps of the loop as methods to call, override and extend with super()."""
+    """Give Trainer its data, and the steps of the loop as methods to call, override and extend with super()."""
 
     config: Any
     settings: Any

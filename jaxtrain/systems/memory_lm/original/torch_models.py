@@ -204,7 +204,7 @@ class LoRALinear(torch_backbone.LoRALinear):
 
 
 class _Model(torch_twin.MemoryModel):
-    """What the original's two models share: the call."""
+    """The call of the original's two models."""
 
     def forward(  # type: ignore[override]
         self,

@@ -295,7 +295,7 @@ def place_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, sa
 
 
 def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:
-    """What makes a module another one than its config describes; None for the original's own."""
+    """Name what makes a module another one than its config describes; None for the original's own."""
     from jaxtrain.systems.memory_lm.param_groups import trainable
 
     kinds = (torch_models.MemoryTransformer, torch_models.MemoryAdapter)

@@ -9,6 +9,7 @@ _NAMES = {
     "task": ("Task", "Loss", "Statistics"),
     "errors": ("UserError",),
     "compiled_step": ("compile", "compile_many"),
+    "metrics": ("WholeSplit",),
 }
 __all__ = [name for names in _NAMES.values() for name in names]
 __getattr__ = lazy_attributes(__name__, _NAMES)

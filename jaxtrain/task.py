@@ -217,6 +217,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
         its config at every call and only computes with.
     pads_batches: an uneven batch is filled up to data.batch_size with rows that are not `valid`, which the loss leaves
         out by its weight. False: it comes in its true shape, as in torch.
+    target: the batch's entry that outputs are compared with, for metrics of the user's own; None where it has none.
     fits: (batch, config) -> whether the model takes batches of these shapes as far as it is known; only shapes count.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
@@ -235,6 +236,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     traced_hparams: tuple[str, ...] = ()
     pads_batches: bool = True
+    target: str | None = None
     fits: Callable[[Batch, C], bool] = lambda batch, config: True
     couples_samples: bool = False
 

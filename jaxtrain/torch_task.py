@@ -39,7 +39,7 @@ def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batc
                 "training batches of one sample will come (an epoch's last one goes with data.drop_last=true), and on "
                 f"those {error}"
             ) from error
-    return task_of(lambda config: made, made.call, couples_samples=made.couples_samples)
+    return task_of(lambda config: made, made.call, couples_samples=made.couples_samples, target=made.plan.target)
 
 
 def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch], Any], **options: Any) -> Task:

@@ -1,5 +1,6 @@
 """Metrics of a whole split: sums and rows over its batches, each batch's loss by its weight."""
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
+from jaxtrain.errors import UserError
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
@@ -18,16 +20,21 @@ from jaxtrain.train.state import Arrays, ModelDef
 VALID = row_keys.PREFIX + row_keys.VALID  # apart from the names of a task's own rows
 
 
-def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Callable:
-    """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums."""
+def make_eval_step(
+    task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout, keep: bool = False
+) -> Callable:
+    """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums.
+
+    keep: give (Statistics, (outputs, batch)) instead, for metrics of the user's own.
+    """
 
     def eval_step(
         params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
-    ) -> Statistics:
+    ) -> Any:
         with layout.spread():
             return evaluated(params, frozen, buffers, batch, columns, numbers)
 
-    def evaluated(params, frozen, buffers, batch, columns, numbers) -> Statistics:
+    def evaluated(params, frozen, buffers, batch, columns, numbers) -> Any:
         settings = traced_hparams.put(config, numbers)
         model = model_def.merge(precision.for_compute(params), precision.for_compute(frozen), buffers)
         batch = gather(batch, columns)
@@ -36,14 +43,25 @@ def make_eval_step(task: Task, config: Any, model_def: ModelDef, precision: Prec
         sums: dict[str, Any] = {f"loss/{key}": part * weight for key, part in {"loss": value, **parts}.items()}
         sums["weight/loss"] = weight
         rows: dict[str, Any] = {}
+        wanted = keep or task.eval_statistics is not None
+        outputs = task.outputs(model, batch) if wanted and task.outputs is not None else None
         if task.eval_statistics is not None:
-            outputs = task.outputs(model, batch) if task.outputs is not None else None
             given = task.eval_statistics(outputs, batch, settings)
             sums |= {f"sum/{key}": value for key, value in given.sums.items()}
             rows = {**given.rows, VALID: row_keys.valid(batch)} if given.rows else {}
-        return Statistics(sums, rows)
+        found = Statistics(sums, rows)
+        return (found, (outputs, batch)) if keep else found
 
     return eval_step
+
+
+def check_metric(name: str, known: Iterable[str], setting: str) -> None:
+    """Raise UserError, which names the nearest, where there is no such metric. setting: that names it."""
+    known = list(known)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{setting}: {name} is unknown; this task has {', '.join(known)}{hint}")
 
 
 def collect(eval_statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -11,8 +11,6 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import TrainingConfig
-from jaxtrain.data import row_keys
-from jaxtrain.data.batch_shapes import MOST_SIZES, BatchShapes
 from jaxtrain.data.loader import Loader
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
@@ -23,7 +21,7 @@ from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION
 from jaxtrain.task import Task
-from jaxtrain.train import evaluation
+from jaxtrain.train import evaluation, user_metrics
 from jaxtrain.train.compilation import out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
@@ -44,7 +42,7 @@ class Program:
 
     task, config: config has the task's own sections and the batch size of a source that decides it. data: sources and
     loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them; given,
-    schedule: an optimizer, or factors on optim.lr, of the user's own (optim.given).
+    schedule: an optimizer, or factors on optim.lr, of the user's own (optim.given). metrics: the user's own.
     """
 
     def __init__(
@@ -58,9 +56,10 @@ class Program:
         abstract: bool = False,
         given: Given | None = None,
         schedule: schedules.Schedule | None = None,
+        metrics: user_metrics.UserMetrics | None = None,
     ):
         self.task, self.preemption = task, PREEMPTION
-        self.given, self.given_schedule = given, schedule
+        self.given, self.given_schedule, self.metrics = given, schedule, metrics
         self.compile_count = _prepare_process(config)
         self.precision = POLICIES[config.precision.policy]
         interrupted = lambda: self.preemption.due
@@ -80,7 +79,8 @@ class Program:
             self.state = self.start.abstract()
             return
         self._start_afresh(model)
-        self.train_loader.batch_shapes = self._batch_shapes("train", self.train_loader)
+        self.train_loader.batch_shapes = padding.choose(self, "train", self.train_loader)
+        user_metrics.settle(self)
         if self.config.train.accumulate_steps > 1 and not task.pads_batches:
             refuse_sums(task, self.resolved, self.model_def, self.state, self.data.example())
 
@@ -129,31 +129,6 @@ class Program:
                 self.load_state_dict(weights, strict=False)
         if self.given is not None:
             self.state = self.state.replace(opt_state=self.given.taken_over(self.state.opt_state))
-
-    def _batch_shapes(self, split: str, loader: Loader) -> BatchShapes | None:
-        """How batches of many lengths are brought to a few; None where they come in one, or each in its own."""
-        if not self.data.pads:
-            return None
-        axes = self.data.find_axes(split, loader)
-        if not axes:
-            return None
-        fits = lambda rows: self.task.fits(rows, self.config)
-        stream, once = loader.stream, split != "train"
-        shapes = BatchShapes(axes, stream.batch_size, stream.steps_per_epoch or UNKNOWN_STEPS, fits, once)
-        names = ", ".join(dict.fromkeys(axis.name for axis in axes))
-        why: str | None = None
-        if split == "train" and self.task.couples_samples:
-            why = "the model computes batch statistics, which padding enters"
-        elif split == "train":
-            rows = self.data.example()
-            why = padding.dependence(self.task, self.resolved, self.model_def, self.state, rows, shapes)
-        if why is None:
-            note = f"data.shapes: batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES}"
-        else:
-            self.data.pads = False
-            note = f"data.shapes: padding changes the result ({why}), so every length of {names} keeps its own shape"
-        self.data.notes += [note] if split == "train" else []
-        return shapes if why is None else None
 
     def variant(self, config: TrainingConfig) -> "Program":
         """A program at the start of another run, which shares this one's data and compiled functions.
@@ -285,11 +260,13 @@ class Program:
 
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.data.evaluation(split)
-        loader.batch_shapes = self._batch_shapes(split, loader)
+        loader.batch_shapes = padding.choose(self, split, loader)
         columns, numbers = self.columns(loader), self.traced_hparams()
 
+        own = self.metrics
+
         def make() -> Compiled:
-            jitted = self.jit(self.evaluation_step(), out_shardings=self.layout.replicated)
+            jitted = self.jit(self.evaluation_step(keep=own is not None), out_shardings=self.layout.replicated)
             return Compiled(jitted, "the evaluation step", batch=3, shapes=self.data.shapes(source, stream))
 
         compiled = self.cached(("evaluate", split), make)
@@ -304,17 +281,25 @@ class Program:
                     if loader.batch_shapes is not None and not compiled.knows(
                         params, self.state.frozen, self.state.buffers, batch, columns, numbers
                     ):
-                        self.announce(f"compiled for evaluation batches of {shape_of(batch)}")
-                    yield compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
+                        self.announce(f"compiled for evaluation batches of {padding.shape_of(batch)}")
+                    found = compiled(params, self.state.frozen, self.state.buffers, batch, columns, numbers)
+                    if own is not None:
+                        found, kept = found
+                        own.update(*kept)
+                    yield found
                 self.preemption.proceed()  # batches may have ended because it would not
 
-            return evaluation.compute(self.task, self.config, *evaluation.collect(results()))
+            if own is not None:
+                own.begin()
+            metrics = evaluation.compute(self.task, self.config, *evaluation.collect(results()))
+            return metrics if own is None else metrics | own.compute()
 
         return run
 
-    def evaluation_step(self) -> Callable:
-        """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled."""
-        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision, self.layout)
+    def evaluation_step(self, keep: bool = False) -> Callable:
+        """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled. keep: see
+        make_eval_step."""
+        step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision, self.layout, keep)
 
         def first_micro(params, frozen, buffers, batch, columns, numbers):
             return step(params, frozen, buffers, jax.tree.map(lambda leaf: leaf[0], batch), columns, numbers)
@@ -345,15 +330,6 @@ class Program:
             params, frozen, buffers = self.model_def.split(model)
             self.state = self.state.replace(params=params, frozen=frozen, buffers=buffers, ema=averaged)
         return keys
-
-
-def shape_of(batch: Any) -> str:
-    """Describe the longest sequences and the rows of a placed batch."""
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    rows = sum(int(np.prod(row_keys.valid(part).shape)) for part in parts)
-    leading = row_keys.valid(parts[0]).ndim
-    lengths = {leaf.shape[leading] for leaf in jax.tree.leaves(parts[0]) if leaf.ndim > leading}
-    return f"{rows} samples" + (f" of length {' and '.join(map(str, sorted(lengths)))}" if lengths else "")
 
 
 def _prepare_process(config: TrainingConfig) -> Any:

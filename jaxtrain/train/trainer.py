@@ -33,6 +33,7 @@ from jaxtrain.train.program import Program
 from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
 from jaxtrain.train.state import TrainState
 from jaxtrain.train.tracking.tracker import Tracker
+from jaxtrain.train.user_metrics import JAX, TORCH, UserMetrics
 from torch_bridge import state_dict as bridge
 
 
@@ -48,8 +49,10 @@ class Trainer:
     (output, batch), or None for the loss that the module returns. optimizer: in place of `optim`: a torch.optim
     optimizer over the torch module's parameters, whose state `optimizer.state_dict()` has after training, or an optax
     GradientTransformation. scheduler: a torch lr_scheduler of that optimizer, stepped once a scheduler_interval ("step"
-    or "epoch"); or, without optimizer, an optax schedule (docs/training_options.md). callbacks: objects with any of the
-    hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. devices: all, if left out.
+    or "epoch"); or, without optimizer, an optax schedule. metrics: by name a function (outputs, batch), a torchmetrics
+    object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
+    objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. devices:
+    all, if left out.
     abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
 
@@ -68,6 +71,8 @@ class Trainer:
         optimizer: Any = None,
         scheduler: Any = None,
         scheduler_interval: str = "step",
+        metrics: Mapping[str, Any] | None = None,
+        compute_metrics: Callable | None = None,
         callbacks: Sequence[Any] = (),
         devices: list | None = None,
         abstract: bool = False,
@@ -82,6 +87,10 @@ class Trainer:
             task, model = task_of_module(model, train_dataset, config, loss, task), None
         resolved = resolve_task(task, loss, config)
         config = with_defaults(resolved, config)
+        own_metrics = None
+        if metrics or compute_metrics is not None:
+            kind = TORCH if is_torch_module(self.user_model) else JAX
+            own_metrics = UserMetrics(metrics, compute_metrics, kind, resolved.target)
         given, schedule = given_optimizer.take(
             optimizer, scheduler, scheduler_interval, config.optim, self._parameter_names
         )
@@ -92,7 +101,9 @@ class Trainer:
             )
             optim = config.optim.model_copy(update={"clip_norm": given.clip_norm})
             config = config.model_copy(update={"optim": optim})
-        self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, given, schedule)
+        self.program = Program(
+            resolved, config, train_dataset, val_dataset, model, devices, abstract, given, schedule, own_metrics
+        )
 
     def _parameter_names(self) -> Mapping[str, int] | None:
         """Every name of a torch module's parameters -> id of the parameter; None for another model."""

@@ -1,4 +1,4 @@
-"""Find out if a loss depends on how far its batch is padded."""
+"""Choose how batches of many lengths are compiled, and find out if a loss depends on how far its batch is padded."""
 
 from typing import Any
 
@@ -6,11 +6,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.data.batch_shapes import BatchShapes, flatten, ladder, replaced
+from jaxtrain.data import row_keys
+from jaxtrain.data.batch_shapes import MOST_SIZES, BatchShapes, flatten, ladder, replaced
+from jaxtrain.data.loader import Loader
 from jaxtrain.task import Batch, Task
 from jaxtrain.train.state import ModelDef, TrainState
 
 LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
+
+
+def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
+    """How batches of many lengths are brought to a few; None where they come in one, or each in its own.
+
+    program: a Program. Its data hears of it: `pads`, and `notes` for the run's log.
+    """
+    data, task = program.data, program.task
+    if not data.pads or (split != "train" and program.metrics is not None):
+        return None  # metrics of the user's own see every batch as its collate function made it
+    axes = data.find_axes(split, loader)
+    if not axes:
+        return None
+    fits = lambda rows: task.fits(rows, program.config)
+    stream = loader.stream
+    shapes = BatchShapes(axes, stream.batch_size, stream.steps_per_epoch or 1 << 40, fits, once=split != "train")
+    if split != "train":
+        return shapes
+    names = ", ".join(dict.fromkeys(axis.name for axis in axes))
+    if task.couples_samples:
+        why: str | None = "the model computes batch statistics, which padding enters"
+    else:
+        why = dependence(task, program.resolved, program.model_def, program.state, data.example(), shapes)
+    if why is None:
+        note = f"batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES} shapes"
+        data.notes.append(f"data.shapes: {note}")
+        return shapes
+    data.pads = False
+    data.notes.append(
+        f"data.shapes: padding changes the result ({why}), so every length of {names} keeps its own shape"
+    )
+    return None
 
 
 def dependence(
@@ -49,3 +83,12 @@ def dependence(
 
 def _told(lengths: tuple[int, ...]) -> str:
     return " and ".join(map(str, lengths))
+
+
+def shape_of(batch: Any) -> str:
+    """Describe the longest sequences and the rows of a placed batch."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    rows = sum(int(np.prod(row_keys.valid(part).shape)) for part in parts)
+    leading = row_keys.valid(parts[0]).ndim
+    lengths = {leaf.shape[leading] for leaf in jax.tree.leaves(parts[0]) if leaf.ndim > leading}
+    return f"{rows} samples" + (f" of length {' and '.join(map(str, sorted(lengths)))}" if lengths else "")

@@ -19,9 +19,10 @@ from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.init_from import WarmStart
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import model_flops
+from jaxtrain.train.compilation.padding import shape_of
 from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
 from jaxtrain.train.loop.run_record import Call, RunRecord
-from jaxtrain.train.program import Program, shape_of
+from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import StackedMetrics
 from jaxtrain.train.tracking.histograms import Histograms
 from jaxtrain.train.tracking.system_metrics import SystemMetrics

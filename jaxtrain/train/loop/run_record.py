@@ -12,6 +12,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.evaluation import check_metric
 from jaxtrain.train.loop.cadence import Cadence
 from jaxtrain.train.loop.callbacks import Callbacks
 from jaxtrain.train.loop.early_stop import EarlyStopping
@@ -141,8 +142,7 @@ class RunRecord:
 
     def on_evaluation_end(self, step: int, metrics: dict[str, float]) -> bool:
         """Update best, plateau and history; return True where the result is the best so far."""
-        if self.best.metric not in metrics:
-            raise UserError(f"evaluation.metric: {self.best.metric} is unknown; this task has {', '.join(metrics)}")
+        check_metric(self.best.metric, metrics, "evaluation.metric")
         self.last_metrics = metrics
         self.val_history.append(metrics)
         improved = self.best.update(metrics[self.best.metric])
@@ -150,8 +150,7 @@ class RunRecord:
             self.best_metrics = {**metrics, "step": step}
         if self.plateau is not None:
             watched = self.config.optim.schedule.metric
-            if watched not in metrics:
-                raise UserError(f"optim.schedule.metric: {watched} is unknown; this task has {', '.join(metrics)}")
+            check_metric(watched, metrics, "optim.schedule.metric")
             self.plateau.update(metrics[watched])
         epoch = step / self.program.steps_per_epoch
         self.tracker.point(step, epoch, "validation", metrics)

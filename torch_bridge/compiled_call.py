@@ -44,7 +44,8 @@ class CompiledCall:
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         self.record.check_captured()
         modes = flags_of([inner for module in self.modules.values() for inner in module.modules()])
-        graph = self.record.graph([_form(leaf) for leaf in leaves], spec, modes, own)
+        graph, numbers = self.record.graph([_form(leaf) for leaf in leaves], spec, modes, own)
+        leaves = [*leaves, *numbers]
         tensors, aliases = snapshot(self.modules)
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         reached = graph.differentiable()

@@ -71,6 +71,24 @@ def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
     assert net.last.weight.grad is not None
 
 
+def test_a_number_that_python_changes_between_calls_counts():
+    net, _, batch, _ = pair()
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 2.0
+
+        def forward(self, net, batch):
+            return self.scale * net(batch["x"])["y"].sum()
+
+    loss = Weighted()
+    call = CompiledCall(net, loss)
+    first = call(batch)
+    loss.scale = 3.0
+    torch.testing.assert_close(call(batch), 1.5 * first)
+
+
 def test_what_cannot_be_recorded_is_named_with_its_line():
     net, _, batch, _ = pair()
 

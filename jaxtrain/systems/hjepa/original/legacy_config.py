@@ -107,7 +107,19 @@ def _data(data: Mapping, accumulate: int) -> dict:
         sampling_strategy=data.get("sampling_strategy"),
         batch_size=data["batch_size"] * accumulate if "batch_size" in data else None,
         num_workers=data.get("num_workers"),
-    ) | {"drop_last": True, "augmentation": _given(color_jitter=augmentation.get("color_jitter"))}
+    ) | {"drop_last": True, "augmentation": _augmentation(augmentation)}
+
+
+def _augmentation(given: Mapping) -> dict:
+    """The original reads only color_jitter of these; here what its files say counts."""
+    flip, crop = given.get("horizontal_flip"), given.get("crop_scale")
+    if given.get("random_crop") is False:
+        crop = (1.0, 1.0)
+    return _given(
+        color_jitter=given.get("color_jitter"),
+        horizontal_flip=None if flip is None else 0.5 * flip if isinstance(flip, bool) else flip,
+        crop_scale=crop,
+    )
 
 
 def _masking(masking: Mapping) -> dict:
@@ -165,6 +177,7 @@ ORIGINAL = LegacyConfig(
         | _dotted(
             "data",
             "dataset data_path image_size batch_size num_workers pin_memory augmentation.color_jitter "
+            "augmentation.horizontal_flip augmentation.random_crop augmentation.crop_scale "
             "use_multi_dataset datasets sampling_strategy",
         )
         | _dotted(
@@ -196,6 +209,26 @@ ORIGINAL = LegacyConfig(
         "checkpoint.metric_name": "evaluation.metric decides what is best",
         "checkpoint.mode": "evaluation.mode decides what is best",
         "checkpoint.resume": "the same command goes on in its run folder",
+        "data.prefetch_factor": "data.prefetch_batches batches are always ready",
+        "data.persistent_workers": "workers always stay",
+        "data.drop_last": "every training epoch has whole batches, as in the original",
+        "data.transforms.*": "the original does not read it; data.augmentation says what happens to images",
+        "model.patch_size": "encoder_type names the patches; model.vit.patch_size changes them",
+        "model.pretrained": "nothing is downloaded; model.encoder_weights takes a file of timm's",
+        "model.predictor.embed_dim": "the predictor is as wide as the encoder",
+        "model.predictor.dropout": "the original does not read it; its predictor drops nothing",
+        "model.ema.*": "training.ema_momentum_schedule decides",
+        "model.ema_momentum": "model.ema.momentum decides",
+        "masking.num_context_masks": "the original draws context masks and does not use them",
+        "masking.context_scale": "the original draws context masks and does not use them",
+        "masking.patch_size": "the encoder's patches are masked",
+        "training.early_stopping.*": "early stopping is off",
+        "training.online_eval.*": "neighbours and a linear probe judge the features at every evaluation; see `probe`",
+        "training.eval_frequency": "validation follows every epoch, as in the original",
+        "distributed.*": "torchrun, srun or mpirun start the processes",
+        "compile.*": "the step is always compiled",
+        "training.compile*": "the step is always compiled",
+        "debug.*": "the original does not read it",
         "experiment.*": "the original does not read it",
         "evaluation.*": "the sections `evaluation` and `probe` of this project say how features are judged, and when",
     },

@@ -271,4 +271,4 @@ def take_over(trainer: Any, engine: Any) -> None:
             entry = saved["optimizer"]["state"].get(number)
             if entry is not None:
                 trainer.optimizer.state[parameters[name]] = {key: as_tensor(value) for key, value in entry.items()}
-        trainer.optimizer.param_groups[0]["lr"] = group["lr"]
+        trainer.optimizer.param_groups[0].update(lr=group["lr"], initial_lr=group["initial_lr"])

@@ -54,6 +54,19 @@ def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Trans
     return _opened(pathlib.Path(path), overrides)[1]
 
 
+def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, frozenset[str]]:
+    """The task of a config file, and the keys of the original whose file it is (none for one of this project)."""
+    path = pathlib.Path(path)
+    values, translation, own = _opened(path, overrides)
+    settings = values if translation is None else translation.settings
+    named = [override.partition("=")[2] for override in own if override.startswith("task=")]
+    name = named[-1] if named else settings.get("task")
+    if not isinstance(name, str):
+        raise UserError(f"{path}: `task` is missing; name a system's task, as in configs/digits.yaml")
+    task = find_task(name)
+    return task, frozenset() if translation is None or task.original is None else task.original.keys
+
+
 def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Translation | None, list[str]]:
     """A file's values, their translation where it is an original's, and the overrides that are this project's.
 

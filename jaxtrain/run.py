@@ -8,9 +8,11 @@ import sys
 import traceback
 from typing import NoReturn
 
-from jaxtrain import commands, redaction
+from jaxtrain import commands, flags, redaction
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
+
+OPTIONS = ("--help", "--config", "--resume", "--dry-run", "--print-config", "--quiet")
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -24,11 +26,20 @@ def main(argv: commands.Arguments = None) -> int:
         help="YAML config, such as configs/digits.yaml, or one of an original torch project",
     )
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the file")
-    p.add_argument("--resume", default="auto", help="auto (resume in the run folder), never, or another run's folder")
+    p.add_argument(
+        "--resume",
+        default="auto",
+        help="auto (resume in the run folder), never, another run's folder, or a torch training checkpoint",
+    )
     p.add_argument("--dry-run", action="store_true", help="build everything, print a summary, run no step")
     p.add_argument("--print-config", action="store_true", help="print the config with all defaults and exit")
     commands.add_quiet(p)
-    arguments = p.parse_intermixed_args(argv)
+    own, given = flags.split(sys.argv[1:] if argv is None else argv, OPTIONS)
+    if {"-h", "--help"} & {*own}:
+        named = [after for word, after in zip(own, own[1:], strict=False) if word == "--config"]
+        p.epilog = f"{p.epilog}\n\n{flags.help_text(named[0] if named else None)}"
+    arguments = p.parse_intermixed_args(own)
+    arguments.flags = given
     if arguments.quiet:
         arguments.overrides.append("run.quiet=true")
     return commands.main(together(run), arguments)
@@ -68,6 +79,8 @@ def leave(code: int) -> NoReturn:
 def run(arguments: argparse.Namespace) -> int:
     from jaxtrain import config_io
 
+    arguments.overrides += flags.overrides(arguments.flags, arguments.config, arguments.overrides)
+    _resume_from_file(arguments)
     task, config = config_io.load(arguments.config, arguments.overrides)
     translation = config_io.translated(arguments.config, arguments.overrides)
     explanation = "" if translation is None else "\n".join(translation.lines()) + "\n"
@@ -76,6 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with contextlib.nullcontext() if arguments.dry_run else PREEMPTION.listening():
         return start(task, config, explanation, arguments)
+
+
+def _resume_from_file(arguments: argparse.Namespace) -> None:
+    """`--resume checkpoint.pt` is init_from, with the optimizer's state; the run folder resumes by itself."""
+    path = pathlib.Path(arguments.resume).expanduser()
+    if arguments.resume not in ("auto", "never") and path.is_file():
+        arguments.overrides.append(f"init_from={arguments.resume}")
+        arguments.resume = "auto"
 
 
 def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:

@@ -184,11 +184,14 @@ class Interop(Generic[C]):
     original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
     initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
         files; called once, on the host.
+    flags: names of the torch project's command line, without dashes -> the setting, or the reason why there is none, a
+        sentence.
     """
 
     twin: TorchTwin | None = None
     original: LegacyConfig | None = None
     initial_weights: Callable[[C], Mapping[str, Any] | None] | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -166,9 +166,11 @@ ELSEWHERE = {
         "python -m jaxtrain.run --config configs/criteria_roberta.yaml",
         "python -m jaxtrain.run --config configs/evidence.yaml",
         "python -m jaxtrain.run --config configs/joint.yaml",
-        "python -m jaxtrain.run --config configs/splat_production.yaml model.embedding_dim=32 model.hidden_dim=512 "
-        "model.num_layers=3 optim.lr=1e-4 data.batch_size=1024 precision.policy=bf16 data.num_workers=16 "
-        "model.dropout=0.3 train.epochs=20",
+    ],
+    "tests/unit/engine/test_flags.py::test_the_splatnlp_readmes_command_line_is_taken_word_for_word": [
+        "python -m jaxtrain.run --config configs/splat_production.yaml --embedding_dim 32 --hidden_dim 512 "
+        "--num_layers 3 --learning_rate 1e-4 --batch_size 1024 --use_mixed_precision True --num_workers 16 "
+        "--dropout 0.3 --num_epochs 20",
     ],
     "tests/unit/reporting/test_page.py::"
     "test_the_page_holds_summary_curves_config_tables_and_pictures_without_a_request": [

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jaxtrain import commands, config_io
+from jaxtrain import commands, config_io, flags
 from jaxtrain.__main__ import COMMANDS
 from jaxtrain.tuning import space
 from tests.shown_commands import ELSEWHERE, LONG, NOT_RUN, RUN, in_turn, words
@@ -109,10 +109,14 @@ def test_a_shown_command_parses_and_names_settings_that_exist(command, monkeypat
     assert importlib.import_module(module).main(given) == 0
     config = ROOT / str(getattr(seen[0], "config", ""))
     if config.is_file():
-        values = config_io.merged(config, seen[0].overrides)
+        values = config_io.merged(config, seen[0].overrides + _as_overrides(seen[0], config))
         config_io.check(values, config)
         if module == "jaxtrain.tune":
             space.check(space.load(ROOT / seen[0].space), values, config)
+
+
+def _as_overrides(arguments, config):
+    return flags.overrides(getattr(arguments, "flags", ()), config, arguments.overrides)
 
 
 @pytest.mark.parametrize("chain", RUN)

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from jaxtrain import config_io, run
+from jaxtrain import config_io, flags, run
 from tests import processes
 from tests.e2e.originals import hjepa, page
 
@@ -67,7 +67,8 @@ def test_a_metric_is_added_over_jaxs_processes():
 @pytest.mark.parametrize("command", OURS)
 def test_a_command_of_the_tables_names_settings_that_exist(command):
     path, overrides = re.match(r".*-m jaxtrain\.run --config (\S+)(.*)", command).groups()
-    task, _ = config_io.load(ROOT / path, overrides.split())
+    own, given = flags.split(overrides.split(), run.OPTIONS)
+    task, _ = config_io.load(ROOT / path, own + flags.overrides(given, ROOT / path, own))
     assert task.loss is not None
 
 

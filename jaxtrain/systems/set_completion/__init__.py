@@ -4,6 +4,7 @@ from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.set_completion import features, losses, metrics, model
 from jaxtrain.systems.set_completion.config import ModelConfig, SaeConfig, SetDataConfig
 from jaxtrain.systems.set_completion.data import build_data, collate_sets
+from jaxtrain.systems.set_completion.original.command_line import FLAGS, SAE_FLAGS
 from jaxtrain.task import Task, TorchTwin
 
 TASKS = {
@@ -23,6 +24,7 @@ TASKS = {
             loss=lazy("jaxtrain.systems.set_completion.torch_twin:loss"),
         ),
         traced_hparams=("seed", "model.dropout"),
+        flags=FLAGS,
     ),
     "sae": Task(
         sections={"model": ModelConfig, "data": SetDataConfig, "sae": SaeConfig},
@@ -45,6 +47,7 @@ TASKS = {
                 for part in ("build", "call", "loss", "after_update")
             }
         ),
+        flags=FLAGS | SAE_FLAGS,
         traced_hparams=("seed", "sae.l1_coefficient", "sae.usage_coefficient", "sae.target_usage"),
     ),
 }

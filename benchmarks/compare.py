@@ -261,6 +261,7 @@ class TorchSide:
         import jax
         import torch
 
+        from jaxtrain.task import trains
         from torch_bridge.datasets import to_torch
 
         self.task, self.config = trainer.task, trainer.config
@@ -269,7 +270,7 @@ class TorchSide:
         twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
         self.module = twin.to(self.device).train(training)
         for key, parameter in self.module.named_parameters():
-            parameter.requires_grad_(bool(self.task.trainable(key, self.config)))
+            parameter.requires_grad_(bool(trains(self.task, key, self.config)))
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True, betas=self._betas(), eps=self.config.optim.eps)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         compute = _wrapped(self.module, self.task.twin.loss, self.config)
@@ -294,11 +295,13 @@ class TorchSide:
                 yield {name: rows.to(self.device) for name, rows in batch.items()}
 
     def _groups(self) -> list[dict[str, Any]]:
+        from jaxtrain.task import group_of
+
         optim, kinds = self.config.optim, {}
         for key, parameter in self.module.named_parameters():
             if not parameter.requires_grad:
                 continue
-            name = self.task.param_group(key, self.config)
+            name = group_of(self.task, key, self.config)
             own = optim.groups.get(name)
             lr = optim.lr if own is None or own.lr is None else own.lr
             decay = optim.weight_decay if own is None or own.weight_decay is None else own.weight_decay

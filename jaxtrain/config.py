@@ -107,10 +107,27 @@ class ScheduleConfig(Section):
 
 
 class GroupConfig(Section):
-    """Overrides for the parameters that the task puts into one group."""
+    """Overrides for one group of parameters: those whose names match, or that the task calls so."""
 
+    match: str | tuple[str, ...] | None = None  # patterns of parameter names, as encoder.*; the first group that fits
     lr: float | None = Field(default=None, ge=0)
     weight_decay: float | None = Field(default=None, ge=0)
+    freeze: bool = False  # never train it
+    freeze_until_epoch: int | None = Field(default=None, ge=1)  # frozen for so many epochs at first
+    freeze_after_epoch: int | None = Field(default=None, ge=1)  # frozen once so many epochs have passed
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.match,) if isinstance(self.match, str) else self.match or ()
+
+    @model_validator(mode="after")
+    def _trains_some_time(self):
+        until, after = self.freeze_until_epoch, self.freeze_after_epoch
+        if self.freeze and (until or after):
+            raise ValueError("freeze fixes the group for the whole run; leave it out beside freeze_..._epoch")
+        if until and after and until >= after:
+            raise ValueError(f"frozen until epoch {until} and after epoch {after}: it never trains; freeze says so")
+        return self
 
 
 class OptimConfig(Section):
@@ -124,9 +141,17 @@ class OptimConfig(Section):
     momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd; muon, where 0 means 0.95
     nesterov: bool = False  # sgd
     clip_norm: float | None = Field(default=1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
-    groups: dict[str, GroupConfig] = {}  # by the names that the task's param_group gives
+    groups: dict[str, GroupConfig] = {}  # by name: of your own with `match`, or those that the task gives
+    layer_decay: float | None = Field(default=None, gt=0, le=1)  # lr of each layer, times that of the layer above it
     ema_decay: float | None = Field(default=None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @field_validator("groups")
+    @classmethod
+    def _plain_names(cls, groups: dict[str, GroupConfig]) -> dict[str, GroupConfig]:
+        if strange := [name for name in groups if "@" in name]:
+            raise ValueError(f"{strange[0]!r}: a group's name has no @, which marks depths")
+        return groups
 
     @field_validator("name")
     @classmethod

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxtrain import trust
 from jaxtrain.errors import UserError
+from jaxtrain.optim import groups
 
 Batch = dict[str, Any]
 C = TypeVar("C")  # the type of a task's config
@@ -242,6 +243,16 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     target: str | None = None
     fits: Callable[[Batch, C], bool] = lambda batch, config: True
     couples_samples: bool = False
+
+
+def group_of(task: Task, key: str, config: Any) -> str:
+    """The group of a parameter: by the patterns of `optim.groups`, else the task's."""
+    return groups.name_of(config.optim, key, task.param_group(key, config))
+
+
+def trains(task: Task, key: str, config: Any) -> bool:
+    """Tell whether a parameter is trained at all: the task and its group say so."""
+    return task.trainable(key, config) and not groups.is_fixed(config.optim, group_of(task, key, config))
 
 
 def task_names() -> list[str]:

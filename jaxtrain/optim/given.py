@@ -112,7 +112,7 @@ class TorchGiven:
 
     def update(
         self, grads: Params, opt_state: Any, params: Params, lr: Any, numbers: Any, clip_norm: Any = None, *,
-        norm: Any = None, accept: Any = True, loss: Any = None,
+        norm: Any = None, accept: Any = True, loss: Any = None, idle: Any = frozenset(),
     ):  # fmt: skip
         """As Optimizer.update. Source: torch.optim, by optim.torch_rules."""
         norm = self.norm(grads) if norm is None else norm
@@ -192,7 +192,7 @@ class OptaxGiven:
 
     def update(
         self, grads: Params, opt_state: Any, params: Params, lr: Any, numbers: Any, clip_norm: Any = None, *,
-        norm: Any = None, accept: Any = True, loss: Any = None,
+        norm: Any = None, accept: Any = True, loss: Any = None, idle: Any = frozenset(),
     ):  # fmt: skip
         """As Optimizer.update."""
         norm = self.norm(grads) if norm is None else norm

@@ -17,6 +17,9 @@ import optax
 from jaxtrain.config import OptimConfig
 from jaxtrain.errors import UserError
 from jaxtrain.optim import transforms
+from jaxtrain.optim.groups import DEPTH, rates
+
+__all__ = ["Optimizer", "build", "clip", "direction", "global_norm", "rates"]
 
 Params = dict[str, jax.Array]
 COUPLED = ("adam", "sgd")  # add weight decay to the gradient, as torch does; the others decay the parameter
@@ -26,7 +29,8 @@ SMALL = 1 << 16  # elements of an array whose sum takes no longer than the launc
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies.
-    joined: whether the norm joins small arrays first, which saves a GPU a kernel for each."""
+    joined: whether the norm joins small arrays first, which saves a GPU a kernel for each. apart: whether parameters
+    that begin later count their updates apart."""
 
     direction: transforms.Direction
     groups: Mapping[str, str]
@@ -34,19 +38,20 @@ class Optimizer:
     decoupled: bool
     clip_norm: float | None
     joined: bool = False
+    apart: bool = False
 
     def init(self, params: Params):
         return self.direction.init(as_real(params))
 
     def update(
         self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None, *,
-        norm=None, accept=True, loss=None,
+        norm=None, accept=True, loss=None, idle=frozenset(),
     ):  # fmt: skip
         """New parameters, optimizer state and the gradients' global norm before clipping.
 
         lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
-        norm: where the caller knows it. loss: unused here. accept: a bool scalar; if false, parameters and state stay
-        as they are. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
+        norm: where the caller knows it. loss: unused here. idle: keys without gradients. accept: a bool scalar; if
+        false, parameters and state stay as they are. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
         norm = self.norm(grads) if norm is None else norm
         kinds = {key: param.dtype for key, param in params.items()}
@@ -55,7 +60,8 @@ class Optimizer:
             grads = clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
         if not self.decoupled:
             grads = {key: self._with_l2(key, grad, params[key], weight_decay) for key, grad in grads.items()}
-        updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept)
+        resting = {"idle": idle} if self.apart else {}
+        updates, opt_state = self.direction.update(grads, opt_state, params, accept=accept, **resting)
         params = {key: self._step(key, param, updates[key], lr, weight_decay, accept) for key, param in params.items()}
         return as_before(params, kinds), opt_state, norm
 
@@ -124,19 +130,25 @@ def clip(grads: Params, norm, max_norm) -> Params:
 
 
 def build(
-    config: OptimConfig, params: Mapping[str, jax.ShapeDtypeStruct], group: Callable[[str], str], joined: bool = False
+    config: OptimConfig,
+    params: Mapping[str, jax.ShapeDtypeStruct],
+    group: Mapping[str, str] | Callable[[str], str],
+    joined: bool = False,
 ) -> Optimizer:
-    """Build the optimizer of a config for these parameters (shapes suffice). joined: see Optimizer.
-
-    Raises UserError for a group in `optim.groups` that the task does not have.
+    """Build the optimizer of a config for these parameters (shapes suffice). group: of every parameter. joined: see
+    Optimizer.
     """
-    groups = {key: group(key) for key in params}
-    unknown = sorted(set(config.groups) - set(groups.values()))
-    if unknown:
-        known = ", ".join(sorted(set(groups.values())))
-        raise UserError(f"optim.groups: {', '.join(unknown)} unknown; this task has the groups {known}")
+    groups = {key: group[key] if isinstance(group, Mapping) else group(key) for key in params}
     decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
-    return Optimizer(direction(config), groups, decays, config.name not in COUPLED, config.clip_norm, joined)
+    late: dict[str, dict[str, None]] = {}
+    for key, label in groups.items():
+        until = getattr(config.groups.get(label.partition(DEPTH)[0]), "freeze_until_epoch", None)
+        late.setdefault(f"from epoch {until}" if until else "always", {})[key] = None
+    moves = direction(config)
+    parts = {name: tuple(keys) for name, keys in late.items()} if len(late) > 1 or "always" not in late else {}
+    moves = transforms.apart(moves, parts) if parts else moves
+    decoupled = config.name not in COUPLED
+    return Optimizer(moves, groups, decays, decoupled, config.clip_norm, joined, bool(parts))
 
 
 def direction(config: OptimConfig) -> transforms.Direction:
@@ -178,13 +190,3 @@ def _imported(config: OptimConfig) -> transforms.Direction:
             "alone, as optax.scale_by_adam gives it: optim.lr and optim.schedule multiply it"
         )
     return transforms.of_optax(made)
-
-
-def rates(config: OptimConfig, groups: set[str]) -> dict[str, dict[str, float]]:
-    """Peak learning rate and weight decay by group."""
-
-    def pick(name: str, key: str) -> float:
-        value = getattr(config.groups.get(name), key, None)
-        return getattr(config, key) if value is None else value
-
-    return {key: {name: pick(name, key) for name in sorted(groups)} for key in ("lr", "weight_decay")}

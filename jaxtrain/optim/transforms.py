@@ -11,7 +11,7 @@ moments, so that XLA writes those in place: decided afterwards, the old ones are
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -181,6 +181,29 @@ def of_optax(transformation: optax.GradientTransformation) -> Direction:
         return updates, jax.tree.map(kept, moved, state)
 
     return Direction(inner.init, update)
+
+
+def apart(direction: Direction, parts: Mapping[str, Sequence[str]]) -> Direction:
+    """Return a direction that counts the updates of every part of the parameters apart, as torch counts each one's.
+
+    parts: name -> keys. `update` takes `idle` too: a part all of whose keys are idle does not count.
+    """
+
+    def init(params: Arrays) -> dict[str, Any]:
+        return {name: direction.init({key: params[key] for key in keys}) for name, keys in parts.items()}
+
+    def update(grads: Arrays, state: Any, params: Arrays | None = None, *, accept=True, idle=frozenset()):
+        updates, moved = {}, dict(state)
+        for name, keys in parts.items():
+            if set(keys) <= set(idle):
+                updates |= {key: jnp.zeros_like(grads[key]) for key in keys}
+                continue
+            own = None if params is None else {key: params[key] for key in keys}
+            found, moved[name] = direction.update({key: grads[key] for key in keys}, state[name], own, accept=accept)
+            updates |= found
+        return updates, moved
+
+    return Direction(init, update)
 
 
 def _wide(value: jax.Array) -> jax.Array:

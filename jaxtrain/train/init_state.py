@@ -7,16 +7,36 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.optim import groups
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
-from jaxtrain.task import Task
+from jaxtrain.task import Task, group_of, trains
 from jaxtrain.train.state import Arrays, ModelDef, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
+from torch_bridge.layouts import Frozen, key_of
 
 Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
+
+
+def group_labels(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
+    """The group of every parameter that trains, with its depth where there is layer decay.
+
+    Raises UserError for a group of the config without a parameter.
+    """
+    found = members(task, config, model)
+    groups.check(config.optim, found)
+    return groups.labels(config.optim, found, list(found))
+
+
+def members(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
+    """The group of every parameter, in torch's order."""
+    first = layouts.first_names(model)
+    order = {name: number for number, name in enumerate(layouts.parameter_order(model))}
+    own = [key_of(path) for path, leaf in nnx.to_flat_state(nnx.state(model)) if isinstance(leaf, (nnx.Param, Frozen))]
+    return {key: group_of(task, key, config) for key in sorted(own, key=lambda key: order.get(first.get(key, key), 0))}
 
 
 def for_average(params: Arrays) -> Arrays:
@@ -39,7 +59,7 @@ class Start:
         numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
         structure = layouts.abstract(build) if model is None else model
-        model_def = self.model_def = ModelDef.of(structure, lambda key: task.trainable(key, config))
+        model_def = self.model_def = ModelDef.of(structure, lambda key: trains(task, key, config))
         precision = POLICIES[config.precision.policy]
 
         def draw(seed) -> Weights:
@@ -68,7 +88,7 @@ class Start:
             optimizer = self.optimizer = given.build(stored)
         else:
             optimizer = self.optimizer = optimizers.build(
-                config.optim, stored, lambda key: task.param_group(key, config), layout.whole_on_gpus
+                config.optim, stored, group_labels(task, config, structure), layout.whole_on_gpus
             )
         self.shapes = jax.eval_shape(begin, weights, np.int32(0))
         self.shardings = placed = state_shardings(self.shapes, layout)

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -12,8 +12,8 @@ from flax import nnx
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
+from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.optim import schedules
 from jaxtrain.optim.given import Given
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
 from jaxtrain.runtime.mesh import make_layout
@@ -150,22 +150,35 @@ class Program:
 
     # --- compiled functions -------------------------------------------------------------------------------------
 
-    def step(self) -> Step:
-        """One training step, not compiled."""
-        return make_train_step(self.task, self.resolved, self.model_def, self.optimizer, self.precision, self.layout)
+    def step(self, resting: Set[str] = frozenset()) -> Step:
+        """One training step, not compiled. resting: parameters that it leaves alone."""
+        return make_train_step(
+            self.task, self.resolved, self.model_def, self.optimizer, self.precision, self.layout, resting
+        )
+
+    def resting(self, step: int) -> frozenset[str]:
+        """Return the parameters that do not train at a step, because their group trains in other epochs."""
+        optim, epoch = self.config.optim, step // self.steps_per_epoch
+        if not groups.boundaries(optim):
+            return frozenset()
+        asleep = {name for name, group in optim.groups.items() if groups.rests(group, epoch)}
+        named = {key: label.partition(groups.DEPTH)[0] for key, label in self.optimizer.groups.items()}
+        return frozenset(key for key, name in named.items() if name in asleep)
 
     def train_step(self, steps: int = 1) -> Compiled:
         """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
         return self._compiled(self.step(), steps)
 
-    def packed_train_step(self, steps: int = 1) -> tuple[Compiled, StackedMetrics]:
+    def packed_train_step(
+        self, steps: int = 1, resting: frozenset[str] = frozenset()
+    ) -> tuple[Compiled, StackedMetrics]:
         """The same with its metrics as one vector, and the object that knows the names of its elements."""
 
         def make() -> tuple[Compiled, StackedMetrics]:
-            packed = StackedMetrics(self.step())
+            packed = StackedMetrics(self.step(resting))
             return self._compiled(packed, steps), packed
 
-        return self.cached(("train", steps), make)
+        return self.cached(("train", steps, resting), make)
 
     def cached(self, key: tuple, make: Callable[[], Any]) -> Any:
         """Return the function under this key, compiled by this program, by a variant of it, or now."""

@@ -14,7 +14,7 @@ from jaxtrain import config_io, redaction, strict_json
 from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
-from jaxtrain.task import Task
+from jaxtrain.task import Task, trains
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.state import ModelDef
 from torch_bridge.atomic_file import replacing
@@ -156,7 +156,7 @@ def load_model(
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
-    model_def = ModelDef.of(model, lambda key: task.trainable(key, config))
+    model_def = ModelDef.of(model, lambda key: trains(task, key, config))
     params, frozen, buffers = model_def.split(model)
     parts = {"params": params, "frozen": frozen, "buffers": buffers}
     if config.optim.ema_decay is not None:

@@ -17,6 +17,7 @@ from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.optim import given as given_optimizer
+from jaxtrain.optim import groups
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.mesh import Layout
@@ -27,6 +28,7 @@ from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import fingerprint, run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.init_state import members
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.program import Program
@@ -322,6 +324,12 @@ class Trainer:
         given = self.program.given
         optimizer = "" if given is None else f"optimizer: {given.describe()}\n"
         mesh = " x ".join(f"{axis} {size}" for axis, size in self.layout.mesh.shape.items())
+        optim = self.config.optim
+        if given is None and (optim.groups or optim.layer_decay is not None):
+            arrays = {**self.state.params, **self.state.frozen}
+            found = members(self.task, self.config, self.model())
+            lines = groups.describe(optim, found, {key: arrays[key].size for key in found})
+            optimizer = "".join(f"{line}\n" for line in lines)
         return (
             f"task {self.config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
             f"samples: {sizes}\n"

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxtrain import trust
 from jaxtrain.errors import UserError
+from jaxtrain.optim import groups
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import torch_checkpoint
 from jaxtrain.train.program import Program
@@ -119,14 +120,19 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
 
     Raises UserError where they are of another optimizer, or nothing is left to train.
     """
+    if groups.boundaries(program.config.optim):
+        raise UserError(
+            f"init_from: {saved.source} holds an optimizer's state, which knows nothing of groups that train in some "
+            "epochs only (optim.groups); take its weights alone: init_optimizer=false"
+        )
     state, optim = program.state, program.config.optim
     model = program.model_def.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)
     back = {first[key]: key for key in state.params}
     like = torch_checkpoint.renamed(state.opt_state, first)
-    groups = torch_checkpoint.groups(optim, program.optimizer, model)
+    parameter_groups = torch_checkpoint.groups(optim, program.optimizer, model)
     opt_state, count, notes = bridge.from_torch(
-        optim.name, saved.optimizer, like, groups, parameter_order(model), f"init_from: {saved.source}"
+        optim.name, saved.optimizer, like, parameter_groups, parameter_order(model), f"init_from: {saved.source}"
     )
     scheduler = saved.scheduler or {}
     step, updates = _counters(saved, count, scheduler, program.steps_per_epoch)
@@ -149,7 +155,7 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
         changes["buffers"] = state.buffers | carried
     program.state = state.replace(**changes)
     done = f"went on from {saved.source} at step {step} of {program.total_steps}: weights, optimizer and schedule"
-    plateau = bridge.from_plateau(scheduler, saved.optimizer, groups, optim.lr, f"init_from: {saved.source}")
+    plateau = bridge.from_plateau(scheduler, saved.optimizer, parameter_groups, optim.lr, f"init_from: {saved.source}")
     return WarmStart([done, *lines, *notes], plateau)
 
 

@@ -20,12 +20,15 @@ from flax import nnx
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
+from jaxtrain.optim import groups as groups_
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
+from jaxtrain.task import trains
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.state_tree import enumerate_leaves
+from jaxtrain.train.init_state import group_labels
 from jaxtrain.train.state import ModelDef, initial_scale
 from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS
 from torch_bridge import optimizer_state as bridge
@@ -49,10 +52,15 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     precision = POLICIES[config.precision.policy]
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
-    model_def = ModelDef.of(model, lambda key: task.trainable(key, config))
+    model_def = ModelDef.of(model, lambda key: trains(task, key, config))
     params, frozen, buffers = model_def.split(model)
     params = jax.eval_shape(precision.for_storage, params)
-    optimizer = optimizers.build(config.optim, params, lambda key: task.param_group(key, config))
+    if groups_.boundaries(config.optim):
+        raise UserError(
+            f"{checkpoints.folder}: groups of this run train in some epochs only (optim.groups), so their updates are "
+            "counted apart, which this file has no place for. Export the weights alone, without --optimizer"
+        )
+    optimizer = optimizers.build(config.optim, params, group_labels(task, config, model))
     opt_state = jax.eval_shape(optimizer.init, params)
     counter = jax.ShapeDtypeStruct((), jnp.int32)
     parts = {"params": params, "frozen": frozen, "buffers": buffers, "step": counter, "updates": counter}

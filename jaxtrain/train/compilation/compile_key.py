@@ -17,6 +17,7 @@ def code_of(config: Any, task: Task) -> str:
         values.pop(name)
     optim = values["optim"]
     optim.pop("schedule")  # a table
+    optim["layer_decay"] = optim["layer_decay"] is not None
     for section in (optim, *optim["groups"].values()):
         section.update({key: section.get(key) is not None for key in RATES})
     for key in task.traced_hparams:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.optim.groups import boundaries
 
 MOST_PROGRAMS = 4  # different numbers of steps per call, each compiled
 
@@ -17,6 +18,7 @@ class Cadence:
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, total_steps: int, has_validation: bool):
         evaluation, saving = config.evaluation, config.checkpoint
         self.config, self.total, self.has_validation = config, total_steps, has_validation
+        self.steps_per_epoch = steps_per_epoch
         self.evaluate_every = _in_steps(evaluation.every_steps, evaluation.every_epochs, steps_per_epoch)
         self.save_every = _in_steps(saving.every_steps, saving.every_epochs, steps_per_epoch)
 
@@ -34,6 +36,7 @@ class Cadence:
         between; in equal parts where one program does that, else a rest is a call too, as long as that takes few
         different programs."""
         every = [self.evaluate_every, self.save_every, self.config.tracking.histograms_every_steps]
+        every += [self.steps_per_epoch] if boundaries(self.config.optim) else []
         step, most = start, _even(self.config.train.steps_per_call, [n for n in (*every, start, self.total) if n])
         sizes = {most}
         while step < self.total:

@@ -57,7 +57,8 @@ class Loop:
         self.cadence = self.record.cadence
         self.pending: list[Call] = []
         self.preemption = program.preemption
-        self.programs: dict[int, tuple[Compiled, StackedMetrics]] = {}
+        self.programs: dict[tuple[int, frozenset[str]], tuple[Compiled, StackedMetrics]] = {}
+        self.resting: frozenset[str] = frozenset()  # parameters that the last step left alone
         self.after_evaluation: AfterEvaluation | None = None
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Loop:
                 return
             first, count, batch = item
             self.histograms.log(first, count, batch, self.columns, self.tracker)
-            metrics, names = self._call(count, batch)
+            metrics, names = self._call(first, count, batch)
             record.step = first + count
             stall_s = program.train_loader.stall_s
             self.pending.append(Call(first, count, metrics, names, began, time.perf_counter(), stall_s))
@@ -130,12 +131,15 @@ class Loop:
             if self._after(record.step):
                 return
 
-    def _call(self, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
+    def _call(self, first: int, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
         """Run so many steps in one call; return their metrics and the metrics' names."""
         program, clock = self.program, self.record.clock
-        if count not in self.programs:
-            self.programs[count] = program.packed_train_step(count)
-        step, packed = self.programs[count]
+        resting = program.resting(first)
+        if (count, resting) not in self.programs:
+            self.programs[count, resting] = program.packed_train_step(count, resting)
+        if resting != self.resting:
+            self._tell_resting(first, resting)
+        step, packed = self.programs[count, resting]
         arguments = (program.state, batch, self.hyper, self.columns)
         is_new = not step.knows(*arguments)
         with clock.phase("compile") if is_new else contextlib.nullcontext():
@@ -272,6 +276,15 @@ class Loop:
             f"{program.total_steps - self.record.step:,} steps of {self.config.data.batch_size} on {device} "
             f"({program.layout.strategy}, {self.config.precision.policy})"
         )
+
+    def _tell_resting(self, step: int, resting: frozenset[str]) -> None:
+        groups = self.program.optimizer.groups
+        names = lambda keys: ", ".join(sorted({groups[key] for key in keys}))
+        lines = [f"{names(resting - self.resting)} does not train"] if resting - self.resting else []
+        lines += [f"{names(self.resting - resting)} trains"] if self.resting - resting else []
+        epoch = step / self.program.steps_per_epoch
+        self.tracker.info(f"from epoch {epoch:g} on {' and '.join(lines)}; the step is compiled for that")
+        self.resting = resting
 
     def _tell_compiled(self, step: Compiled, count: int, batch: Any) -> None:
         clock = self.record.clock

@@ -106,7 +106,9 @@ def _compiled(program: Program, clip: bool) -> Compiled:
     train = resolved.train.model_copy(update={"nan_policy": "ignore", "spike_factor": None})
     config = resolved.model_copy(update={"train": train})
     optimizer = program.optimizer if clip else dataclasses.replace(program.optimizer, clip_norm=None)
-    step = make_train_step(program.task, config, program.model_def, optimizer, program.precision, program.layout)
+    step = make_train_step(
+        program.task, config, program.model_def, optimizer, program.precision, program.layout, program.resting(0)
+    )
     jitted = program.jit(
         repeat(step, 1), donate_argnums=0, out_shardings=(program.start.shardings, program.layout.replicated)
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxtrain import config_io
 from jaxtrain.errors import UserError
+from jaxtrain.optim import groups
 from jaxtrain.runtime import host_memory
 from jaxtrain.task import Statistics
 from jaxtrain.train import evaluation, run_dir
@@ -93,6 +94,8 @@ class Population:
         first = self.first = programs[0]
         if first.layout.mesh.size > 1:
             raise UserError(f"a population trains on one device, not on {first.layout.mesh.size}: set shard.devices=1")
+        if groups.boundaries(first.config.optim):
+            raise UserError("optim.groups: trials in one program offer no groups that train in some epochs only")
         self.same_order = len({program.config.seed for program in programs}) == 1
         self.members = [Member(program) for program in programs]
 

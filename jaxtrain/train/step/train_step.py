@@ -27,16 +27,17 @@ Gradients = Callable[[TrainState, Parts, Arrays], tuple[Arrays, Loss, Arrays, ja
 
 
 def make_train_step(
-    task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer | Given, precision: Precision, layout: Layout
-) -> Step:
+    task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer | Given, precision: Precision, layout: Layout,
+    resting: Set[str] = frozenset(),
+) -> Step:  # fmt: skip
     """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
 
     batch: leaves [micro_batch, sample, ...], or Parts. hyper: `factor` float32 [updates] of the schedule, `lr` and
     `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
     (Task.traced_hparams); or what a given optimizer's `hyper` has. columns: the dataset, where it lives on the
-    device.
+    device. resting: keys of parameters that take no part in the step.
     """
-    gradients = make_gradients(task, config, model_def, precision, layout)
+    gradients = make_gradients(task, config, model_def, precision, layout, resting)
     guard = step_guard.Guard.of(config, precision)
 
     def train_step(state: TrainState, batch: Batch | Parts, hyper: dict, columns: Arrays) -> tuple[TrainState, dict]:
@@ -50,7 +51,7 @@ def make_train_step(
         idle = state.params.keys() - grads.keys()
         grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
         params, opt_state, _ = optimizer.update(
-            grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value
+            grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value, idle=idle
         )
         params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch leaves these alone
         opt_state = _unchanged(opt_state, state.opt_state, idle)
@@ -85,7 +86,9 @@ def gather_parts(batch: Batch | Parts, columns: Arrays) -> Parts:
     return tuple(gather(part, columns) for part in (batch if isinstance(batch, tuple) else (batch,)))
 
 
-def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout) -> Gradients:
+def make_gradients(
+    task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout, resting: Set[str] = frozenset()
+) -> Gradients:
     """(state, gathered parts, numbers) -> gradients, Loss, the buffers after the forward pass and the batch's tokens.
 
     Gradients by parameter, without those that the loss does not depend on: torch has None there.
@@ -120,6 +123,10 @@ def make_gradients(task: Task, config: Any, model_def: ModelDef, precision: Prec
     per_device = local_data_parallel.per_device(compute, layout, mean_of_means) if layout.per_device else compute
 
     def gradients(state: TrainState, parts: Parts, numbers: Arrays):
+        if resting:
+            moving = {key: value for key, value in state.params.items() if key not in resting}
+            fixed = {key: state.params[key] for key in resting}
+            state = state.replace(params=moving, frozen=state.frozen | fixed)
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         scale = state.scale["value"] if precision.scaled else jnp.float32(1)
         divides = all(row_keys.valid(part).shape[1] % layout.batch_devices == 0 for part in parts)

@@ -159,11 +159,6 @@ def test_decay_spares_biases_and_gains_where_asked():
     assert difference(ours(config)[0], theirs(lambda p: torch.optim.AdamW(p, weight_decay=0.5), groups=groups)) < 1e-6
 
 
-def test_a_group_that_the_task_does_not_have_is_refused():
-    with pytest.raises(UserError, match="heads unknown; this task has the groups default"):
-        optimizers.build(OptimConfig(groups={"heads": GroupConfig(lr=1.0)}), start(), lambda key: "default")
-
-
 @pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e9])
 def test_clipping_equals_torchs(max_norm):
     grads = gradients(3)

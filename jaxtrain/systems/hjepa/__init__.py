@@ -47,6 +47,7 @@ TASKS = {
             loss=lazy("jaxtrain.systems.hjepa.torch_twin:loss"),
             inputs=lazy("jaxtrain.systems.hjepa.torch_twin:inputs"),
             after_update=lazy("jaxtrain.systems.hjepa.torch_twin:after_update"),
+            checkpoint=lazy("jaxtrain.systems.hjepa.original.checkpoint_files:write"),
         ),
         traced_hparams=("seed",),
         original=ORIGINAL,

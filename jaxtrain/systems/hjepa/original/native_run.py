@@ -257,11 +257,7 @@ def take_over(trainer: Any, engine: Any) -> None:
     """Put the engine's weights, moments, rate and counters into the torch objects."""
     from jaxtrain.train.checkpoint import torch_checkpoint
 
-    program, state = engine.program, engine.state
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    saved = torch_checkpoint.tree(
-        program.resolved, program.model_def, program.optimizer, fields, program.schedule, program.steps_per_epoch
-    )
+    saved = torch_checkpoint.of_program(engine.program)
     as_tensor = lambda leaf: to_torch(np.asarray(leaf))
     trainer.model.load_state_dict({key: as_tensor(value) for key, value in engine.state_dict().items()})
     trainer.global_step = trainer.resumed_step = int(saved["updates"])

@@ -15,6 +15,7 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxtrain.runtime import compile_cache
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
@@ -33,6 +34,7 @@ class CompiledCall:
     """
 
     def __init__(self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable):
+        compile_cache.enable()
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
         self.record = LossRecord(self.modules, function)

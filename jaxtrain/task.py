@@ -97,8 +97,9 @@ class TorchTwin:
         transformers has the model. The state dict's values are passed on unread.
     hf_files: config -> further text files of that folder, by name: the tokenizer's.
     checkpoint: (config, training state as `jaxtrain.export --optimizer` has it, run folder, what the checkpoint knows
-        of its run: step, epoch, steps_per_epoch, metrics, best_metrics, bad, due, best, final) -> None: writes the
-        original's own checkpoint files, for `checkpoint.torch: original`. due, best, final: why it is written.
+        of its run: step, epoch, steps_per_epoch, metrics, best_metrics, train_history, val_history, bad, due, best,
+        final) -> None: writes the original's own checkpoint files, for `checkpoint.torch: original`. due, best, final:
+        why it is written.
     folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
         knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
     stale: config -> names of the Python values that module and loss were recorded with and that have changed since.

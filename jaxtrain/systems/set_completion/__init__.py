@@ -22,6 +22,7 @@ TASKS = {
             build=lazy("jaxtrain.systems.set_completion.torch_twin:build"),
             call=lazy("jaxtrain.systems.set_completion.torch_twin:call"),
             loss=lazy("jaxtrain.systems.set_completion.torch_twin:loss"),
+            checkpoint=lazy("jaxtrain.systems.set_completion.original.torch_files:write"),
         ),
         traced_hparams=("seed", "model.dropout"),
         flags=FLAGS,
@@ -45,7 +46,8 @@ TASKS = {
             **{
                 part: lazy(f"jaxtrain.systems.set_completion.torch_twin:{part}_features")
                 for part in ("build", "call", "loss", "after_update")
-            }
+            },
+            checkpoint=lazy("jaxtrain.systems.set_completion.original.torch_files:write"),
         ),
         flags=FLAGS | SAE_FLAGS,
         traced_hparams=("seed", "sae.l1_coefficient", "sae.usage_coefficient", "sae.target_usage"),

@@ -51,11 +51,15 @@ def corpus_of(config, split: str) -> Corpus | None:
     return corpus.take(rows) if len(rows) else None
 
 
-@functools.lru_cache(maxsize=2)
 def _read(data) -> Corpus:
-    if data.path is not None:
-        return read_corpus(data.path, data.table_name, data.max_rows)
-    made = data.synthetic
+    made = data.synthetic if data.path is None else None
+    return _read_once(data.path, data.table_name, data.max_rows, made)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_once(path: str | None, table_name: str, max_rows: int | None, made) -> Corpus:
+    if path is not None:
+        return read_corpus(path, table_name, max_rows)
     return synthetic.generate(made.sets, made.weapons, made.archetypes, made.seed, default_vocabulary())[0]
 
 

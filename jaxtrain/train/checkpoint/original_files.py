@@ -36,7 +36,7 @@ def write(program: Any, folder: pathlib.Path, meta: Mapping[str, Any], bad: int,
     if program.config.checkpoint.torch is None or jax.process_index():
         return
     step = meta["step"]
-    known = {name: meta[name] for name in ("step", "steps_per_epoch", "best_metrics")}
+    known = {name: meta[name] for name in ("step", "steps_per_epoch", "best_metrics", "train_history", "val_history")}
     known |= {"metrics": meta["last_metrics"], "epoch": step // meta["steps_per_epoch"], "bad": bad}
     known |= {"due": due, "final": final, "best": meta["best_metrics"].get("step") == step}
     program.task.twin.checkpoint(program.config, torch_checkpoint.of_program(program), folder, known)

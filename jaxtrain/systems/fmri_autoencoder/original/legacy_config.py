@@ -88,6 +88,31 @@ class TrainingConfig:
         }
 
 
+def of_config(config: Any) -> TrainingConfig:
+    """The original's settings of a run's config, for its checkpoint files."""
+    optim, schedule, evaluation = config.optim, config.optim.schedule, config.evaluation
+    kinds = {ours: theirs for theirs, ours in SCHEDULES.items()}
+    return TrainingConfig(
+        learning_rate=optim.lr,
+        batch_size=config.data.batch_size,
+        num_epochs=config.train.epochs or 1,
+        weight_decay=optim.weight_decay,
+        **{name: getattr(config.loss, name) for name in (*WEIGHTS, "fmri_loss_type")},
+        scheduler_type=kinds.get(schedule.name, schedule.name),
+        warmup_epochs=schedule.warmup_epochs or 0,
+        min_lr=schedule.min_lr,
+        gradient_clip_val=optim.clip_norm or 0.0,
+        use_mixed_precision=config.precision.policy != "fp32",
+        num_workers=config.data.num_workers,
+        checkpoint_dir=str(config.run.dir or f"runs/{config.run.name}"),
+        save_every=config.checkpoint.every_epochs or 1,
+        validate_every=evaluation.every_epochs or 1,
+        early_stopping_patience=evaluation.patience or 0,
+        early_stopping_delta=evaluation.min_delta,
+        compat=config.compat,
+    )
+
+
 def is_checkpoint_file(resume_from: str | None) -> bool:
     """Return True for a checkpoint in the original's format, False for a run folder."""
     return resume_from is not None and pathlib.Path(resume_from).suffix == ".pt"

@@ -52,7 +52,7 @@ def save_artifacts(config, state: dict, folder: str | pathlib.Path) -> list[path
         hidden = int(width * config.sae.expansion_factor)
         texts["sae_run_config.json"] = {"sae_input_dim": width, "sae_hidden_dim": hidden, **config.sae.model_dump()}
     for name, weights in parts.items():
-        torch.save({key: torch.as_tensor(np.asarray(value)) for key, value in weights.items()}, folder / name)
+        torch.save({key: torch.from_numpy(np.array(value)) for key, value in weights.items()}, folder / name)
     for name, text in texts.items():
         (folder / name).write_text(json.dumps(text, indent=2))
     return sorted(folder / name for name in (*parts, *texts))

@@ -128,9 +128,9 @@ def quiet_jax() -> None:
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "plugin" not in record.getMessage())
 
 
-def add_run(p: argparse.ArgumentParser, builds: bool = True) -> None:
+def add_run(p: argparse.ArgumentParser, builds: bool = True, required: bool = True) -> None:
     """builds: the command builds the folder's model, for which its config may name code (docs/security.md)."""
-    p.add_argument("--run", required=True, metavar="DIR", help="run folder, such as runs/digits")
+    p.add_argument("--run", required=required, metavar="DIR", help="run folder, such as runs/digits")
     if builds:
         p.add_argument("--trust", action="store_true", help="import the code that the run folder's config names")
 

@@ -184,6 +184,7 @@ class EvaluationConfig(Section):
     patience: int | None = Field(default=None, ge=1)  # evaluations without improvement before a stop; null: never
     min_delta: float = Field(default=0.0, ge=0)  # improvement over the best ever seen that counts
     averaged: bool = True  # with optim.ema_decay: evaluate the averaged weights; false: those that train
+    test: bool = False  # at the end of `jaxtrain.run`: the best checkpoint's metrics on the test split, too
 
 
 class CheckpointConfig(Section):
@@ -219,6 +220,7 @@ class TrackingConfig(Section):
     wandb_project: str = "jaxtrain"
     mlflow: bool = False
     mlflow_uri: str | None = None  # sqlite:///... or http://...; the run folder's own store if left out
+    mlflow_model: str | None = None  # log the exported model and register it in MLflow under this name
     mlflow_parent: str | None = None  # id of the MLflow run that this one is nested in; a search sets it
 
 

@@ -6,6 +6,8 @@ Every mistake of a config is reported at once, as one UserError.
 import difflib
 import functools
 import io
+import itertools
+import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
 
+BEST = "best_config="  # of an override that names a file with the best values of a search
 TEXTS = ("run.name", "run.dir", "init_from", "task")  # settings whose value on a command line is a text as it is
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
@@ -42,8 +45,32 @@ def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
 
 def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The nested values of a YAML file, an original's translated, overrides and interpolations applied; unchecked."""
-    values, translation, own = _opened(path, overrides)
-    return _merge(values if translation is None else translation.settings, own, path)
+    best = [override.partition("=")[2] for override in overrides if override.startswith(BEST)]
+    values, translation, own = _opened(path, [one for one in overrides if not one.startswith(BEST)])
+    settings = values if translation is None else translation.settings
+    asked = [override.partition("=")[2] for override in own if override.startswith("task=")]
+    found = [
+        one for file in best for one in _best(pathlib.Path(file), str(asked[-1] if asked else settings.get("task")))
+    ]
+    return _merge(settings, [*found, *own], path)
+
+
+def _best(file: pathlib.Path, name: str) -> list[str]:
+    """The values that a search has found best, `key: value` in a file, as overrides; an original's names translated."""
+    values = {key: value for key, value in leaves(read(file)) if value is not None}
+    if "task" in values:
+        raise UserError(f"best_config={file}: is a whole config; start it with --config {file}")
+    task = find_task(name)
+    kind = schema(task)
+    own = {key: value for key, value in values.items() if is_setting(kind, key)}
+    others = {key: value for key, value in values.items() if key not in own}
+    if others and (task.original is None or task.original.best is None):
+        raise UserError(f"best_config={file}: {', '.join(others)}: no settings of {name}")
+    try:
+        found = {**(task.original.best(others) if others else {}), **own}
+    except UserError as error:
+        raise UserError(f"best_config={file}: {error}") from None
+    return [f"{key}={json.dumps(value)}" for key, value in found.items() if is_setting(kind, key)]
 
 
 def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
@@ -51,7 +78,7 @@ def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Trans
 
     Raises UserError where it could be of several and no override `task=...` says of which.
     """
-    return _opened(pathlib.Path(path), overrides)[1]
+    return _opened(pathlib.Path(path), [one for one in overrides if not one.startswith(BEST)])[1]
 
 
 def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, frozenset[str]]:
@@ -196,7 +223,10 @@ def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path)
         if not key or not equals:
             raise UserError(f"override {_shortened(override)!r}: wanted section.key=value, as in optim.lr=1e-4")
         try:
-            if key.count(".") + key.count("[") > yaml_limits.DEEPEST:
+            opened = itertools.accumulate(
+                (one in "[{") - (one in "]}") for one in value
+            )  # OmegaConf recurses over them
+            if max(key.count(".") + key.count("["), max(opened, default=0)) > yaml_limits.DEEPEST:
                 raise yaml_limits.TooLarge(f"nested more than {yaml_limits.DEEPEST} deep")
             yaml_limits.check(value)
         except yaml_limits.TooLarge as error:

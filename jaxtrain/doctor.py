@@ -78,12 +78,18 @@ def versions() -> dict[str, str]:
 def devices() -> dict[str, str]:
     import jax
 
+    from jaxtrain.runtime.devices import cuda_version, formats
+
     found = {"backend": jax.default_backend(), "count": str(jax.local_device_count())}
+    if version := cuda_version():
+        found["CUDA version"] = version
     for device in jax.local_devices():
         stats = device.memory_stats() or {}
         limit = f", {stats['bytes_limit'] / 1e9:.1f} GB for JAX" if "bytes_limit" in stats else ""
         capability = getattr(device, "compute_capability", None)
-        found[str(device)] = device.device_kind + (f", compute capability {capability}" if capability else "") + limit
+        known = f", compute capability {capability}" if capability else ""
+        known += "".join(f", {name} {'yes' if there else 'no'}" for name, there in formats(capability).items() if known)
+        found[str(device)] = device.device_kind + known + limit
     return found
 
 

@@ -4,17 +4,21 @@ import argparse
 import pathlib
 
 from jaxtrain import commands, strict_json
+from jaxtrain.errors import UserError
 
 
 def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
         "evaluate",
-        "Evaluate a checkpoint on a whole split.",
+        "Evaluate a checkpoint on a whole split: of a run, or a file with the config that it was trained with.",
         "python -m jaxtrain.evaluate --run runs/digits --checkpoint last",
     )
-    commands.add_run(p)
-    commands.add_checkpoint(p)
-    p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
+    commands.add_run(p, required=False)
+    p.add_argument("--config", metavar="F", help="without --run: the config of the weights in --checkpoint FILE")
+    p.add_argument(
+        "--checkpoint", default="best", metavar="C", help="best, last or a step; with --config a file (default best)"
+    )
+    p.add_argument("--split", help="validation, test, train or all (default validation; with --config test)")
     p.add_argument("--output", type=commands.output_file, metavar="F.json", help="also write the metrics to this file")
     commands.add_json(p)
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that override the run's config.yaml")
@@ -26,19 +30,35 @@ def run(arguments: argparse.Namespace) -> None:
     from jaxtrain import config_io
     from jaxtrain.runtime import plain_files
     from jaxtrain.train import run_dir
+    from jaxtrain.train.checkpoint import init_from
     from jaxtrain.train.trainer import Trainer
 
-    folder = pathlib.Path(arguments.run)
-    _, _, checkpoints = run_dir.open_run(folder)
-    step = run_dir.pick(checkpoints, arguments.checkpoint)
-    task, config = config_io.load(folder / "config.yaml", arguments.overrides)
-    trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
-    trainer.state = checkpoints.restore(step, trainer.state)
-    metrics = trainer.evaluate(arguments.split)
-    result = {"run": str(folder), "checkpoint": step, "split": arguments.split, "metrics": metrics}
+    given = [one for one in arguments.overrides if one.startswith("checkpoint=")]
+    overrides = [one for one in arguments.overrides if one not in given]
+    which = given[-1].partition("=")[2] if given else arguments.checkpoint
+    if (arguments.run is None) == (arguments.config is None):
+        raise UserError("wanted --run DIR, or --config F with checkpoint=FILE (one of them)")
+    split = arguments.split or ("validation" if arguments.config is None else "test")
+    if arguments.config is not None:
+        task, config = config_io.load(arguments.config, overrides)
+        trainer, folder, step = Trainer(config=config, task=task), run_dir.folder_of(config), which
+        if which == "best":
+            raise UserError("--config: wanted checkpoint=FILE, the weights to evaluate")
+        init_from.apply(trainer.program, which, weights_only=True)
+    else:
+        folder = pathlib.Path(arguments.run)
+        _, _, checkpoints = run_dir.open_run(folder)
+        step = run_dir.pick(checkpoints, which)
+        task, config = config_io.load(folder / "config.yaml", overrides)
+        trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
+        trainer.state = checkpoints.restore(step, trainer.state)
+    if trainer.source(split) is None:
+        raise UserError(f"--split {split}: there is no such split")
+    metrics = trainer.evaluate(split)
+    result = {"run": str(folder), "checkpoint": step, "split": split, "metrics": metrics}
     if task.report is not None:
         plain_files.refuse_links(folder)
-        source = trainer.source(arguments.split)
+        source = trainer.source(split)
         result["files"] = [
             str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")
         ]

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.util
+import json
 import pathlib
 import sys
 import traceback
@@ -132,6 +133,7 @@ def finish(trainer) -> int:
     from jaxtrain import export
     from jaxtrain.runtime import launch
 
+    tested = test_metrics(trainer) if trainer.config.evaluation.test else {}
     if jax.process_index() != 0:
         launch.wait_for_all("end of the run")
         return 0
@@ -139,12 +141,40 @@ def finish(trainer) -> int:
     name = "best.pt" if has_torch else "best.safetensors"
     path = export.export_weights(trainer.folder, trainer.folder / "exports" / name)
     print(f"exported {path}")
+    if trainer.config.tracking.mlflow:
+        from jaxtrain.train.tracking import mlflow
+
+        version = mlflow.finish(trainer.folder, trainer.config.tracking, pathlib.Path(path), tested)
+        if version is not None:
+            print(f"registered in MLflow: {trainer.config.tracking.mlflow_model}, version {version}")
     if has_torch and trainer.task.twin is not None and trainer.source("validation") is not None:
         from torch_bridge.verify import compare_with_twin
 
         print(compare_with_twin(trainer.folder, pathlib.Path(path), trainer.source("validation")))
     launch.wait_for_all("end of the run")
     return 0
+
+
+def test_metrics(trainer) -> dict[str, float]:
+    """The best checkpoint's metrics on the test split, printed and kept in summary.json; none without such a split."""
+    import jax
+
+    from jaxtrain import strict_json
+    from jaxtrain.train import run_dir
+
+    if trainer.source("test") is None:
+        print("evaluation.test: there is no test split")
+        return {}
+    checkpoints = trainer.checkpoints()
+    which = "best" if checkpoints.best() is not None else "last"
+    trainer.state = checkpoints.restore(run_dir.pick(checkpoints, which), trainer.state)
+    found = trainer.evaluate("test")  # by all processes together
+    if jax.process_index() != 0:
+        return found
+    print("test " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
+    summary = json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
+    run_dir.write(trainer.folder, "summary.json", strict_json.dumps(summary | {"test": found}, indent=1))
+    return found
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import joblib
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
@@ -24,11 +25,20 @@ PLOTS = (
 
 def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = True) -> list[pathlib.Path]:
     """The files of a study as it stands. values: the nested config that it varies, from the file `source`."""
-    written = [_history(study)]
+    written = [_history(study), _study(study)]
     best = study.best()
     if best is not None:
         written.append(_best_config(study, best, values, source))
     return written + (_plots(study) if plots else [])
+
+
+def _study(study: Study) -> pathlib.Path:
+    """study.pkl: the trials as an Optuna study in memory, which joblib.load gives without the database."""
+    copy = optuna.create_study(direction=study.optuna.direction.name.lower(), study_name=study.optuna.study_name)
+    copy.add_trials(study.optuna.get_trials(deepcopy=False))
+    path = study.folder / "study.pkl"
+    joblib.dump(copy, path)
+    return path
 
 
 def _history(study: Study) -> pathlib.Path:

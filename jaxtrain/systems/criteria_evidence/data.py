@@ -19,9 +19,8 @@ log = logging.getLogger(__name__)
 def build_data(architecture: str, config: Any, split: str):
     """The source of a split, or None where it is empty."""
     corpus = load(architecture, config)
-    if not len(corpus.splits.get(split, ())):
-        return None
-    return source_of(corpus, corpus.splits[split], config)
+    rows = corpus.rows_of(split)
+    return source_of(corpus, rows, config) if len(rows) else None
 
 
 def example(architecture: str, config: Any):
@@ -49,6 +48,12 @@ class Corpus:
         }
         self.with_types = with_types
         self.row_weights = row_weights(examples.labels, self.splits["train"], config.loss)
+
+    def rows_of(self, split: str) -> np.ndarray:
+        """The rows of a split, or of the whole file for "all"; none for an unknown one."""
+        if split == "all":
+            return np.sort(np.concatenate(list(self.splits.values())))
+        return self.splits.get(split, np.array([], int))
 
     def columns(self, rows: Sequence[int], widths: dict[str, int]) -> dict[str, np.ndarray]:
         """The tensors of these rows, padded to a width per side."""

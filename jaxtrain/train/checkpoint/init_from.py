@@ -30,12 +30,12 @@ class WarmStart:
     plateau: Mapping[str, Any] | None = None
 
 
-def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
+def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False) -> WarmStart:
     """Fill a fresh program from a run folder (weights), a weights file, a Hugging Face folder, or a training
     checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
 
-    program: or a Trainer. Raises UserError for a file that is missing, damaged, unsafe, not finite, or of another model
-    or optimizer.
+    program: or a Trainer. weights_only: leave an optimizer's state in the file. Raises UserError for a file that is
+    missing, damaged, unsafe, not finite, or of another model or optimizer.
     """
     program = getattr(program, "program", program)
     path = pathlib.Path(path).expanduser()
@@ -52,7 +52,7 @@ def apply(program: Program, path: str | pathlib.Path) -> WarmStart:
         )
     saved = checkpoint.open_checkpoint(path)
     lines = _take_weights(program, saved.weights, path)
-    if saved.optimizer is None or not program.config.init_optimizer:
+    if saved.optimizer is None or weights_only or not program.config.init_optimizer:
         return WarmStart([f"started from the weights of {path}", *lines])
     if program.given is not None:
         raise UserError(

@@ -1,5 +1,6 @@
 """MLflow: parameters, metrics, the config and pictures, in a local store or on a tracking server."""
 
+import contextlib
 import pathlib
 import re
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
@@ -46,6 +48,9 @@ class MLflow:
             self._client.log_batch(self._run, params=params[first : first + BATCH])
         self._client.log_text(self._run, text, "config.yaml")
 
+        for name, value in hardware().items():
+            self._client.set_tag(self._run, name, value)
+
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._client.log_batch(self._run, [Metric(_taken(name), value, now, step) for name, value in values.items()])
@@ -60,6 +65,38 @@ class MLflow:
     def close(self, failed: bool) -> None:
         if self._run:
             self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+
+
+def hardware() -> dict[str, str]:
+    """Tags that tell what a run computed on: device, their number, CUDA's and the libraries' versions."""
+    import jax
+
+    from jaxtrain.runtime.devices import cuda_version
+
+    found = {"device": jax.devices()[0].device_kind, "device_count": str(jax.device_count())}
+    found |= {"jax_version": jax.__version__}
+    version = cuda_version()
+    return found | ({"cuda_version": version} if version else {})
+
+
+def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Mapping[str, float]) -> str | None:
+    """Add to a run folder's MLflow run what is known once it has ended: test metrics and the exported model.
+
+    model: the export; with tracking.mlflow_model it is logged and registered under that name. Returns the registered
+    version, None where there is none.
+    """
+    uri = tracking.mlflow_uri or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    client, run = MlflowClient(tracking_uri=uri), (folder / "mlflow_run.txt").read_text().strip()
+    for name, value in metrics.items():
+        client.log_metric(run, _taken(f"test_{name}"), value)
+    if tracking.mlflow_model is None:
+        return None
+    client.log_artifact(run, str(model), "model")
+    client.log_artifact(run, str(folder / "config.yaml"), "model")
+    with contextlib.suppress(MlflowException):  # there already
+        client.create_registered_model(tracking.mlflow_model)
+    source = f"{client.get_run(run).info.artifact_uri}/model"
+    return str(client.create_model_version(tracking.mlflow_model, source, run).version)
 
 
 def _taken(name: str) -> str:

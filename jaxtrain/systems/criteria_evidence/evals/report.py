@@ -32,7 +32,7 @@ def write(architecture: str, model, source, config, folder) -> list[pathlib.Path
 
 def rows_of(corpus: data.Corpus, source: Any) -> np.ndarray:
     """The corpus' rows behind a split's source. A foreign dataset has no texts to report on, so UserError there."""
-    for members in corpus.splits.values():
+    for members in (*corpus.splits.values(), corpus.rows_of("all")):
         if len(members) == len(source) and _same(corpus, members, source):
             return members
     raise UserError("the report covers the splits of the config's own data, not another dataset")

@@ -170,6 +170,7 @@ def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
         "mode": found.get("early_stopping.mode", "monitor_mode", default="max"),
         "patience": found.get("early_stopping.patience", default=3),
         "min_delta": found.get("early_stopping.min_delta", default=1e-4),
+        "test": True,
     }
 
 
@@ -184,7 +185,47 @@ def _matmul(found: Found) -> str:
 
 
 def _tracking(mlflow: Mapping[str, Any]) -> dict[str, Any]:
-    return _given(mlflow=True if mlflow else None, mlflow_uri=mlflow.get("tracking_uri"))
+    """Every training is tracked; `optuna` and MLflow's store are the project's sqlite files."""
+    return {
+        "mlflow": True,
+        "mlflow_uri": mlflow.get("tracking_uri", "sqlite:///mlflow.db"),
+        "mlflow_model": "psy-agents",
+    }
+
+
+BEST = {  # names of the original's searches -> settings; those that a task does not have are left out
+    "learning_rate": ("optim.lr",),
+    "weight_decay": ("optim.weight_decay",),
+    "warmup_ratio": ("optim.schedule.warmup_ratio",),
+    "scheduler": ("optim.schedule.name",),
+    "gradient_clip": ("optim.clip_norm",),
+    "dropout": ("model.criteria.dropout", "model.evidence.dropout"),
+    "max_length": ("data.max_length", "data.evidence_max_length"),
+    "encoder": ("model.pretrained", "model.evidence_pretrained"),
+    "lora_enabled": ("model.lora.enabled",),
+    "lora_r": ("model.lora.r",),
+    "lora_alpha": ("model.lora.alpha",),
+    "num_epochs": ("train.epochs",),
+    "epochs": ("train.epochs",),
+    "seed": ("seed",),
+}
+BATCH, ACCUMULATE = ("batch_size", "train_batch_size"), ("gradient_accumulation_steps", "gradient_accumulation")
+
+
+def best(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from the flat best_config.yaml of the original's search. Raises UserError for names that it has not."""
+    unknown = [name for name in values if name not in (*BEST, *BATCH, *ACCUMULATE)]
+    if unknown:
+        raise UserError(
+            f"{', '.join(unknown)}: no counterpart here; known are {', '.join((*BEST, *BATCH, *ACCUMULATE))}"
+        )
+    found = {setting: value for name, value in values.items() for setting in BEST.get(name, ())}
+    if "optim.schedule.name" in found:
+        found["optim.schedule.name"] = Found(values).one(SCHEDULES, "scheduler", default="cosine")
+    accumulate = next((values[name] for name in ACCUMULATE if name in values), None)
+    batch = next((values[name] for name in BATCH if name in values), None)
+    found |= _given(**{"train.accumulate_steps": accumulate})
+    return found | _given(**{"data.batch_size": None if batch is None else batch * (accumulate or 1)})
 
 
 TRAINING = (
@@ -218,6 +259,7 @@ ORIGINAL = LegacyConfig(
         | {"project.name", "mlflow.experiment_name", "data.source", "task.type", "task.loss", "task.label_column"}
     ),
     convert=convert,
+    best=best,
     replaced={
         "*pin_memory": "batches are always put on the devices ahead of their use",
         "*persistent_workers": "worker processes live as long as the trainer",
@@ -233,8 +275,8 @@ ORIGINAL = LegacyConfig(
         "project.name": "run.name names a run",
         "data.*": "a run reads one CSV, data.path; original/groundtruth.py makes tables of posts and annotations",
         "task.*": "the task decides labels, loss and metrics",
-        "best_config": "jaxtrain.tune writes a whole config; start it with --config",
-        "checkpoint": "jaxtrain.evaluate takes the run folder",
+        "best_config": "best_config=FILE on the command line takes the best values of a search",
+        "checkpoint": "jaxtrain.evaluate takes it",
         "*scheduler.warmup_*": "a constant learning rate has no warm-up, and warmup_steps wins over warmup_ratio",
         "*scheduler.num_cycles": "only cosine_with_restarts has cycles",
     },

@@ -194,6 +194,7 @@ class CheckpointConfig(Section):
     keep_best: int = Field(default=1, ge=0)
     grace_s: float = Field(default=30.0, gt=0)  # time to save in after a preemption signal
     retry_s: float = Field(default=300.0, ge=0)  # how long the end of a run tries to write its last checkpoint
+    mirror: str | None = None  # a second copy of every checkpoint: a folder on another disk, or s3://, gs://, ...
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
     torch: Literal["original"] | None = None  # original: also write the torch project's own checkpoint files

@@ -216,9 +216,9 @@ class Preemption:
                 self._stop_at = max(self._votes("pieces", self._pieces))
                 if self._may_wait(self.why):
                     return
-            if not run_ended.wait(self._left() - self._grace_s / 2):
+            if not run_ended.wait(self.left_s - self._grace_s / 2):
                 self._save_for_main(run_ended)
-        if not run_ended.wait(self._left()):
+        if not run_ended.wait(self.left_s):
             self._exit(
                 f"{self.what}: the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; {self._last()}",
                 self.exit_code,
@@ -255,11 +255,12 @@ class Preemption:
             return [mine]
         store, prefix = _store(), f"jaxtrain/preemption/{topic}/"
         store.key_value_set(f"{prefix}{_process()}", json.dumps(mine), allow_overwrite=True)
-        wait_ms = lambda: max(1, int(self._left() * 1000))
+        wait_ms = lambda: max(1, int(self.left_s * 1000))
         return [int(store.blocking_key_value_get(f"{prefix}{p}", wait_ms())) for p in range(_processes())]
 
-    def _left(self) -> float:
-        """Seconds of the grace period."""
+    @property
+    def left_s(self) -> float:
+        """Seconds left of the grace period; infinite where there is none."""
         return max(0.0, self._deadline - time.monotonic())
 
     def _exit(self, message: str, code: int) -> None:

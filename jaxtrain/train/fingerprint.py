@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -27,6 +27,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.task import Task
 from jaxtrain.train import object_digest, run_dir
 from jaxtrain.train.checkpoint import manifest
+from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.object_digest import Leaves
 from jaxtrain.train.program import Program
 
@@ -79,15 +80,23 @@ class Fingerprint:
 def read(folder: pathlib.Path) -> Fingerprint | None:
     """That of a folder; of one that an older version wrote, its settings alone. None where there is none."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return Fingerprint(content["identity"], content["parts"])
+        return parse((folder / FILE).read_text(encoding="utf-8"), folder / FILE)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder / FILE}: cannot be read ({error}); move it away to go on without it") from None
     if not (folder / "config.yaml").is_file():
         return None
     return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})
+
+
+def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
+    """That in the text of a fingerprint.json. where: its place, for messages."""
+    try:
+        content = json.loads(text)
+        return Fingerprint(content["identity"], content["parts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where}: cannot be read ({error}); move it away to go on without it") from None
 
 
 def of(program: Program, model: Any, loss: Any, data: "UserData") -> Fingerprint:
@@ -295,6 +304,33 @@ def choose(
     return Choice(folder, [f"{first} {why}: this run is in {folder}"] if why else [])
 
 
+def check_mirror(
+    mirror: Mirror, folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int
+) -> None:
+    """Raises UserError where a mirror holds another run than the folder does or, if that is empty, than this one."""
+    text, steps = mirror.fingerprint(), mirror.steps()
+    if text is None:
+        if steps:
+            raise UserError(f"checkpoint.mirror: {mirror.place}: holds checkpoints, but no {FILE} that says whose")
+        return
+    saved = parse(text, f"{mirror.place}/{FILE}")
+    here = manifest.run_of(folder) if _is_used(folder, named=True) else None
+    if here == saved.identity:
+        return
+    if here is not None:
+        found = "its checkpoints are not of the run in this folder"
+    else:
+        other = now.differences(saved, DECIDING)
+        if not other and steps and _has_ended(steps[-1], lambda: mirror.meta(steps[-1]), config, total_steps):
+            other = now.differences(saved, ("weights", *_comparable_code(now, saved)))
+        found = _sentence(other, mirror.run_folder or folder, config)
+    if found:
+        raise UserError(
+            f"checkpoint.mirror: {mirror.place}: holds another run: {found}. Give each run a mirror of its own, or "
+            "empty that one"
+        )
+
+
 def _comparable_code(now: Fingerprint, saved: Fingerprint) -> tuple[str, ...]:
     """Bytecode of another Python cannot be compared."""
     versions = {told.partition(":")[0] for f in (now, saved) for [told] in f.parts.get("code", {}).values()}
@@ -314,10 +350,15 @@ def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int)
     steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
     if not steps:
         return False
-    if max(steps) >= total_steps:
+    newest = max(steps)
+    return _has_ended(newest, lambda: manifest.read(folder / "checkpoints" / str(newest)), config, total_steps)
+
+
+def _has_ended(newest: int, read_meta: Callable[[], dict], config: TrainingConfig, total_steps: int) -> bool:
+    if newest >= total_steps:
         return True
     try:
-        meta = manifest.read(folder / "checkpoints" / str(max(steps)))
+        meta = read_meta()
     except UserError:
         return False  # damaged: the run goes on from an earlier one
     patience = config.evaluation.patience

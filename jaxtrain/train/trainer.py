@@ -28,6 +28,7 @@ from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import fingerprint, run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.checkpoint.mirror import Mirror, Unreachable
 from jaxtrain.train.init_state import members
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
@@ -193,7 +194,7 @@ class Trainer:
         warnings = self._choose_folder("auto" if forced else resume, forced)
         try:
             with self._locked():
-                history = self._train_locked("auto" if forced else resume, after_evaluation, warnings)
+                history = self._train_locked("here" if forced else resume, after_evaluation, warnings)
         finally:
             self.user_data.after_training()
         self.write_back()
@@ -266,7 +267,7 @@ class Trainer:
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config, program = self.config, self.program
-        checkpoints = self.checkpoints(tracker.warn)
+        checkpoints = self.checkpoints(tracker.warn, mirror=self._mirror())
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
         original_files.check(program)
         loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
@@ -291,25 +292,50 @@ class Trainer:
         loop.record.identity = self.fingerprint.identity
         return loop
 
-    def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
+    def checkpoints(
+        self,
+        warn: Callable[[str], None] = print,
+        folder: pathlib.Path | None = None,
+        mirror: Mirror | None = None,
+    ) -> Checkpoints:
         """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""
-        return run_dir.checkpoints(folder or self.folder, self.config, warn)
+        return run_dir.checkpoints(folder or self.folder, self.config, warn, mirror)
+
+    def _mirror(self) -> Mirror | None:
+        place = self.config.checkpoint.mirror
+        return None if place is None else Mirror(place, self.folder)
 
     def _origin(self, checkpoints: Checkpoints, resume: str, tracker: Tracker) -> tuple[Checkpoints, int | None]:
         """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""
-        if resume not in ("auto", "never"):
+        copied = broadcast_from_process_zero("mirror", lambda: self._mirrored(checkpoints, resume))
+        if resume not in ("auto", "never", "here"):
             other = self.checkpoints(tracker.warn, pathlib.Path(resume).expanduser())
             step = broadcast_from_process_zero("resume", lambda: other.newest_good(set_aside=False))
             if step is None:
                 raise UserError(f"--resume {resume}: no checkpoint under {other.folder}")
             return other, step
         found = broadcast_from_process_zero("latest", checkpoints.latest)
-        if resume == "never" and found is not None:
+        if resume == "never" and (found is not None or copied):
+            place, found = (self.folder, found) if found is not None else (checkpoints.mirror.place, copied[-1])
             raise UserError(
-                f"{self.folder}: holds checkpoints up to step {found} and --resume never would start over them; choose "
+                f"{place}: holds checkpoints up to step {found} and --resume never would start over them; choose "
                 "another run.dir, or move the folder away"
             )
-        return checkpoints, broadcast_from_process_zero("resume", checkpoints.newest_good)
+        return checkpoints, broadcast_from_process_zero("resume", lambda: checkpoints.newest_good(copied=copied))
+
+    def _mirrored(self, checkpoints: Checkpoints, resume: str) -> list[int]:
+        """Steps in the mirror that the run may go on from. A folder that the user names goes before its mirror."""
+        mirror = checkpoints.mirror
+        if mirror is None:
+            return []
+        try:
+            fingerprint.check_mirror(mirror, self.folder, self.config, self.fingerprint, self.total_steps)
+            return [] if resume == "here" and checkpoints.steps() else mirror.steps()
+        except Unreachable as error:
+            if not checkpoints.steps():
+                raise
+            checkpoints.warn(str(error))
+            return []
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""

@@ -19,7 +19,7 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ import orbax.checkpoint as ocp
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, plain_files
 from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, retention, state_tree
+from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.checkpoint.retention import DAMAGED, PART
 from jaxtrain.train.checkpoint.save_agreement import Saving, agree, hear_others
 from jaxtrain.train.checkpoint.save_failures import SaveFailures, is_lasting, reason_of
@@ -53,7 +54,7 @@ class Checkpoints:
     """The checkpoints folder of one run.
 
     keep_last, keep_best: how many of the newest and of the best by `metric` stay. warn: hears of saves that fail and
-    of damaged checkpoints.
+    of damaged checkpoints. mirror: gets a copy of each, and gives them back.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Checkpoints:
         metric: str,
         mode: str,
         warn: Callable[[str], None] = print,
+        mirror: Mirror | None = None,
     ):
         self.folder = folder.absolute()
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
-        self.warn = warn
+        self.warn, self.mirror = warn, mirror
         logging.getLogger("absl").addFilter(orbax_patches.is_news)
         orbax_patches.spare()
         orbax_patches.hush_late_writes()
@@ -112,18 +114,23 @@ class Checkpoints:
         missing = not (folder / ARRAYS / INDEX).is_file()
         return found or ([f"{ARRAYS}/{INDEX}: missing, so no array can be read"] if missing else [])
 
-    def newest_good(self, set_aside: bool = True) -> int | None:
+    def newest_good(self, set_aside: bool = True, copied: Sequence[int] = ()) -> int | None:
         """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and
-        renamed where `set_aside`. Raises UserError where checkpoints exist and none of them is whole.
+        renamed where `set_aside`. copied: steps in the mirror, which count too. Raises UserError where checkpoints
+        exist and none of them is whole.
         """
         damaged: dict[int, str] = {}
         good = None
-        for step in reversed(self.steps()):
-            found = self.problems(step)
-            if not found:
+        here = self.steps()
+        for step in sorted({*here, *copied}, reverse=True):
+            found = self.problems(step) if step in here else []
+            if step in here and not found:
                 good = step
                 break
-            damaged[step] = found[0] + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+            if step in copied and self._bring_back(step, found):
+                return step
+            if found:
+                damaged[step] = found[0] + (f" and {len(found) - 1} more" if len(found) > 1 else "")
         if good is None and (damaged or self._named(DAMAGED)):
             what = "; ".join(f"{step}: {why}" for step, why in damaged.items()) or "set aside as damaged"
             raise UserError(
@@ -136,6 +143,25 @@ class Checkpoints:
         if good is None and self._named(PART):
             self.warn(f"{self.folder}: only a save that never finished; starting from step 0")
         return good
+
+    def _bring_back(self, step: int, found: list[str]) -> bool:
+        """Take the mirror's copy of a checkpoint, in place of a damaged one; and the others too, where none is left."""
+        assert self.mirror is not None
+        lost = not self.steps()
+        why = self.mirror.bring_back(step, self._set_aside) if found else self.mirror.bring_back(step)
+        if why:
+            self.warn(f"CHECKPOINT {step} of the mirror {self.mirror.place} cannot be taken: {why}")
+            return False
+        self.warn(
+            f"CHECKPOINT {step} comes from the mirror {self.mirror.place}: the run folder "
+            + (f"holds a damaged one ({found[0]}), now {step}{DAMAGED}" if found else "has none as new")
+        )
+        if lost:
+            self.mirror.bring_back_identity()
+        for other in self.mirror.steps() if lost else ():
+            if other != step and (why := self.mirror.bring_back(other)):
+                self.warn(f"CHECKPOINT {other} of the mirror {self.mirror.place} cannot be taken: {why}")
+        return True
 
     def _named(self, suffix: str) -> list[pathlib.Path]:
         return sorted(self.folder.glob(f"*{suffix}")) if self.folder.is_dir() else []
@@ -218,6 +244,14 @@ class Checkpoints:
         """Take note of the last save if it has ended; does not wait."""
         if self._saving is not None and not self._saving.thread.is_alive():
             self.wait()
+        for failure in () if self.mirror is None else self.mirror.take_failures():
+            self.warn(failure)
+
+    def wait_for_mirror(self, patience_s: float, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Until the mirror is up to date; no longer than so many seconds, or `give_up`."""
+        if self.mirror is not None and jax.process_index() == 0:
+            self.mirror.wait(patience_s, give_up)
+            self.poll()
 
     @property
     def retry_due(self) -> bool:
@@ -276,6 +310,8 @@ class Checkpoints:
             self._set_aside(step)
             raise OSError(f"read back, it is not what was written: {found[0]}")
         self._prune()
+        if self.mirror is not None:
+            self.mirror.update(step)
 
     def _renew(self, step: int, meta: dict) -> None:
         """The arrays of `step` stand; what the host knows may be newer (an evaluation that was still to come)."""
@@ -287,6 +323,8 @@ class Checkpoints:
             folder, meta | history_file.after(history, manifest.read(folder).get(history_file.WRITTEN, {}))
         ):
             self._prune()
+        if self.mirror is not None:
+            self.mirror.update(step)
 
     def _part(self, step: int) -> pathlib.Path:
         return self.folder / f"{step}{PART}"
@@ -322,7 +360,7 @@ class Checkpoints:
         """After a save: its checkpoint is whole, those before it were."""
         kept = {*self.steps()[-self.keep_last :], *self._ranked()[: self.keep_best]}
         for step in self.steps():
-            if step not in kept:
+            if step not in kept and not (self.mirror is not None and self.mirror.defers(step)):
                 retention.remove(self.folder, str(step))
 
     def clear_unfinished(self) -> list[pathlib.Path]:

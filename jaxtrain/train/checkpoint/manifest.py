@@ -51,16 +51,33 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     """The meta.json of a folder. Raises UserError where it is missing or not as it was written, and Unreadable."""
     path = folder / NAME
     try:
-        content = json.loads(path.read_bytes())
-        told = content.pop("seal")
-        if told != _hash_of(content):
-            raise ValueError("its content does not match its hash")
+        content = path.read_bytes()
     except OSError as error:
         _refuse_unreadable(path, error)
         raise UserError(f"{path}: damaged: {error.strerror or error}") from None
+    return parse(content, path)
+
+
+def parse(text: bytes, where: str | pathlib.Path) -> dict[str, Any]:
+    """The same of a file's content. where: its place, for messages. Raises UserError where it is not as written."""
+    try:
+        content = json.loads(text)
+        told = content.pop("seal")
+        if told != _hash_of(content):
+            raise ValueError("its content does not match its hash")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: damaged: {error}") from None
+        raise UserError(f"{where}: damaged: {error}") from None
     return content
+
+
+def names(content: dict[str, Any]) -> list[str]:
+    """The sealed files, relative to their folder. Raises UserError for one that leads out of it."""
+    found = list(content.get("files", {}))
+    for name in found:
+        path = pathlib.PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or name == NAME:
+            raise UserError(f"{name}: lies outside the checkpoint")
+    return found
 
 
 def run_of(folder: pathlib.Path) -> str | None:

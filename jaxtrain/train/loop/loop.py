@@ -101,6 +101,7 @@ class Loop:
             patience_s = self.config.checkpoint.retry_s
             self.checkpoints.save_for_sure(program.state, record.step, record.meta(), patience_s)
             self._write_torch(final=True)
+            self._wait_for_mirror(patience_s)
         self._announce_checkpoint()
         self.callbacks.call("on_train_end")
         record.samples_per_s = record.clock.samples_per_s(record.step)
@@ -239,6 +240,7 @@ class Loop:
         self._drain()
         grace_s, record = self.config.checkpoint.grace_s, self.record
         self.checkpoints.save_for_sure(self.program.state, record.step, record.meta(), grace_s)
+        self.checkpoints.wait_for_mirror(min(grace_s, self.preemption.left_s) / 2)
         self.tracker.info(f"{self.preemption.what}: {self._last_checkpoint()}. Start the same command again to go on")
         wait_for_all("preempted", grace_s)
         raise self.preemption.saved()
@@ -250,6 +252,15 @@ class Loop:
         if not self.checkpoints.wait():
             raise RuntimeError("not saved")  # the main thread may come in time for another try
         self.tracker.close()
+
+    def _wait_for_mirror(self, patience_s: float) -> None:
+        """However long it takes, but not over a signal; the others of several processes do not wait for ever."""
+
+        def give_up() -> bool:
+            self.watchdog.beat(self.record.step)
+            return self.preemption.told.is_set()
+
+        self.checkpoints.wait_for_mirror(float("inf") if jax.process_count() == 1 else patience_s, give_up)
 
     def _last_checkpoint(self) -> str:
         step = self.checkpoints.newest

@@ -16,7 +16,6 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, trains
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.state import ModelDef
 from torch_bridge.atomic_file import replacing
 from torch_bridge.layouts import abstract
@@ -109,16 +108,10 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     return config_io.read(folder / "config.yaml")
 
 
-def checkpoints(
-    folder: pathlib.Path,
-    config: TrainingConfig,
-    warn: Callable[[str], None] = print,
-    mirror: Mirror | None = None,
-) -> Checkpoints:
+def checkpoints(folder: pathlib.Path, config: TrainingConfig, warn: Callable[[str], None] = print) -> Checkpoints:
     """Those of a run folder, kept by the config's rules. warn: called with a line about trouble with them."""
     evaluation, keep = config.evaluation, config.checkpoint
-    rules = (keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode)
-    return Checkpoints(folder / "checkpoints", *rules, warn, mirror)
+    return Checkpoints(folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode, warn)
 
 
 def pick(checkpoints: Checkpoints, which: str) -> int:

@@ -267,7 +267,9 @@ class Trainer:
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config, program = self.config, self.program
-        checkpoints = self.checkpoints(tracker.warn, mirror=self._mirror())
+        checkpoints = self.checkpoints(tracker.warn)
+        if config.checkpoint.mirror is not None:
+            checkpoints.mirror = Mirror(config.checkpoint.mirror, self.folder)
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
         original_files.check(program)
         loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
@@ -292,18 +294,9 @@ class Trainer:
         loop.record.identity = self.fingerprint.identity
         return loop
 
-    def checkpoints(
-        self,
-        warn: Callable[[str], None] = print,
-        folder: pathlib.Path | None = None,
-        mirror: Mirror | None = None,
-    ) -> Checkpoints:
+    def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
         """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""
-        return run_dir.checkpoints(folder or self.folder, self.config, warn, mirror)
-
-    def _mirror(self) -> Mirror | None:
-        place = self.config.checkpoint.mirror
-        return None if place is None else Mirror(place, self.folder)
+        return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
     def _origin(self, checkpoints: Checkpoints, resume: str, tracker: Tracker) -> tuple[Checkpoints, int | None]:
         """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""

@@ -54,7 +54,7 @@ class Checkpoints:
     """The checkpoints folder of one run.
 
     keep_last, keep_best: how many of the newest and of the best by `metric` stay. warn: hears of saves that fail and
-    of damaged checkpoints. mirror: gets a copy of each, and gives them back.
+    of damaged checkpoints. mirror: where there is one, it gets a copy of each, and gives them back.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Checkpoints:
         metric: str,
         mode: str,
         warn: Callable[[str], None] = print,
-        mirror: Mirror | None = None,
     ):
         self.folder = folder.absolute()
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
-        self.warn, self.mirror = warn, mirror
+        self.warn = warn
+        self.mirror: Mirror | None = None
         logging.getLogger("absl").addFilter(orbax_patches.is_news)
         orbax_patches.spare()
         orbax_patches.hush_late_writes()

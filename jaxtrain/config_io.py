@@ -101,6 +101,11 @@ def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
     translation; a name that both have is this project's.
     """
     values, own = read(path), list(overrides)
+    if {"method", "parameters"} <= values.keys() and {"program", "command", "metric"} & values.keys():
+        raise UserError(
+            f"{path}: is a W&B sweep, not a run: write its `parameters` as a search space and start python -m "
+            "jaxtrain.tune --config F --space F (docs/tuning.md)"
+        )
     if "task" in values and not isinstance(values["task"], Mapping):
         return values, None, own
     if hydra_configs.is_composed(values):

@@ -139,3 +139,21 @@ def test_what_hydra_cannot_compose_is_one_sentence(composed):
     (composed.parent / "model/roberta_base.yaml").unlink()
     with pytest.raises(UserError, match="Hydra cannot compose it: .*model/roberta_base"):
         config_io.merged(composed)
+
+
+def test_a_sweep_of_wandb_is_no_run(tmp_path):
+    path = tmp_path / "sae-sweep.yaml"
+    path.write_text("program: cli.py\nmethod: bayes\nparameters: {lr: {min: 1, max: 2}}\ncommand: ['${env}', python]\n")
+    with pytest.raises(UserError, match="is a W&B sweep, not a run: write its `parameters` as a search space"):
+        config_io.load(path)
+
+
+def test_one_subject_of_sherlock_is_a_list_of_one(write):
+    values = {
+        "learning_rate": 3e-4,
+        "fmri_weight": 2.0,
+        "gradient_clip_val": None,
+        "data": {"subjects": 1, "fps": 25.0},
+    }
+    config = config_io.load(write(values))[1]
+    assert (config.data.subjects, config.optim.clip_norm) == ([1], None)

@@ -186,6 +186,7 @@ def test_save_and_load_by_hand(tmp_path):
     assert other.current_epoch == 3
     weight = "decoder.layer11_text.weight"
     assert torch.equal(other.model.state_dict()[weight], trainer.model.state_dict()[weight])
+    assert trainer.save_checkpoint(tmp_path / "mine.pt") == tmp_path / "mine.pt"
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         other.load_checkpoint(tmp_path / "none.pt")
 

@@ -131,6 +131,8 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
     config = TrainingConfig(**{name: original[name] for name in FLAT if name in original})
     sections = {name: original.get(name) or {} for name in ("data", "model")}
     data = {name: sections["data"][name] for name in DATA if name in sections["data"]}
+    if isinstance(data.get("subjects"), int):
+        data["subjects"] = [data["subjects"]]
     model = {name: sections["model"][name] for name in MODEL if name in sections["model"]}
     model = {name: value for name, value in model.items() if value is not None}
     head = bool(HEAD_ONLY & {*data, *model})

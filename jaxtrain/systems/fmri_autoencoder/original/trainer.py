@@ -295,15 +295,23 @@ class Trainer:
         return found if val_loss is None else {**found, "val_loss": val_loss}
 
     def save_checkpoint(
-        self, epoch: int, val_loss: float | None = None, is_best: bool | None = None, is_final: bool = False
+        self,
+        epoch: int | str | pathlib.Path,
+        val_loss: float | None = None,
+        is_best: bool | None = None,
+        is_final: bool = False,
     ) -> pathlib.Path:
         """Write checkpoint_epoch_<epoch>.pt, or final_checkpoint.pt, and best_checkpoint.pt where it is the best.
 
-        epoch: counted from 0. is_best: decided by val_loss <= best_val_loss if left out. Gives the file's path.
+        epoch: counted from 0; or a file to write, of the present epoch. is_best: decided by val_loss <= best_val_loss
+        if left out. Gives the file's path.
         """
         best = val_loss is not None and val_loss <= self.best_val_loss if is_best is None else is_best
+        name = "final_checkpoint.pt" if is_final else f"checkpoint_epoch_{epoch}.pt"
+        if not isinstance(epoch, int):
+            name, epoch = str(pathlib.Path(epoch).absolute()), self.current_epoch
         found = self.checkpoint(epoch, val_loss)
-        path = self._write("final_checkpoint.pt" if is_final else f"checkpoint_epoch_{epoch}.pt", found)
+        path = self._write(name, found)
         if best:
             self._write("best_checkpoint.pt", found)
         return path

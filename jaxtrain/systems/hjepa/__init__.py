@@ -109,9 +109,10 @@ ORIGINAL_NAMES = {
         "create_ema_scheduler",
         "create_lr_scheduler",
     ),
+    "original.rope": ("VisionRoPE2D",),
+    "original.world_model": ("CEMPlanner", "LeWM", "create_lewm"),
     "original.torch_checkpoint": ("CheckpointManager",),
     "original.torch_compat": (
-        "create_lewm",
         "create_masking_function",
         "create_optimizer",
         "load_checkpoint",

@@ -53,7 +53,7 @@ def test_layer_scale_of_the_frame_encoder_crosses_to_torch():
     draw = np.random.default_rng(0)
     frames, actions = draw.random((2, 3, 3, 32, 32), np.float32), draw.normal(size=(2, 3, 4)).astype(np.float32)
     with torch.no_grad():
-        embeddings, predictions = module(torch.from_numpy(frames), torch.from_numpy(actions))
+        wanted = module(torch.from_numpy(frames), torch.from_numpy(actions))
     found = nnx.jit(lambda model, *given: model(*given))(ours, frames, actions)
-    np.testing.assert_allclose(found.embeddings, embeddings.numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.predictions, predictions.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.embeddings, wanted["embeddings"].numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.predictions, wanted["predictions"].numpy(), rtol=1e-4, atol=1e-5)

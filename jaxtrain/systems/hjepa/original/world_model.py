@@ -1,0 +1,146 @@
+"""The original's world model and its planner as torch objects."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa import torch_twin
+from torch_bridge.datasets import to_torch
+
+
+class LeWM(torch_twin.LeWorldModel):
+    """frames [batch, step, channel, S, S], actions [batch, step, action] -> a dict of embeddings and predictions."""
+
+    def forward(self, frames, actions) -> dict[str, torch.Tensor]:
+        """embeddings, predictions: [batch, step, width]; prediction_inputs, target_embeddings: [batch, step - 1,
+        width], what a loss compares. Raises ValueError for other axes and more steps than predictor_max_seq_len."""
+        if frames.ndim != 5 or actions.ndim != 3:
+            raise UserError(
+                f"frames have {frames.ndim} axes and actions {actions.ndim}, wanted [batch, step, channel, height, "
+                "width] and [batch, step, action]"
+            )
+        if frames.shape[:2] != actions.shape[:2]:
+            raise UserError(
+                f"frames are [batch, step] = {list(frames.shape[:2])}, actions {list(actions.shape[:2])}: wanted equal"
+            )
+        longest = self.action_predictor.pos_embed.shape[1]
+        if frames.shape[1] > longest:
+            raise UserError(f"{frames.shape[1]} steps are more than predictor_max_seq_len={longest}")
+        embeddings, predictions = super().forward(frames, actions)
+        return {
+            "embeddings": embeddings,
+            "predictions": predictions,
+            "prediction_inputs": predictions[:, :-1],
+            "target_embeddings": embeddings[:, 1:],
+        }
+
+
+def create_lewm(
+    encoder_type: str = "vit_tiny_patch16_224",
+    img_size: int = 224,
+    embed_dim: int | None = None,
+    action_dim: int = 4,
+    predictor_depth: int = 6,
+    predictor_num_heads: int = 16,
+    predictor_mlp_ratio: float = 4.0,
+    predictor_dropout: float = 0.1,
+    predictor_max_seq_len: int = 256,
+    projection_norm: str = "batchnorm",
+    use_gradient_checkpointing: bool = False,
+    use_layerscale: bool = False,
+    layerscale_init: float = 1e-5,
+    *,
+    vit: dict[str, Any] | None = None,
+) -> LeWM:
+    """The original's world model as a torch module; weights as a run of `hjepa.world_model` with seed 0 starts.
+
+    embed_dim: the encoder's width if left out. vit: timm-style overrides of the preset's sizes. Raises ValueError for
+    sizes that do not fit each other.
+    """
+    from jaxtrain import config_io
+    from jaxtrain.runtime.prng import initial_rngs
+    from jaxtrain.systems.hjepa import world_model
+    from torch_bridge.state_dict import state_dict
+
+    model = {
+        "encoder_type": encoder_type,
+        "vit": vit or {},
+        "embed_dim": embed_dim,
+        "action_dim": action_dim,
+        "predictor_depth": predictor_depth,
+        "predictor_num_heads": predictor_num_heads,
+        "predictor_mlp_ratio": predictor_mlp_ratio,
+        "predictor_dropout": predictor_dropout,
+        "predictor_max_seq_len": predictor_max_seq_len,
+        "projection_norm": projection_norm,
+        "gradient_checkpointing": use_gradient_checkpointing,
+        "layerscale": {"use_layerscale": use_layerscale, "init_value": layerscale_init},
+    }
+    values = {"task": "hjepa.world_model", "model": model, "data": {"image_size": img_size}}
+    checked = config_io.check(values, "create_lewm")[1]
+    module = LeWM(checked)
+    start = state_dict(world_model.build_model(checked, initial_rngs(0)))
+    module.load_state_dict({key: to_torch(np.asarray(value)) for key, value in start.items()})
+    return module
+
+
+def goal_distance(trajectory, goal):
+    """Squared distance of the last state to the goal: [plan]."""
+    return (trajectory[:, -1] - goal).square().sum(-1)
+
+
+@dataclasses.dataclass
+class CEMPlanner:
+    """Sample plans, keep the cheapest, refit a normal to them, repeat; numbers from torch's generator.
+
+    encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings; both are
+    in evaluation mode meanwhile. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal)
+    -> [plan]. Source: Rubinstein 1999.
+    """
+
+    encoder: nn.Module
+    predictor: nn.Module
+    action_dim: int
+    horizon: int = 10
+    num_samples: int = 300
+    num_elites: int = 30
+    num_iterations: int = 30
+    low: float = -1.0
+    high: float = 1.0
+    cost_fn: Callable = goal_distance
+
+    @torch.no_grad()
+    def plan(self, frame, goal_frame, return_plan: bool = False):
+        """The first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
+
+        frame, goal_frame: [channel, S, S].
+        """
+        modes = [(part, part.training) for part in (self.encoder, self.predictor)]
+        try:
+            for part, _ in modes:
+                part.eval()
+            start, goal = self.encoder(torch.stack([frame, goal_frame]))
+            mean = torch.full((self.horizon, self.action_dim), (self.low + self.high) / 2, device=start.device)
+            std = torch.full_like(mean, (self.high - self.low) / 2)
+            for _ in range(self.num_iterations):
+                plans = mean + std * torch.randn(self.num_samples, *mean.shape, device=start.device)
+                plans = plans.clamp(self.low, self.high)
+                costs = self.cost_fn(self.rollout(start, plans), goal)
+                elites = plans[costs.argsort()[: self.num_elites]]
+                mean, std = elites.mean(0), elites.std(0).clamp(min=1e-3)
+        finally:
+            for part, training in modes:
+                part.train(training)
+        return mean if return_plan else mean[0]
+
+    def rollout(self, start, actions):
+        """Embeddings that follow `start` [width] under each plan [plan, step, action]: [plan, step, width]."""
+        states = start.expand(len(actions), 1, -1)
+        for step in range(1, actions.shape[1]):
+            states = torch.cat([states, self.predictor(states, actions[:, :step])[:, -1:]], dim=1)
+        return self.predictor(states, actions)

@@ -56,7 +56,8 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)
     example = loader.host_batch(0, rows=np.array([0, min(1, size - 1)]))
     micro = max(size // config.train.accumulate_steps, 1)
-    example = jax.tree.map(lambda value: np.take(value, np.arange(micro) % 2, axis=0), example)
+    rows = lambda value: np.take(value, np.arange(micro) % 2, axis=0)
+    example = {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
     return task_of_torch_module(module, loss, example, _single_row(stream, micro))
 
 

@@ -103,7 +103,8 @@ class Draw:
 
 
 def in_torch(draw: Draw, module: nn.Module, data: torch.utils.data.TensorDataset) -> bool:
-    """Train an epoch of SGD, a step's gradient the mean over its micro-batches; True where every loss is finite."""
+    """Train an epoch of SGD, a step's gradient the mean over its micro-batches; True where every loss and gradient norm
+    is finite."""
     finite = True
     micro = draw.batch // draw.accumulate
     for start in range(0, draw.samples, draw.batch):
@@ -111,7 +112,8 @@ def in_torch(draw: Draw, module: nn.Module, data: torch.utils.data.TensorDataset
         parts = [tuple(column[i : i + micro] for column in rows) for i in range(0, len(rows[0]), micro)]
         value = sum(draw.loss(module(part[0]), part).mean() for part in parts) / len(parts)
         value.backward()
-        finite &= value.isfinite().item()
+        norm = torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm()
+        finite &= bool(value.isfinite() and norm.isfinite())
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter -= RATE * parameter.grad

@@ -426,6 +426,20 @@ def test_a_forward_gets_what_torchs_loop_would_pass(tmp_path, module, dataset, c
     check(tmp_path, module, dataset, None, lambda module, batch: call(module, batch)["loss"])
 
 
+def test_the_first_entry_of_a_dict_is_the_datasets_first_not_the_alphabets(tmp_path):
+    def collate(items):
+        x, y = zip(*items, strict=True)
+        return {"x": torch.stack(x), "goal": torch.stack(y)}
+
+    module, loader = mlp(), DataLoader(TensorDataset(X, Y), BATCH, collate_fn=collate)
+    theirs = copy.deepcopy(module)
+    Trainer(
+        module, loader, None, config(tmp_path), loss=lambda output, batch: F.mse_loss(output, batch["goal"])
+    ).train()
+    train_in_torch(theirs, TensorDataset(X, Y), lambda m, batch: F.mse_loss(m(batch[0]), batch[1]))
+    assert_torchs(theirs, module)
+
+
 class Siamese(nn.Module):
     def __init__(self):
         super().__init__()

@@ -52,7 +52,8 @@ class TorchTask:
         self.loss_record = self._loss_record()
         self._python = PythonInputs(loss or module.forward, {"": module})
         self._values = self._python.values()
-        self._shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
+        shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        self._shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         other = None if inputs is not None else Plan.whole_batch(module, list(example), self.plan)
         self._record_first(example, other)

@@ -50,6 +50,10 @@ class Section(BaseModel):
                 raise ValueError(f"{key}: holds a character that is none of a text, as a NUL")
         return values
 
+    def __hash__(self) -> int:
+        """Hash the settings' text: pydantic's own hash refuses a section with a dict."""
+        return hash(self.model_dump_json())
+
 
 class RunConfig(Section):
     name: str | None = None  # folder under runs/, one name without `/`; the config file's name if left out

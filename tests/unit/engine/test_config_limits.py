@@ -63,3 +63,9 @@ def test_a_run_of_more_steps_than_its_schedule_can_keep_is_refused(tmp_path, cap
 def test_settings_made_in_python_are_within_the_same_limits():
     with pytest.raises(ValueError, match="seed: an integer of 401 bits"):
         TrainingConfig(seed=1 << 400)
+
+
+def test_sections_with_dicts_are_hashed_by_their_values():
+    one, same, other = ({"data": {"pad_values": {"ids": value}}} for value in (1, 1, 2))
+    hashes = [hash(TrainingConfig(**values).data) for values in (one, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]

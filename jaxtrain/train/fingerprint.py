@@ -38,8 +38,8 @@ FREE = (  # settings that a run may change when it goes on: its length, what it 
     "task", "deterministic", "init_from", "run.*", "tracking.*", "checkpoint.*", "shard.*", "train.epochs",
     "train.steps", "train.log_every_steps", "train.steps_per_call", "train.remat", "train.hang_timeout_s",
     "train.nan_policy", "train.max_skipped_steps", "evaluation.every_epochs", "evaluation.every_steps",
-    "evaluation.patience", "evaluation.min_delta", "data.eval_batch_size", "data.num_workers", "data.start_method",
-    "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
+    "evaluation.patience", "evaluation.min_delta", "evaluation.test", "data.eval_batch_size", "data.num_workers",
+    "data.start_method", "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
 )  # fmt: skip
 SHOWN = 3  # differences in a sentence
 SAMPLED_STEPS = 32  # of a schedule

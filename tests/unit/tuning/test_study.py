@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import joblib
 import pytest
 
 from jaxtrain import evaluate, run, tune
@@ -65,6 +66,7 @@ def test_same_shape_trials_compile_once_beat_the_default_and_the_winner_retrains
     assert tune.main([*given, "--trials", "7", "--no-plots"]) == 0
     assert [trial["value"] for trial in history()][:6] == [trial["value"] for trial in trials]
     assert len(history()) == 7
+    assert [trial.value for trial in joblib.load("study/study.pkl").trials] == [trial["value"] for trial in history()]
 
 
 def test_a_trial_that_fails_is_recorded_and_the_study_goes_on(files, capsys):

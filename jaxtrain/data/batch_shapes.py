@@ -76,9 +76,10 @@ def replaced(batch: Any, arrays: Mapping[str, Any], prefix: str = "") -> Any:
 class BatchShapes:
     """Pads batches of one split.
 
-    axes: those that vary. full: samples of a whole batch. steps_per_epoch: after as many steps no size is added that a
-    known one covers. holds: whether the model takes a batch of these shapes, so that no size is chosen beyond a model's
-    longest. once: every pass over the data decides anew, as an evaluation's.
+    axes: those that vary. exact: batches stay as they are; they may vary along other axes too. full: samples of a whole
+    batch. steps_per_epoch: after as many steps no size is added that a known one covers. holds: whether the model takes
+    a batch of these shapes, so that no size is chosen beyond a model's longest. once: every pass over the data decides
+    anew, as an evaluation's.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class BatchShapes:
         steps_per_epoch: int,
         holds: Callable[[Mapping[str, Any]], bool] = lambda batch: True,
         once: bool = False,
+        exact: bool = False,
     ):
+        self.exact = exact
         self.axes, self.full, self.steps_per_epoch, self.holds, self.once = axes, full, steps_per_epoch, holds, once
         self.sizes: list[Size] = []
 
@@ -107,7 +110,7 @@ class BatchShapes:
 
     def fit(self, step: int, batch: Any) -> Any:
         """The batch at the size that it gets."""
-        if not self.axes:
+        if self.exact or not self.axes:
             return batch
         arrays = flatten(batch)
         lengths = self.lengths(arrays)

@@ -263,7 +263,7 @@ class Loader:
     @property
     def _reads_whole(self) -> bool:
         """Return True where every process reads all rows of a batch, to know its length, and keeps its own."""
-        return self.batch_shapes is not None and bool(self.batch_shapes.axes) and jax.process_count() > 1
+        return self.batch_shapes is not None and jax.process_count() > 1
 
     @property
     def _columnar(self) -> bool:

@@ -113,10 +113,12 @@ class InputPipeline:
         stream = make_stream(source, size, self.config.seed, False, False, False)
         return source, stream, self._loader(split, source, stream, 1)
 
-    def shapes(self, source: Any, stream: Stream) -> int:
+    def shapes(self, source: Any, stream: Stream, loader: Loader) -> int:
         """How many shapes the batches of a source come in: those that it announces, and those of uneven batches."""
         if self.task.pads_batches:
             return batch_shapes(source)
+        if loader.batch_shapes is not None and loader.batch_shapes.exact:
+            return MOST_EXACT
         if isinstance(stream, IndexStream):
             if self.config.data.shapes != "one" and self._may_vary(source):
                 return self._most_shapes
@@ -130,10 +132,11 @@ class InputPipeline:
             return 2  # the last batch of an epoch may be short
         return MOST_SIZES if self.config.data.shapes == "auto" and self.pads else MOST_EXACT
 
-    def find_axes(self, split: str, loader: Loader) -> list[Axis]:
-        """Find the axes of a split's batches whose length varies and may be rounded up; none where none is known."""
+    def find_axes(self, split: str, loader: Loader) -> list[Axis] | None:
+        """Find the axes of a split's batches whose length varies; None where some may and it is not known what pads
+        them."""
         source = self.source(split)
-        if self.config.data.shapes != "auto" or self.task.pads_batches or not self._may_vary(source):
+        if self.config.data.shapes == "one" or self.task.pads_batches or not self._may_vary(source):
             return []
         stream = loader.stream
         if isinstance(stream, IterableStream):
@@ -150,7 +153,7 @@ class InputPipeline:
         except NotPadded as reason:
             self.pads = False
             self.notes.append(f"data.shapes: {reason}; until then every length is compiled in its own shape")
-            return []
+            return None
 
     def _may_vary(self, source: Any) -> bool:
         """Return True where a function of the user's own, or one that pads, makes the batches."""

@@ -201,7 +201,7 @@ class Program:
     @property
     def train_shapes(self) -> int:
         """How many shapes the training batches come in."""
-        return self.data.shapes(self.data.source("train"), self.train_loader.stream)
+        return self.data.shapes(self.data.source("train"), self.train_loader.stream, self.train_loader)
 
     def jit(self, function: Callable, **options: Any) -> Any:
         """jax.jit; on GPUs with the operations that `deterministic` asks for, and with what hides communication."""
@@ -280,7 +280,7 @@ class Program:
 
         def make() -> Compiled:
             jitted = self.jit(self.evaluation_step(keep=own is not None), out_shardings=self.layout.replicated)
-            return Compiled(jitted, "the evaluation step", batch=3, shapes=self.data.shapes(source, stream))
+            return Compiled(jitted, "the evaluation step", batch=3, shapes=self.data.shapes(source, stream, loader))
 
         compiled = self.cached(("evaluate", split), make)
 

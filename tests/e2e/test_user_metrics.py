@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxtrain import Trainer, TrainingConfig, UserError, WholeSplit
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 
 CLASSES = 4
 
@@ -78,6 +79,7 @@ def test_functions_of_a_batch_in_torch_and_jax_numpy(tmp_path):
 
 @pytest.mark.slow
 def test_torchmetrics_and_functions_of_the_whole_split(tmp_path):
+    declare_torchvision()
     torchmetrics = pytest.importorskip("torchmetrics")
     from sklearn.metrics import f1_score
 

@@ -16,20 +16,21 @@ LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
 
 
 def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
-    """How batches of many lengths are brought to a few; None where they come in one, or each in its own.
+    """How batches of many lengths are brought to a few, or each left in its own; None where they come in one.
 
     program: a Program. Its data hears of it: `pads`, and `notes` for the run's log.
     """
     data, task = program.data, program.task
-    if not data.pads or (split != "train" and program.metrics is not None):
-        return None  # metrics of the user's own see every batch as its collate function made it
     axes = data.find_axes(split, loader)
-    if not axes:
+    if axes == []:
         return None
+    exact = axes is None or not data.pads or program.config.data.shapes == "exact"
+    exact |= split != "train" and program.metrics is not None  # they see batches as the collate function made them
     fits = lambda rows: task.fits(rows, program.config)
     stream = loader.stream
-    shapes = BatchShapes(axes, stream.batch_size, stream.steps_per_epoch or 1 << 40, fits, once=split != "train")
-    if split != "train":
+    length = stream.steps_per_epoch or 1 << 40
+    shapes = BatchShapes(axes or [], stream.batch_size, length, fits, once=split != "train", exact=exact)
+    if split != "train" or exact:
         return shapes
     names = ", ".join(dict.fromkeys(axis.name for axis in axes))
     if task.couples_samples:
@@ -40,11 +41,9 @@ def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
         note = f"batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES} shapes"
         data.notes.append(f"data.shapes: {note}")
         return shapes
-    data.pads = False
-    data.notes.append(
-        f"data.shapes: padding changes the result ({why}), so every length of {names} keeps its own shape"
-    )
-    return None
+    data.pads, shapes.exact = False, True
+    data.notes.append(f"data.shapes: padding changes the result ({why}), so every length of {names} keeps its shape")
+    return shapes
 
 
 def dependence(

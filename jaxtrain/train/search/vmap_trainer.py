@@ -181,7 +181,7 @@ class Population:
         first, size = self.first, len(programs)
         source, stream, loader = first.data.evaluation("validation")
         step = jax.vmap(first.evaluation_step(), in_axes=(0, 0, 0, None, None, 0))
-        shapes = first.data.shapes(source, stream)
+        shapes = first.data.shapes(source, stream, loader)
         compiled = first.cached(
             ("evaluate together", size),
             lambda: Compiled(first.jit(step), "the population's evaluation", batch=3, shapes=shapes),

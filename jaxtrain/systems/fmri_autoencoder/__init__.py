@@ -55,7 +55,14 @@ ORIGINAL_NAMES = {
         "compute_r2_score",
     ),
     "torch_gen1": ("SherlockAutoencoder", "SherlockDecoder", "SherlockEncoder"),
-    "torch_head": ("MultimodalAutoencoder", "MultimodalDecoder", "MultimodalEncoder"),
+    "torch_head": (
+        "AudioEncoder",
+        "MultimodalAutoencoder",
+        "MultimodalDecoder",
+        "MultimodalEncoder",
+        "TextEncoder",
+        "VideoEncoder",
+    ),
     "evals.lesions": ("Lesion", "simulate", "effects"),
     "original.torch_compat": (
         "Trainer",

@@ -22,21 +22,75 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
 )
 
 
-class VideoEncoder(Dense):
-    """A window of frames, [batch, columns] or flattened to it -> [batch, features].
+def _rates(encoder_dropout, *own):
+    return own if encoder_dropout is None else (encoder_dropout,) * len(own)
 
-    checkpointing: in training the layers are computed again in the backward pass, which moves the running statistics a
-    second time, as the original's do.
+
+class VideoEncoder(Dense):
+    """A window of frames, [batch, columns] or flattened to it -> [batch, output_features].
+
+    gradient_checkpointing: in training the layers are computed again in the backward pass, which moves the running
+    statistics a second time, as the original's do. widths, encoder_dropout: see HeadOptions.
     """
 
-    def __init__(self, *arguments, checkpointing=False):
-        super().__init__(*arguments)
-        self.checkpointing = checkpointing
+    def __init__(
+        self,
+        input_height=90,
+        input_width=160,
+        output_features=1024,
+        gradient_checkpointing=False,
+        frames_per_tr=19,
+        *,
+        widths=None,
+        encoder_dropout=None,
+    ):
+        width = Widths(widths)
+        sizes = width(4096), width(2048), width(output_features)
+        columns = width(frames_per_tr * input_height * input_width * 3)
+        super().__init__(columns, sizes, _rates(encoder_dropout, 0.3, 0.3, 0.2))
+        self.gradient_checkpointing = gradient_checkpointing
 
     def layer(self, number, x):
-        if self.checkpointing and self.training and torch.is_grad_enabled():
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(super().layer, number, x, use_reentrant=False)
         return super().layer(number, x)
+
+
+class AudioEncoder(Dense):
+    """Codes or a spectrogram of one volume, flattened [batch, columns] -> [batch, output_features]."""
+
+    def __init__(
+        self,
+        input_mels=2048,
+        output_features=256,
+        frames_per_tr=65,
+        use_encodec=False,
+        *,
+        widths=None,
+        encoder_dropout=None,
+    ):
+        width = Widths(widths)
+        columns = width((AUDIO_CODEBOOKS if use_encodec else input_mels) * frames_per_tr)
+        sizes = width(512), width(output_features)
+        super().__init__(columns, sizes, _rates(encoder_dropout, 0.3, 0.2), False)
+        self.columns = columns
+
+    def forward(self, x):
+        """Raises ValueError where the input has other columns than the arguments say."""
+        if x.ndim != 2 or x.shape[1] != self.columns:
+            raise ValueError(
+                f"audio is {list(x.shape)}, wanted [batch, {self.columns}]: codebooks or mel bands times "
+                "audio_frames_per_tr, flattened; do use_encodec and the data agree?"
+            )
+        return super().forward(x)
+
+
+class TextEncoder(Dense):
+    """The embeddings of one volume [batch, input_dim] -> [batch, output_features]; of both generations."""
+
+    def __init__(self, input_dim=1024, output_features=256, *, widths=None, encoder_dropout=None):
+        width = Widths(widths)
+        super().__init__(width(input_dim), (width(512), width(output_features)), _rates(encoder_dropout, 0.2, 0.2))
 
 
 class MultimodalEncoder(Encoder):
@@ -66,11 +120,12 @@ class MultimodalEncoder(Encoder):
         super().__init__()
         width, drop = Widths(o.widths), encoder_dropout(o)
         video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
-        sizes, rates = (width(4096), width(2048), video), (drop(0.3), drop(0.3), drop(0.2))
-        self.audio_columns = width(o.audio_columns)
-        self.video_encoder = VideoEncoder(width(o.video_columns), sizes, rates, checkpointing=o.gradient_checkpointing)
-        self.audio_encoder = Dense(self.audio_columns, (width(512), audio), (drop(0.3), drop(0.2)), False)
-        self.text_encoder = Dense(width(o.text_dim), (width(512), text), (drop(0.2), drop(0.2)))
+        own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
+        frames = (o.video_height, o.video_width, o.video_features, o.gradient_checkpointing, o.video_frames_per_tr)
+        self.video_encoder = VideoEncoder(*frames, **own)
+        sound = (o.audio_mels, o.audio_features, o.audio_frames_per_tr, o.use_encodec)
+        self.audio_encoder = AudioEncoder(*sound, **own)
+        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
         pooled, bottleneck = video + audio + text, width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
         self.layer5 = nn.Sequential(*block(pooled, width(4096), drop(0.3)))
@@ -81,11 +136,6 @@ class MultimodalEncoder(Encoder):
 
     def forward(self, video, audio, text, return_voxels: bool = False):
         """(bottleneck, voxels or None). Raises ValueError where the audio has other columns than the options say."""
-        if audio.ndim != 2 or audio.shape[1] != self.audio_columns:
-            raise ValueError(
-                f"audio is {list(audio.shape)}, wanted [batch, {self.audio_columns}]: codebooks or mel bands times "
-                "audio_frames_per_tr, flattened; do use_encodec and the data agree?"
-            )
         x = torch.cat((self.video_encoder(video), self.audio_encoder(audio), self.text_encoder(text)), -1)
         bottleneck = self.layer7_bottleneck(self.layer6(self.layer5(self.feature_conv(x))))
         return bottleneck, self.bottleneck_to_voxels(bottleneck) if return_voxels else None

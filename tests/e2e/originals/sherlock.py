@@ -38,7 +38,7 @@ def plant(namespace):
 def outputs(namespace):
     """The trained model's outputs and their targets."""
     assert namespace["history"]["best_val_loss"] > 0
-    batch = {name: torch.as_tensor(value) for name, value in namespace["val_dataset"].get_batch([0, 1, 2]).items()}
+    batch = namespace["val_dataset"].get_batch([0, 1, 2])
     found = namespace["model"].eval()(batch["video"], batch["audio"], batch["text"])
     namespace["outputs"], namespace["predicted_fmri"] = found, found["predicted_fmri"]
     for kind in ("video", "audio", "text"):

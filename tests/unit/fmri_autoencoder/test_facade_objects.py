@@ -113,6 +113,17 @@ def test_wrong_audio_raises_as_in_the_original():
         model(torch.rand(2, 72), torch.rand(2, 23), torch.rand(2, 6))
 
 
+def test_the_parts_are_modules_of_their_own():
+    video = giblet.VideoEncoder(3, 4, output_features=9, frames_per_tr=2, widths={4096: 32, 2048: 28}).eval()
+    assert video(torch.rand(2, 72)).shape == video(torch.rand(2, 2, 3, 12)).shape == (2, 9)
+    audio = giblet.AudioEncoder(output_features=5, frames_per_tr=3, use_encodec=True).eval()
+    assert audio(torch.randint(0, 1024, (2, 24))).shape == (2, 5)
+    assert giblet.TextEncoder(6, 4).eval()(torch.rand(2, 6)).shape == (2, 4)
+    decoder = giblet.SherlockDecoder(12, video_dim=30, audio_dim=8, text_dim=6, hidden_dim=8)
+    assert [tuple(part.shape) for part in decoder(torch.rand(2, 12))] == [(2, 30), (2, 8), (2, 6)]
+    assert decoder.count_parameters()["total"] == sum(parameter.numel() for parameter in decoder.parameters())
+
+
 def test_losses_are_torchs_with_gradients():
     draw = [torch.rand(4, width, requires_grad=not i % 2) for i, width in enumerate((6, 6, 5, 5, 3, 3))]
     loss, parts = giblet.ReconstructionLoss(video_weight=2.0, audio_weight=0.5)(*draw)

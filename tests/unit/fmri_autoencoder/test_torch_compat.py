@@ -74,6 +74,9 @@ def test_items_and_methods_of_the_datasets_are_the_originals(tmp_path):
         tmp_path, subjects=[1, 3], split="val", shared_data=everything.get_data_dict()
     )
     item = val[5]
+    assert isinstance(val, torch.utils.data.Dataset)
+    assert (item["video"].dtype, item["fmri"].shape, val.n_trs) == (torch.float32, (7,), 4)
+    assert next(iter(torch.utils.data.DataLoader(val, batch_size=3)))["text"].shape == (3, 6)
     assert (item["subject_id"], item["tr_index"]) == (3, 1)
     np.testing.assert_array_equal(item["video"], found["video_features"][1, 17])
     np.testing.assert_array_equal(val.get_subject_data(3)["fmri"], found["fmri_features"][1, 16:])

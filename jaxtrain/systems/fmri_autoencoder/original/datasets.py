@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions
@@ -17,11 +19,12 @@ KINDS = ("video", "audio", "text", "fmri")
 SPLITS = {None: None, "train": "train", "val": "validation", "validation": "validation"}
 
 
-class SherlockDataset(ScanSource):
+class SherlockDataset(ScanSource, Dataset):
     """The first generation's samples: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
 
-    A torch-style dataset: `dataset[i]` is a dict. split: None for everything, train or val. Film, sound and text are
-    held once for all subjects. A cache pickle of the original under its name is used where there is one.
+    A torch Dataset: `dataset[i]` is a dict of float32 tensors (codes are int64), `tr_index` and `subject_id`. split:
+    None for everything, train or val. Film, sound and text are held once for all subjects. A cache pickle of the
+    original under its name is used where there is one.
     """
 
     generation = "gen1"
@@ -42,7 +45,8 @@ class SherlockDataset(ScanSource):
         if split not in SPLITS:
             raise UserError(f"split is {split!r}, wanted train, val or None")
         subjects = [subjects] if isinstance(subjects, int) else subjects
-        self.split, self.tr, self.mode = split, tr, mode
+        self.data_dir, self.split, self.tr, self.mode = pathlib.Path(data_dir), split, tr, mode
+        self.apply_hrf, self.max_trs = apply_hrf, max_trs
         shared = options.pop("shared_data", None)
         if shared is not None:
             recording = shared
@@ -89,17 +93,38 @@ class SherlockDataset(ScanSource):
     def _prepared(self, data: dict, options: dict) -> dict[str, Any]:
         return _run(_Given(Gen1Options(), Data(**data, **options)))
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = super().__getitem__(index)
+        return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in item.items()}
+
+    @property
+    def n_subjects(self) -> int:
+        return len(self.subject_ids)
+
+    @property
+    def n_trs(self) -> int:
+        """Volumes of each subject in this split."""
+        return len(self.times)
+
+    @property
+    def n_samples(self) -> int:
+        return len(self)
+
+    @property
+    def feature_dims(self) -> dict[str, int]:
+        """Width of each modality, flattened."""
+        return self.metadata["feature_dims"]
+
     # --- what the original offers besides ----------------------------------------------------------------------
 
     def get_data_dict(self) -> dict[str, Any]:
         """Return the data that another split can share: `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
         return self.shared
 
-    def get_batch(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        items = [self[i] for i in indices]
-        return {name: np.stack([item[name] for item in items]) for name in items[0]}
+    def get_batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        return torch.utils.data.default_collate([self[int(i)] for i in indices])
 
-    def get_subject_data(self, subject_id: int) -> dict[str, np.ndarray]:
+    def get_subject_data(self, subject_id: int) -> dict[str, torch.Tensor]:
         """All volumes of one subject in this split. Raises UserError where the dataset does not know it."""
         if not self.named or subject_id not in self.subject_ids:
             raise UserError(f"subject {subject_id} is not among {self.subject_ids} (mode {self.mode})")
@@ -160,6 +185,11 @@ class MultimodalDataset(SherlockDataset):
         if not encodec:
             options["audio_sample_rate"] = rate
         return _run(_Given(HeadOptions(use_encodec=encodec, text_dim=3072), Data(**data, **options)))
+
+
+def _tensor(value: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(value))
+    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 class _Given:

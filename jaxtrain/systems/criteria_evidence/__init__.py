@@ -49,6 +49,7 @@ def _task(architecture: str) -> Task:
             build=of(lazy("jaxtrain.systems.criteria_evidence.torch_twin:build")),
             call=lazy("jaxtrain.systems.criteria_evidence.torch_twin:call"),
             loss=lazy("jaxtrain.systems.criteria_evidence.torch_twin:loss"),
+            checkpoint=lazy("jaxtrain.systems.criteria_evidence.original.checkpoint_files:write"),
             hf=of(export),
             hf_files=lazy("jaxtrain.systems.criteria_evidence.data:tokenizer_files"),
         ),

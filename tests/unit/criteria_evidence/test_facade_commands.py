@@ -8,6 +8,7 @@ import torch
 
 from jaxtrain import config_io, doctor, evaluate, run
 from jaxtrain.runtime import devices
+from tests.unit.criteria_evidence.golden import table
 
 TINY = "configs/criteria_tiny.yaml"
 
@@ -42,7 +43,8 @@ def test_a_run_tests_and_registers_its_model_and_a_file_is_evaluated(tmp_path, c
 
     store, folder = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "run"
     tracked = ["tracking.mlflow=true", f"tracking.mlflow_uri={store}", "tracking.mlflow_model=psy-agents"]
-    assert run.main(["--config", TINY, f"run.dir={folder}", "train.epochs=1", "evaluation.test=true", *tracked]) == 0
+    tracked += ["evaluation.test=true", "checkpoint.torch=original"]
+    assert run.main(["--config", TINY, f"run.dir={folder}", "train.epochs=1", *tracked]) == 0
     printed = capsys.readouterr().out
     assert "registered in MLflow: psy-agents, version 1" in printed
     tested = json.loads((folder / "summary.json").read_text())["test"]
@@ -54,9 +56,11 @@ def test_a_run_tests_and_registers_its_model_and_a_file_is_evaluated(tmp_path, c
     assert {"best.pt", "config.yaml"} == {
         pathlib.Path(f.path).name for f in client.list_artifacts(version.run_id, "model")
     }
-    weights = torch.load(folder / "exports" / "best.pt", weights_only=True)
-    torch.save({"model_state_dict": weights, "epoch": 0}, tmp_path / "best_checkpoint.pt")
-    arguments = ["--config", TINY, f"checkpoint={tmp_path / 'best_checkpoint.pt'}", f"run.dir={tmp_path / 'eval'}"]
+    best = folder / "checkpoints" / "best_checkpoint.pt"
+    saved = torch.load(best, weights_only=True)
+    assert sorted(saved) == table("trainer_run")["best_checkpoint"]["keys"]
+    assert saved["best_metric_value"] == pytest.approx(saved["metrics"]["val_f1_macro"])
+    arguments = ["--config", TINY, f"checkpoint={best}", f"run.dir={tmp_path / 'eval'}"]
     assert evaluate.main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(tested, abs=1e-6)
     assert evaluate.main([*arguments, "--split", "all"]) == 0

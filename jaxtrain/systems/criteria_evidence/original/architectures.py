@@ -146,14 +146,28 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Model(nn.Module):
-    def forward(self, batch: Mapping[str, Any] | None = None, /, *, return_dict: bool = True, **tensors: Any):
-        """Takes tensors by name, or one mapping of them; names that it does not read are passed over.
+    """One text: its tensors by name, or one mapping of them. Names that the model does not read are passed over."""
 
-        Returns an output with names, or a tuple with return_dict=False. Raises TypeError for a positional tensor.
-        """
+    def forward(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        input_ids=None,
+        attention_mask=None,
+        token_type_ids=None,
+        return_dict: bool = True,
+        **more: Any,
+    ):
+        """An output with names, or a tuple with return_dict=False. Raises TypeError for a positional tensor."""
+        own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self._answer(batch, own | more, return_dict)
+
+    def _answer(self, batch: Any, tensors: Mapping[str, Any], return_dict: bool):
         if batch is not None and not isinstance(batch, Mapping):
             raise TypeError(f"{type(self).__name__} takes tensors by name or one mapping, got {type(batch).__name__}")
-        output = self.answer({**(batch or {}), **tensors})
+        given = {**(batch or {}), **{name: value for name, value in tensors.items() if value is not None}}
+        output = self.answer(given)
         return output if return_dict else output.to_tuple()
 
     def answer(self, given: Mapping[str, Any]) -> ModelOutput:
@@ -283,6 +297,27 @@ class Joint(_Model):
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs)
         self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
         self.evidence_head = SpanPredictionHead(theirs, **span_of(evidence, span_depth(evidence), evidence_dropout))
+
+    def forward(  # type: ignore[override]
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        criteria_input_ids=None,
+        criteria_attention_mask=None,
+        criteria_token_type_ids=None,
+        evidence_input_ids=None,
+        evidence_attention_mask=None,
+        evidence_token_type_ids=None,
+        return_dict: bool = True,
+        **more: Any,
+    ):
+        """The unprefixed tensors stand in for whichever side has none of its own."""
+        first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
+        second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
+        own = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}
+        own |= {f"evidence_{name}": value for name, value in zip(TEXT, second, strict=True)}
+        return self._answer(batch, own | more, return_dict)
 
     def answer(self, given: Mapping[str, Any]) -> ShareOutput:
         pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, given, "criteria_"))

@@ -169,6 +169,8 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     epochs: int | None = Field(default=None, ge=1)  # passes over the training data; steps wins where both are given
     steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)  # optimizer steps
+    overfit_batches: int | None = Field(default=None, ge=1)  # train and evaluate on the first n batches, over and over
+    fast_dev_run: bool = False  # one batch of training and of evaluation, everything else as ever, nothing kept
     accumulate_steps: int = Field(default=1, ge=1, le=MOST_SAMPLES)  # micro-batches per optimizer step
     accumulate_mean: Literal["weighted", "micro"] = "weighted"  # micro: mean of the micro-batch means, as the originals
     steps_per_call: int = Field(default=1, ge=1, le=100_000)  # optimizer steps in one compiled call

@@ -185,6 +185,32 @@ def _positions(batch: Any) -> np.ndarray:
         ) from None
 
 
+class FirstBatches:
+    """The first `count` batches of another stream, over and over: the same samples in the same order.
+
+    Every pass counts as epoch 0 to the dataset, so that its augmentation repeats too.
+    """
+
+    drop_last = False
+
+    def __init__(self, stream: IndexStream | SamplerStream, count: int):
+        self.stream = stream
+        self.steps_per_epoch = min(count, stream.steps_per_epoch)
+        self.batch_size = stream.batch_size
+        self.size = sum(int(self.batch(step)[1].sum()) for step in range(self.steps_per_epoch))
+
+    def steps_of(self, epochs: int) -> int:
+        """Return the number of batches in so many epochs."""
+        return epochs * self.steps_per_epoch
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return epoch 0, and the position in it, of a step."""
+        return 0, step % self.steps_per_epoch
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.stream.batch(step % self.steps_per_epoch)
+
+
 class IterableStream:
     """Global batches of a source that cannot be asked for by position (torch_bridge.sources.SequentialSource).
 

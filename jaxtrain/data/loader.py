@@ -20,13 +20,13 @@ from jaxtrain.data import random_state, row_keys, workers
 from jaxtrain.data.batch_shapes import BatchShapes
 from jaxtrain.data.collate import Named, Texts, alike, picked, split_texts
 from jaxtrain.data.collate import collate as default_collate
-from jaxtrain.data.index_stream import IndexStream, IterableStream, SamplerStream
+from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
 from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 from jaxtrain.runtime import launch
 
-Stream = IndexStream | SamplerStream | IterableStream
+Stream = IndexStream | SamplerStream | FirstBatches | IterableStream
 Calls = Iterable[tuple[int, int]]
 NAP_S = 0.1
 TEXTS_KEPT = 64  # batches: more than are read ahead and not yet reported

@@ -19,7 +19,7 @@ from jaxtrain.data.batch_shapes import (
     collate_of,
     probe,
 )
-from jaxtrain.data.index_stream import IndexStream, IterableStream
+from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sample_reader import raw_items
 from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
@@ -72,7 +72,12 @@ class InputPipeline:
         check_batch(data.batch_size, accumulate, layout)
         source = self.source("train")
         epochs, steps = config.train.epochs or 1, config.train.steps
-        stream = make_stream(source, data.batch_size, config.seed, True, data.shuffle, data.drop_last, epochs, steps)
+        shuffle = data.shuffle and config.train.overfit_batches is None
+        stream = make_stream(source, data.batch_size, config.seed, True, shuffle, data.drop_last, epochs, steps)
+        if config.train.overfit_batches is not None:
+            if isinstance(stream, IterableStream):
+                raise UserError("train.overfit_batches: an iterable dataset gives no batch twice; give a map-style one")
+            stream = FirstBatches(stream, config.train.overfit_batches)
         if stream.steps_per_epoch is None and config.train.steps is None:
             raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
         self.total_steps = steps or stream.steps_of(epochs)
@@ -106,6 +111,9 @@ class InputPipeline:
         source = self.source(split)
         if source is None:
             raise UserError(f"there is no `{split}` data to evaluate on")
+        if self.config.train.overfit_batches is not None and split == "validation":
+            stream = self.train_loader.stream
+            return self.source("train"), stream, self._loader("train", self.source("train"), stream, 1)
         size = self._evaluation_size(source)
         if self.task.pads_batches:
             unit = self.layout.batch_devices

@@ -14,7 +14,6 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.optim.given import Given
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peak_flops import peak_flops
@@ -31,6 +30,7 @@ from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.resolve_task import with_defaults
 from jaxtrain.train.step.accumulation import refuse_sums
 from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
+from jaxtrain.train.user_parts import UserParts
 from torch_bridge import state_dict as bridge
 
 UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows
@@ -41,8 +41,8 @@ class Program:
     """Compiles and runs the steps of one run; `Trainer`, the loop and the searches drive it.
 
     task, config: config has the task's own sections and the batch size of a source that decides it. data: sources and
-    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them; given,
-    schedule: an optimizer, or factors on optim.lr, of the user's own (optim.given). metrics: the user's own.
+    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them; parts: of
+    the user's own.
     """
 
     def __init__(
@@ -54,12 +54,11 @@ class Program:
         model: nnx.Module | None = None,
         devices: list | None = None,
         abstract: bool = False,
-        given: Given | None = None,
-        schedule: schedules.Schedule | None = None,
-        metrics: user_metrics.UserMetrics | None = None,
+        parts: UserParts | None = None,
     ):
         self.task, self.preemption = task, PREEMPTION
-        self.given, self.given_schedule, self.metrics = given, schedule, metrics
+        parts = parts or UserParts()
+        self.given, self.given_schedule, self.metrics = parts.given, parts.schedule, parts.metrics
         self.compile_count = _prepare_process(config)
         self.precision = POLICIES[config.precision.policy]
         interrupted = lambda: self.preemption.due
@@ -72,7 +71,7 @@ class Program:
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
         self.announce: Callable[[str], None] = lambda line: None  # a run's log
-        self.start = Start(task, self.resolved, self.layout, model, given)
+        self.start = Start(task, self.resolved, self.layout, model, self.given)
         self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
         if abstract:
@@ -286,7 +285,8 @@ class Program:
 
         def run() -> dict[str, float]:
             params = self.evaluated_params()
-            calls = ((step, 1) for step in range(stream.steps_per_epoch or UNKNOWN_STEPS))
+            most = 1 if self.config.train.fast_dev_run else stream.steps_per_epoch or UNKNOWN_STEPS
+            calls = ((step, 1) for step in range(most))
 
             def results():
                 for _, _, batch in loader.batches(calls):

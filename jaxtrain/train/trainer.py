@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
-from jaxtrain.optim import given as given_optimizer
 from jaxtrain.optim import groups
 from jaxtrain.runtime.folder_lock import FolderLock
 from jaxtrain.runtime.launch import broadcast_from_process_zero
@@ -25,7 +23,7 @@ from jaxtrain.runtime.preemption import Preempted, Stopped
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
-from jaxtrain.train import fingerprint, run_dir
+from jaxtrain.train import fingerprint, rehearsal, run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.mirror import Mirror, Unreachable
@@ -36,7 +34,7 @@ from jaxtrain.train.program import Program
 from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
 from jaxtrain.train.state import TrainState
 from jaxtrain.train.tracking.tracker import Tracker
-from jaxtrain.train.user_metrics import JAX, TORCH, UserMetrics
+from jaxtrain.train.user_parts import UserParts
 from torch_bridge import state_dict as bridge
 
 
@@ -85,37 +83,16 @@ class Trainer:
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})
         self._fingerprint: fingerprint.Fingerprint | None = None
+        parts = UserParts.of(config, model, loss, optimizer, scheduler, scheduler_interval)
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
             task, model = task_of_module(model, train_dataset, config, loss, task), None
         resolved = resolve_task(task, loss, config)
         config = with_defaults(resolved, config)
-        own_metrics = None
-        if metrics or compute_metrics is not None:
-            kind = TORCH if is_torch_module(self.user_model) else JAX
-            own_metrics = UserMetrics(metrics, compute_metrics, kind, resolved.target)
-        given, schedule = given_optimizer.take(
-            optimizer, scheduler, scheduler_interval, config.optim, self._parameter_names
-        )
-        if given is not None:
-            resolved = dataclasses.replace(
-                resolved,
-                trainable=lambda key, config, inner=resolved.trainable: given.holds(key) and inner(key, config),
-            )
-            optim = config.optim.model_copy(update={"clip_norm": given.clip_norm})
-            config = config.model_copy(update={"optim": optim})
-        self.program = Program(
-            resolved, config, train_dataset, val_dataset, model, devices, abstract, given, schedule, own_metrics
-        )
-
-    def _parameter_names(self) -> Mapping[str, int] | None:
-        """Every name of a torch module's parameters -> id of the parameter; None for another model."""
-        if not is_torch_module(self.user_model):
-            return None
-        from torch_bridge.from_torch import unwrapped
-        from torch_bridge.optimizers import trained_names
-
-        return trained_names(unwrapped(self.user_model), self.user_loss)
+        config = rehearsal.shortened(config) if config.train.fast_dev_run else config
+        parts = parts.with_metrics(metrics, compute_metrics, self.user_model, resolved)
+        resolved, config = parts.applied(resolved, config)
+        self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
 
     # --- what it was made of ------------------------------------------------------------------------------------
 
@@ -190,6 +167,8 @@ class Trainer:
         there. A folder that holds another run (docs/checkpoints.md) is refused; where none was named, a new one is
         taken: see `folder`.
         """
+        if self.config.train.fast_dev_run:
+            return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
         warnings = self._choose_folder("auto" if forced else resume, forced)
         try:
@@ -199,6 +178,18 @@ class Trainer:
             self.user_data.after_training()
         self.write_back()
         return history
+
+    def _rehearse(self) -> dict[str, Any]:
+        """Run one batch of everything, in a folder that is gone afterwards."""
+        named = self.config.run
+        with rehearsal.folder() as folder:
+            self.program.config = self.config.model_copy(update={"run": named.model_copy(update={"dir": folder})})
+            try:
+                note = "train.fast_dev_run: one batch of training and of evaluation; nothing is kept"
+                return self._train_locked("never", None, [note])
+            finally:
+                self.program.config = self.config.model_copy(update={"run": named})
+                self.user_data.after_training()
 
     @property
     def fingerprint(self) -> fingerprint.Fingerprint:

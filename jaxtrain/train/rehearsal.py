@@ -1,0 +1,33 @@
+"""`train.fast_dev_run`: one batch of everything in a folder that is gone afterwards."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import jax
+
+from jaxtrain.config import TrainingConfig
+from jaxtrain.runtime.launch import broadcast_from_process_zero
+
+
+def shortened(config: TrainingConfig) -> TrainingConfig:
+    """The config of a run of one step and one evaluation, without trackers."""
+    changes = {
+        "train": {"steps": 1, "steps_per_call": 1, "log_every_steps": 1},
+        "evaluation": {"every_steps": 1, "patience": None},
+        "tracking": {"tensorboard": False, "wandb": False, "mlflow": False, "histograms_every_steps": None},
+    }
+    sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    return config.model_copy(update=sections)
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[str]:
+    """A run folder that all processes see, removed at the end."""
+    made = broadcast_from_process_zero("rehearsal", lambda: tempfile.mkdtemp(prefix="jaxtrain-rehearsal-"))
+    try:
+        yield made
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(made, ignore_errors=True)

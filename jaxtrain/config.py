@@ -136,7 +136,8 @@ class GroupConfig(Section):
 
 class OptimConfig(Section):
     name: Annotated[str, ImportPath] = "adamw"  # adam, sgd, lion, muon, adafactor; or my_package.function (optax)
-    lr: float = Field(default=1e-3, ge=0)  # peak value, per optimizer step, after warm-up
+    lr: float = Field(default=1e-3, ge=0)  # peak value, per optimizer step, after warm-up; auto: see auto_lr
+    auto_lr: bool = False  # also `lr: auto`: a range test before the first step finds lr (jaxtrain.lr_find's steepest)
     weight_decay: float = Field(default=0.01, ge=0)  # decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch
     decay_bias_and_norm: bool = True  # torch decays everything; False spares biases and normalisation gains
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -149,6 +150,13 @@ class OptimConfig(Section):
     layer_decay: float | None = Field(default=None, gt=0, le=1)  # lr of each layer, times that of the layer above it
     ema_decay: float | None = Field(default=None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lr_to_be_found(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("lr") == "auto":
+            return {key: value for key, value in values.items() if key != "lr"} | {"auto_lr": True}
+        return values
 
     @field_validator("groups")
     @classmethod

@@ -119,6 +119,12 @@ class Program:
         if self.given_schedule is not None:
             self.schedule = self.given_schedule
 
+    def set_lr(self, lr: float) -> None:
+        """Take another peak learning rate; nothing is compiled anew."""
+        optim = self.config.optim.model_copy(update={"lr": lr})
+        self.config = self.config.model_copy(update={"optim": optim})
+        self._make_schedule()
+
     def _start_afresh(self, model: nnx.Module | None = None) -> None:
         """Set a new state: of the user's model where it is given, else as the task starts."""
         self.state = self.start.state(self.config.seed, model)

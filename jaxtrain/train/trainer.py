@@ -32,6 +32,7 @@ from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.program import Program
 from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
+from jaxtrain.train.search import lr_range
 from jaxtrain.train.state import TrainState
 from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.user_parts import UserParts
@@ -263,8 +264,12 @@ class Trainer:
             checkpoints.mirror = Mirror(config.checkpoint.mirror, self.folder)
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
         original_files.check(program)
-        loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
         origin, step = self._origin(checkpoints, resume, tracker)
+        warm = init_from.apply(program, config.init_from) if step is None and config.init_from is not None else None
+        if config.optim.auto_lr:
+            lr_range.set_lr(program, None if step is None else origin.meta(step)["lr"], tracker.info)
+            config = self.config
+        loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
         if step is not None:
             program.state = origin.restore(step, program.state)
             loop.record.restore(origin.meta(step))
@@ -273,8 +278,8 @@ class Trainer:
                 tracker.info(f"changed since then: {change}")
             if step == program.total_steps:
                 tracker.info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
-        elif config.init_from is not None:
-            loop.start_from(init_from.apply(program, config.init_from))
+        elif warm is not None:
+            loop.start_from(warm)
         if origin is not checkpoints:
             checkpoints.newest = None  # the folder itself holds nothing yet
         tracker.rewind(int(program.state.step), loop.record.evaluation_due)

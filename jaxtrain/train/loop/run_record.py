@@ -213,6 +213,7 @@ class RunRecord:
             "skipped": self.skipped,
             "total_steps": self.program.total_steps,
             "steps_per_epoch": self.program.steps_per_epoch,
+            "lr": self.config.optim.lr if self.config.optim.auto_lr else None,
             "optimizer": None if self.program.given is None else self.program.given.describe(),
             "callbacks": self.callbacks.state_dict(),
             "batch_shapes": shapes.state() if (shapes := self.program.train_loader.batch_shapes) else None,

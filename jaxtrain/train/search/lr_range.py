@@ -5,6 +5,7 @@ Source: Smith 2017, "Cyclical learning rates for training neural networks", sec.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -99,6 +100,18 @@ def range_test(
     if len(losses) < 3:
         raise UserError(f"the loss was not finite after {len(losses)} steps; start from a lower rate than {min_lr:g}")
     return RangeTest(rates[: len(losses)], losses, stopped)
+
+
+def set_lr(program: Program, known: float | None, say: Callable[[str], None]) -> None:
+    """Set the peak rate that `optim.lr: auto` asks for: `known`, as the run that goes on found it, or by a test."""
+    if known is None:
+        found = range_test(program)
+        known = found.steepest
+        say(
+            f"optim.lr: auto is {known:.3g}, where the loss fell fastest in {len(found.lr)} steps from "
+            f"{found.lr[0]:.1e} to {found.lr[-1]:.1e}"
+        )
+    program.set_lr(known)
 
 
 def _compiled(program: Program, clip: bool) -> Compiled:

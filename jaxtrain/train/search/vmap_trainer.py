@@ -94,6 +94,8 @@ class Population:
         first = self.first = programs[0]
         if first.layout.mesh.size > 1:
             raise UserError(f"a population trains on one device, not on {first.layout.mesh.size}: set shard.devices=1")
+        if first.config.optim.auto_lr:
+            raise UserError("optim.lr: auto is not offered for trials in one program; give a number, or search it")
         if groups.boundaries(first.config.optim):
             raise UserError("optim.groups: trials in one program offer no groups that train in some epochs only")
         self.same_order = len({program.config.seed for program in programs}) == 1

@@ -63,3 +63,16 @@ def test_the_command_writes_json_and_a_picture(tmp_path, capsys):
     assert len(document["lr"]) == len(document["loss"]) == 6
     assert (tmp_path / "lr_find.png").read_bytes().startswith(b"\x89PNG")
     assert "optim.lr=" in capsys.readouterr().out
+
+
+def test_lr_auto_trains_at_the_steepest_rate_and_a_resumed_run_keeps_it(tmp_path):
+    wanted = range_test(runs.trainer(tmp_path / "test").program).steepest
+    whole = runs.trainer(tmp_path / "whole", optim__lr="auto")
+    whole.train()
+    assert whole.config.optim.lr == wanted
+    assert f"optim.lr: auto is {wanted:.3g}" in (tmp_path / "whole/train.log").read_text()
+    runs.trained(tmp_path / "cut", optim__lr="auto", train__steps=whole.total_steps // 2)
+    resumed = runs.trainer(tmp_path / "cut", optim__lr="auto", train__steps=whole.total_steps)
+    resumed.train()
+    assert resumed.config.optim.lr == wanted
+    assert (tmp_path / "cut/train.log").read_text().count("optim.lr: auto is") == 1

@@ -174,6 +174,8 @@ class Follower:
 
     def _end(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
         self.trainer._source = self.refresh
+        if jax.process_count() > 1:
+            self.trainer._refresh()  # sharded weights are gathered by all processes together, not by the one that saves
         if self.trainer.end_epoch(epoch - 1, self.train_metrics, val_metrics):
             self.engine.run.stop()
         self.train_metrics = None

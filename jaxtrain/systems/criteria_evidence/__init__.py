@@ -87,6 +87,17 @@ ORIGINAL_NAMES = {
         "split_dataset",
     ),
     "original.encoder_models": ("CriteriaModel", "EvidenceModel", "TransformerEncoder"),
+    "original.groundtruth": ("normalize_status", "parse_cases"),
+    "original.groundtruth_frames": (
+        "create_criteria_groundtruth",
+        "create_evidence_groundtruth",
+        "load_dsm_criteria",
+        "load_field_map",
+        "make_groundtruth",
+        "validate_strict_separation",
+    ),
+    "original.mlflow_runs": ("config_hash", "configure_mlflow", "git_sha", "log_config", "mlflow_run"),
+    "original.prediction": ("predict",),
     "original.training": ("Trainer",),
     "original.training_setup": (
         "EarlyStopping",

@@ -8,6 +8,7 @@ import torch
 
 from jaxtrain import config_io, doctor, evaluate, run
 from jaxtrain.runtime import devices
+from jaxtrain.systems import criteria_evidence as psy
 from tests.unit.criteria_evidence.golden import table
 
 TINY = "configs/criteria_tiny.yaml"
@@ -104,3 +105,19 @@ def test_hydras_groups_and_overrides_are_taken_as_users_type_them(tmp_path):
     assert (config.model.pretrained, config.train.epochs, config.optim.lr) == ("roberta-base", 20, 3e-5)
     assert (config.tracking.mlflow, config.tracking.mlflow_uri) == (True, "sqlite:///mlflow.db")
     assert config.evaluation.test
+
+
+@pytest.mark.slow
+def test_a_script_tracks_its_run_as_the_originals(tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    config = {"training": {"epochs": 3, "betas": [0.9, 0.999]}}
+    psy.configure_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}", "Criteria", (tmp_path / "artifacts").as_uri())
+    with psy.mlflow_run("criteria", config, {"task": "criteria"}) as active:
+        mlflow.log_metrics({"train_loss_step": 0.5}, step=2)
+    found = mlflow.get_run(active.info.run_id)
+    assert found.data.params == {"training.epochs": "3", "training.betas": "[0.9, 0.999]"}
+    assert found.data.tags["config_hash"] == psy.config_hash(config)
+    assert found.data.tags["git_sha"] == "unknown"
+    assert found.data.metrics == {"train_loss_step": 0.5}

@@ -312,6 +312,38 @@ def test_the_evaluator_gives_the_originals_scores(case):
         assert_near({k: found[k] for k in shared}, {k: want[k] for k in shared}, 1e-6)
 
 
+@pytest.mark.parametrize("architecture", ["criteria", "evidence", "share", "joint"])
+def test_predictions_are_the_originals(architecture):
+    """The recorded texts under the recorded rule for the logits, in place of a network."""
+    import transformers
+
+    case = table("predict_decode")
+
+    class Rule(nn.Linear):
+        def forward(self, **given):
+            ids = lambda name: next(
+                v for k, v in given.items() if k.endswith("input_ids") and k.startswith(name)
+            ).double()
+            first, post = (ids("criteria_"), ids("evidence_")) if architecture == "joint" else (ids(""), ids(""))
+            place = torch.arange(post.shape[1])
+            logits = torch.stack([0.05 * first.mean(1), 0.02 * first.max(1).values], -1)
+            spans = ((post * 37 + place * 11) % 53, (post * 11 + place * 37) % 53)
+            return {"criteria": logits, "evidence": spans}.get(architecture, (logits, *spans))
+
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(FIXTURE / "tokenizer.json"), pad_token="[PAD]", unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+    texts = (
+        [{k: row[k] for k in ("sentence", "context")} for row in case["joint"]]
+        if architecture == "joint"
+        else case["texts"]
+    )
+    length = case["max_length"]
+    found = psy.predict(architecture, Rule(1, 1), tokenizer, texts, length, length)
+    assert_near(found, case[architecture], 1e-5)
+
+
 def test_seeds_and_the_device_are_torchs(capsys, monkeypatch):
     monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace())  # other tests lock the flags of the process
     assert psy.set_seed(7, deterministic=False, cudnn_benchmark=True) == 7

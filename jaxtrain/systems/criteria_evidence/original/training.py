@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 Scores = dict[str, Any]
 
 
+def _alias(name: str) -> Any:
+    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
+
+
 class Trainer:
     """Train a classifier on batches of input_ids, attention_mask and labels.
 
@@ -79,8 +83,20 @@ class Trainer:
         self.best_metric_value = float("-inf") if early_stopping_mode == "max" else float("inf")
         self.patience_counter = self.global_step = self.current_epoch = 0
         self._compiled: compiled_step.CompiledStep | None = None
+        self._forward: Any = None
         self._options: tuple = ()
         optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
+
+    # --- other trainers' names for the same -----------------------------------------------------------------------
+
+    epochs, lr_scheduler, loss_fn = _alias("num_epochs"), _alias("scheduler"), _alias("criterion")
+    clip_grad, accumulation_steps = _alias("gradient_clip"), _alias("gradient_accumulation_steps")
+    best_metric, epochs_without_improvement = _alias("best_metric_value"), _alias("patience_counter")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of one epoch; a last, incomplete group makes none."""
+        return len(self.train_loader) // self.gradient_accumulation_steps
 
     # --- torch's objects ------------------------------------------------------------------------------------------
 
@@ -116,6 +132,7 @@ class Trainer:
                 clip_norm=self.gradient_clip or None,
                 precision="bf16" if self.use_amp else "fp32",
             )
+            self._forward = self._compiled.eval()  # kept, because it holds what is compiled
         return self._compiled
 
     def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
@@ -170,7 +187,8 @@ class Trainer:
         val_precision_macro, val_recall_macro, val_auroc_macro."""
         was = self._model.training
         self._model.eval()
-        forward, logits, labels, losses = self._step().eval(), [], [], []
+        self._step()
+        forward, logits, labels, losses = self._forward, [], [], []
         for batch in self.val_loader:
             out = forward(batch["input_ids"], batch["attention_mask"])
             losses.append(float(self.criterion(out.float(), batch["labels"])))

@@ -28,6 +28,7 @@ class HostLoop:
 
     def __init__(self) -> None:
         self._compiled: compiled_step.CompiledStep | None = None
+        self._forward: Any = None
         self._torch_optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
         self._made: torch.nn.Module | None = None
@@ -181,7 +182,8 @@ class HostLoop:
         model, total, count = self._module(), 0.0, 0
         was = model.training
         model.eval()
-        forward = self._step().eval()
+        self._step()
+        forward = self._forward
         for batch in self.eval_dataloader:
             logits = forward(batch["input_ids"], batch["attention_mask"])["logits"]
             labels = batch["labels"][:, 1:]
@@ -207,6 +209,7 @@ class HostLoop:
                 precision=PRECISIONS[precision],
                 clip_norm=self.config.training.max_grad_norm or None,
             )
+            self._forward = self._compiled.eval()  # kept, because it holds what is compiled
         return self._compiled
 
     def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:

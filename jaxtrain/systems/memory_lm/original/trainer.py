@@ -105,6 +105,16 @@ class Trainer(HostLoop):
     def device(self) -> torch.device:
         return next(self._module().parameters()).device
 
+    # --- other trainers' names for the same ------------------------------------------------------------------------
+
+    current_epoch = property(lambda self: self.epoch)
+    best_val_loss = property(lambda self: self.best_loss)
+    epochs_without_improvement = property(lambda self: self.patience_counter)
+    steps_per_epoch = property(lambda self: self.engine.steps_per_epoch)
+    accumulation_steps = property(lambda self: self.config.training.gradient_accumulation_steps)
+    clip_grad = property(lambda self: self.config.training.max_grad_norm)
+    use_amp = property(lambda self: self.config.training.mixed_precision != "no")
+
     # --- the run -------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:

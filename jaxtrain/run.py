@@ -81,8 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtrain import config_io
 
     arguments.overrides += flags.overrides(arguments.flags, arguments.config, arguments.overrides)
-    _resume_from_file(arguments)
     task, config = config_io.load(arguments.config, arguments.overrides)
+    if _is_file(arguments.resume):
+        if not _newest_of(config, pathlib.Path(arguments.resume).expanduser()):
+            arguments.overrides.append(f"init_from={arguments.resume}")
+            task, config = config_io.load(arguments.config, arguments.overrides)
+        arguments.resume = "auto"
     translation = config_io.translated(arguments.config, arguments.overrides)
     explanation = "" if translation is None else "\n".join(translation.lines()) + "\n"
     if arguments.print_config:
@@ -92,12 +96,22 @@ def run(arguments: argparse.Namespace) -> int:
         return start(task, config, explanation, arguments)
 
 
-def _resume_from_file(arguments: argparse.Namespace) -> None:
-    """`--resume checkpoint.pt` is init_from, with the optimizer's state; the run folder resumes by itself."""
-    path = pathlib.Path(arguments.resume).expanduser()
-    if arguments.resume not in ("auto", "never") and path.is_file():
-        arguments.overrides.append(f"init_from={arguments.resume}")
-        arguments.resume = "auto"
+def _is_file(resume: str) -> bool:
+    """Tell whether --resume names a torch checkpoint: it is init_from then, with the optimizer's state."""
+    return resume not in ("auto", "never") and pathlib.Path(resume).expanduser().is_file()
+
+
+def _newest_of(config, file: pathlib.Path) -> bool:
+    """Tell whether a torch checkpoint lies in the run's own folder and is of its newest state, which then goes on."""
+    from jaxtrain.train import run_dir
+
+    folder = run_dir.folder_of(config)
+    step = run_dir.checkpoints(folder, config).latest()
+    if step is None or not run_dir.same(folder, file.parent):
+        return False
+    from torch_bridge.files import checkpoint
+
+    return checkpoint.open_checkpoint(file).step == step
 
 
 def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:

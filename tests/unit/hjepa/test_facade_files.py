@@ -12,7 +12,7 @@ from jaxtrain.systems.hjepa.original.checkpoint_files import parameter_names
 from jaxtrain.systems.hjepa.original.legacy_config import ORIGINAL
 
 TINY = pathlib.Path(__file__).parents[3] / "configs" / "hjepa_tiny.yaml"
-OPTIONS = ["checkpoint.torch=original", "checkpoint.every_epochs=1", "checkpoint.keep_best=1", "shard.devices=1"]
+OPTIONS = ["checkpoint.torch=original", "checkpoint.every_epochs=1", "checkpoint.keep_best=3", "shard.devices=1"]
 
 
 @pytest.mark.slow
@@ -35,6 +35,10 @@ def test_a_run_writes_files_that_torch_goes_on_from_and_so_does_another_run(tmp_
     parameters = dict(module.named_parameters())
     assert optimizer.state[parameters["predictor.head.weight"]]["step"] == found["global_step"]
     assert parameters["target_encoder.vit.pos_embed"] not in optimizer.state
+    own = [*command, f"run.dir={folder}", "train.epochs=3", "--resume", str(latest)]  # as the original's README has it
+    assert run.main(own) == 0
+    assert f"at step {found['global_step']} of" in (folder / "train.log").read_text()
+    latest = folder / "checkpoint_epoch_0001.pth"
     again = [*command, f"run.dir={tmp_path / 'again'}", "train.epochs=3", f"init_from={latest}"]
     assert run.main(again) == 0
     step = found["global_step"]

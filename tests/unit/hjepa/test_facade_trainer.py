@@ -13,7 +13,6 @@ from torch import nn
 
 from jaxtrain.systems import hjepa
 from jaxtrain.systems.hjepa.original.native_run import obstacles
-from torch_bridge.compiled_call import CompiledCall
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -71,7 +70,8 @@ def tiny(tmp_path, kind=None, loss=None, compiled=True, **training):
     build = kind or hjepa.HJEPATrainer
     loss = loss or TinyLoss()
     trainer = build(model, loader, loader[:1], optimizer, loss, masks, config_of(tmp_path, **training), device="cpu")
-    trainer._call = trainer._call if compiled else trainer._eager
+    trainer._batch_loss.first = not compiled  # no batch in torch before those that are compiled
+    trainer._batch_loss.compiled = trainer._batch_loss.compiled if compiled else None
     return trainer
 
 
@@ -115,7 +115,7 @@ def test_a_step_gives_a_tensor_with_its_graph_and_moves_the_target(tmp_path):
     loss, terms = trainer._train_step(trainer.train_loader[0], epoch=0, step=0)
     assert loss.requires_grad
     assert {"loss", "loss_h0", "context_std", "target_eff_rank"} <= set(terms)
-    assert isinstance(trainer._call, CompiledCall)
+    assert trainer._batch_loss.compiled is not None
     moved = 0.9 * start.target_encoder.weight + 0.1 * start.context_encoder.weight
     torch.testing.assert_close(trainer.model.target_encoder.weight, moved.detach())
     out = start(trainer.train_loader[0], trainer._mask(4))
@@ -162,6 +162,7 @@ def test_the_originals_procedure_gives_its_weights_after_three_steps(name, tmp_p
     )
     if "in/sigreg_slices" in tensors:
         trainer.loss_fn.sigreg_loss.slices = lambda width: tensors["in/sigreg_slices"]
+    trainer._batch_loss.first = False
     trainer._train_epoch(0)
     loose = case["float64_check"].get("after3_parameters_off_by_more_than_5e-6", {})
     for key, value in model.state_dict().items():
@@ -235,6 +236,27 @@ def test_a_mock_is_called_and_not_recorded(tmp_path):
     trainer = tiny(tmp_path, loss=loss)
     got, _ = trainer._train_step(trainer.train_loader[0], 0, 0)
     assert (got.item(), set(loss.call_args.kwargs)) == (2.0, {"predictions", "targets", "context_features"})
+
+
+def test_a_loss_with_a_leaf_of_its_own_has_its_gradient(tmp_path, capsys):
+    trainer = tiny(tmp_path, loss=lambda predictions, targets: torch.tensor(2.0, requires_grad=True))
+    trainer._backward(trainer._train_step(trainer.train_loader[0], 0, 0)[0])
+    assert "has no gradient to the model's parameters" in capsys.readouterr().out
+
+
+def test_another_model_or_loss_set_later_is_the_one_that_counts(tmp_path):
+    trainer = tiny(tmp_path)
+    trainer.ema_scheduler = lambda step: 1.0
+    before = trainer._train_step(trainer.train_loader[0], 0, 0)[0]
+    trainer.loss_fn = lambda predictions, targets: 3 * TinyLoss()(predictions, targets)["loss"]
+    torch.testing.assert_close(trainer._train_step(trainer.train_loader[0], 0, 0)[0], 3 * before)
+
+
+def test_a_number_from_an_overridden_epoch_is_its_loss(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer._train_epoch, trainer._validate_epoch = lambda epoch: 0.5, lambda epoch: 0.25
+    assert trainer.train()["train_history"] == [{"loss": 0.5}] * 2
+    assert trainer.best_val_loss == 0.25
 
 
 def test_rates_per_level(tmp_path):

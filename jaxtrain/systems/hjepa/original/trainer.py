@@ -8,6 +8,7 @@ from torch import nn
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original import native_run
+from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 from jaxtrain.systems.hjepa.original.combined_losses import create_loss_from_config
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS
@@ -95,7 +96,7 @@ class HJEPATrainer(TrainerSteps):
         self.current_epoch = self.global_step = 0
         self.best_val_loss = float("inf")
         self.epochs_without_improvement = 0
-        self._call = self._compiled()
+        self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
         self.resumed_from = resume_checkpoint
         if resume_checkpoint is not None:
             self._load_checkpoint(resume_checkpoint)
@@ -191,6 +192,6 @@ class HJEPATrainer(TrainerSteps):
         reasons = list(native_run.obstacles(self))
         if not reasons:
             return native_run.run(self)
-        how = "one compiled call per step" if self._call != self._eager else "in torch"
+        how = "one compiled call per step" if self._batch_loss.compiled is not None else "in torch"
         self._log(f"the loop runs on the host, {how}: {'; '.join(reasons)}")
         return self._train_on_host()

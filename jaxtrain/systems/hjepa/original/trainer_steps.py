@@ -10,20 +10,16 @@ set after the update.
 """
 
 import contextlib
-import inspect
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import metrics
-from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
-from torch_bridge.compiled_call import CompiledCall
+from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 
 SHOWN = 4  # images of a visualisation
 
@@ -67,33 +63,10 @@ class TrainerSteps:
 
     def _loss(self, images, mask) -> tuple[torch.Tensor, dict[str, Any], tuple]:
         """The loss, its terms, and context and target features where the model gives both."""
-        batch = {"images": images, "mask": mask}
-        if _is_plain(self.model):  # a shape that depends on the mask's values is found outside of the program
-            batch["indices"], batch["valid"] = self.model.masked_patches(mask)
-        try:
-            found = self._call(batch)
-        except UserError as error:
-            if not isinstance(self._call, CompiledCall):
-                raise
-            self._log(f"model and loss run in torch, uncompiled: {error}")
-            self._call = self._eager
-            found = self._call(batch)
+        if not self._batch_loss.belongs_to(self.model, self.loss_fn):
+            self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
+        found = self._batch_loss(images, mask)
         return found["loss"], dict(found["terms"]), tuple(found["features"])
-
-    def _eager(self, batch):
-        return forward_terms(self.model, self.loss_fn, self._autocast(), batch)
-
-    def _compiled(self):
-        """Choose what computes a batch: a compiled program where model and loss are torch code, else torch itself."""
-        model, loss, autocast = self.model, self.loss_fn, self._autocast
-        if not issubclass(type(model), nn.Module):  # a mock counts its calls
-            return self._eager
-        if issubclass(type(loss), nn.Module):
-            run = lambda model, loss, batch: forward_terms(model, loss, autocast(), batch)
-            return CompiledCall({"model": model, "loss": loss}, run)
-        if isinstance(loss, (types.FunctionType, types.MethodType)):
-            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, autocast(), batch))
-        return self._eager
 
     def _autocast(self):
         return torch.autocast(self.device_type) if self.use_amp else contextlib.nullcontext()
@@ -281,10 +254,10 @@ class TrainerSteps:
         for epoch in range(self.current_epoch, self.epochs):
             self.current_epoch = epoch
             self.progress_tracker.start_epoch(epoch)
-            trained = self._train_epoch(epoch)
+            trained = _named(self._train_epoch(epoch))
             history["train_history"].append(trained)
             self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train_epoch/")
-            validated = self._validate_epoch(epoch) if self.val_loader is not None else {}
+            validated = _named(self._validate_epoch(epoch)) if self.val_loader is not None else {}
             if validated:
                 history["val_history"].append(validated)
                 self.metrics_logger.log_metrics(_scalars(validated), self.global_step, "val/")
@@ -304,45 +277,9 @@ class TrainerSteps:
         return history | {"best_val_loss": self.best_val_loss}
 
 
-def _is_plain(model: Any) -> bool:
-    """Tell whether a call of the model is HJEPA's forward and nothing else."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    return type(model) is HJEPA and "forward" not in vars(model) and not any(getattr(model, hook) for hook in hooks)
-
-
-def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
-    """loss, terms, and features: (context, target) or ()."""
-    with autocast:
-        if "indices" in batch:
-            outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
-        else:
-            outputs = model(batch["images"], batch["mask"])
-        given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
-        returned = _call_loss(loss_fn, given)
-    if isinstance(returned, Mapping):
-        loss, terms = returned["loss"], dict(returned)
-    elif isinstance(returned, (tuple, list)):
-        loss, terms = returned[0], dict(returned[1])
-    else:
-        loss, terms = returned, {"loss": returned}
-    features = (given["context_features"], given["target_features"])
-    return {"loss": loss, "terms": terms, "features": features if all(x is not None for x in features) else ()}
-
-
-def _call_loss(loss_fn, given: Mapping[str, Any]):
-    """Call a loss with the keywords that it takes of predictions, targets, context_features and target_features; one
-    that names its arguments otherwise gets predictions and targets in this order."""
-    try:
-        parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
-    except (TypeError, ValueError):
-        parameters = {}
-    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        names = {"predictions", "targets", "context_features", *({"target_features"} & set(parameters))}
-    else:
-        names = set(given) & set(parameters)
-    if "predictions" not in names:
-        return loss_fn(given["predictions"], given["targets"])
-    return loss_fn(**{name: given[name] for name in given if name in names})
+def _named(found: Any) -> dict[str, float]:
+    """Name the results of an epoch; one number, from an override, is the loss."""
+    return dict(found) if isinstance(found, Mapping) else {"loss": float(found)}
 
 
 def _scalars(terms: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,106 @@
+"""The loss of a batch: model and loss function, in torch or compiled by JAX inside torch's autograd."""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
+from torch_bridge.compiled_call import CompiledCall
+
+
+class BatchLoss:
+    """Call with images and mask: loss, terms by name, and features: (context, target) or ().
+
+    The first batch runs in torch, so that a mistake in a model or loss is torch's own error; from the second on forward
+    and backward are one XLA program each. What cannot be recorded stays in torch, and `say` gets the reason once.
+    A mock is always called, never recorded.
+    """
+
+    def __init__(self, model: Any, loss_fn: Any, autocast: Callable, say: Callable[[str], None]):
+        self.model, self.loss_fn, self.autocast, self.say = model, loss_fn, autocast, say
+        self.compiled = self._compiled()
+        self.first = True
+
+    def belongs_to(self, model: Any, loss_fn: Any) -> bool:
+        return self.model is model and self.loss_fn is loss_fn
+
+    def __call__(self, images: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        batch = {"images": images, "mask": mask}
+        if _is_plain(self.model):  # a shape that depends on the mask's values is found outside of the program
+            batch["indices"], batch["valid"] = self.model.masked_patches(mask)
+        first, self.first = self.first, False
+        if first or self.compiled is None:
+            return self._in_torch(batch)
+        try:
+            found = self.compiled(batch)
+        except UserError as error:
+            return self._give_up(str(error), batch)
+        if torch.is_grad_enabled() and not found["loss"].requires_grad:
+            return self._give_up("the loss has no gradient to the model's parameters", batch)
+        return found
+
+    def _give_up(self, reason: str, batch: dict[str, Any]) -> dict[str, Any]:
+        self.say(f"model and loss run in torch, uncompiled: {reason}")
+        self.compiled = None
+        return self._in_torch(batch)
+
+    def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return forward_terms(self.model, self.loss_fn, self.autocast(), batch)
+
+    def _compiled(self) -> Callable | None:
+        """The compiled program, where model and loss are torch code."""
+        model, loss, autocast = self.model, self.loss_fn, self.autocast
+        if not issubclass(type(model), nn.Module):  # a mock's type is Mock, whatever it says of itself
+            return None
+        if issubclass(type(loss), nn.Module):
+            run = lambda model, loss, batch: forward_terms(model, loss, autocast(), batch)
+            return CompiledCall({"model": model, "loss": loss}, run)
+        if isinstance(loss, (types.FunctionType, types.MethodType)):
+            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, autocast(), batch))
+        return None
+
+
+def _is_plain(model: Any) -> bool:
+    """Tell whether a call of the model is HJEPA's forward and nothing else."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return type(model) is HJEPA and "forward" not in vars(model) and not any(getattr(model, hook) for hook in hooks)
+
+
+def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
+    """loss, terms, and features: (context, target) or ()."""
+    with autocast:
+        if "indices" in batch:
+            outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
+        else:
+            outputs = model(batch["images"], batch["mask"])
+        given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
+        returned = _call_loss(loss_fn, given)
+    if isinstance(returned, Mapping):
+        loss, terms = returned["loss"], dict(returned)
+    elif isinstance(returned, (tuple, list)):
+        loss, terms = returned[0], dict(returned[1])
+    else:
+        loss, terms = returned, {"loss": returned}
+    features = (given["context_features"], given["target_features"])
+    return {"loss": loss, "terms": terms, "features": features if all(x is not None for x in features) else ()}
+
+
+def _call_loss(loss_fn, given: Mapping[str, Any]):
+    """Call a loss with the keywords that it takes of predictions, targets, context_features and target_features; one
+    that names its arguments otherwise gets predictions and targets in this order."""
+    try:
+        parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        names = {"predictions", "targets", "context_features", *({"target_features"} & set(parameters))}
+    else:
+        names = set(given) & set(parameters)
+    if "predictions" not in names:
+        return loss_fn(given["predictions"], given["targets"])
+    return loss_fn(**{name: given[name] for name in given if name in names})

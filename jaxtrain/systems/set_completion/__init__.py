@@ -67,6 +67,7 @@ ORIGINAL_NAMES = {
     "torch_sae": ("SAEConfig", "SetCompletionHook", "SparseAutoencoder"),
     "torch_buffer": ("ActivationBuffer",),
     "vocabulary": ("tokenize_build",),
+    "original.inference": ("build_predict_abilities",),
     "original.torch_data": (
         "SetDataset",
         "create_collate_fn",

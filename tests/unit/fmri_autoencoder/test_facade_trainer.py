@@ -67,6 +67,11 @@ def test_after_a_run_every_attribute_is_true(trained):
     assert state["state"][0]["step"] == 4
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
     assert trainer.scheduler.last_epoch == 4
+
+
+@pytest.mark.slow
+def test_validation_by_itself_gives_the_runs_numbers(trained):
+    trainer, history, _ = trained
     evaluated = trainer.validate()
     assert evaluated["total_loss"] == pytest.approx(history["val_history"][-1]["total_loss"], rel=1e-5)
     assert evaluated["fmri_correlation"] == pytest.approx(history["val_history"][-1]["fmri_correlation"], abs=1e-5)

@@ -153,3 +153,20 @@ def test_the_buffer_has_the_codes_names():
     buffer.add(torch.ones(3, 2))
     buffer.add(torch.zeros(0, 2))
     assert (buffer.max_size, buffer.ptr, buffer.full, len(buffer), tuple(buffer.buf.shape)) == (4, 3, False, 3, (4, 2))
+
+
+def test_probabilities_come_by_name():
+    vocab = {**{f"t{i}": i for i in range(9)}, "<PAD>": 9}
+    weapons = {"weapon_id_40": 0}
+    torch.manual_seed(0)
+    model = splatnlp.SetCompletionModel(**SIZES, **{**OPTIONS, "pad_token_id": 9}).eval()
+    found = splatnlp.build_predict_abilities(vocab, weapons)(model, ["t1", "t2"], "weapon_id_40")
+    logits = model(torch.tensor([[1, 2]]), torch.tensor([[0]]))
+    assert list(found) == list(vocab)
+    assert list(found.values()) == pytest.approx(logits[0].sigmoid().tolist())
+    labels = splatnlp.build_predict_abilities(vocab, weapons, output_type="labels")(model, [], "weapon_id_40")
+    assert set(labels) == {name for name, i in vocab.items() if model.output_layer.bias[i] >= 0}
+    frame = splatnlp.build_predict_abilities(vocab, weapons, output_type="df")(model, ["t1"], "weapon_id_40")
+    assert frame["probability"].is_monotonic_decreasing
+    with pytest.raises(ValueError, match="not in the vocabulary: t99, weapon_id_1"):
+        splatnlp.build_predict_abilities(vocab, weapons)(model, ["t99"], "weapon_id_1")

@@ -1,7 +1,8 @@
 """Lightning's Trainer with its training step compiled by XLA: `from jaxtrain.lightning import Trainer`.
 
 The loop stays Lightning's own: flags, callbacks, loggers, progress, validation and `.ckpt` files are its code. Only
-`training_step`, its backward pass, clipping and the optimizer's update run as one XLA program.
+`training_step`, its backward pass, clipping and the optimizer's update run as one XLA program. Where they cannot be one
+(manual optimization, several devices, hooks on gradients), the modules run compiled and torch does the rest.
 """
 
 import contextlib
@@ -13,10 +14,12 @@ import torch
 from lightning import pytorch as pl
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
+from lightning.pytorch.utilities import rank_zero_info
 
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.errors import UserError
+from torch_bridge.compiled_call import compiled_forwards
 
 GRADIENT_HOOKS = (
     "on_before_backward",
@@ -36,29 +39,24 @@ class Trainer(pl.Trainer):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        if self.world_size > 1:
-            raise UserError(
-                f"this Trainer runs in one process on one device, found {self.world_size}; set devices=1, or train "
-                "with jaxtrain.Trainer"
-            )
         if self.precision not in ("32-true", "bf16-mixed"):
             raise UserError(f"Trainer(precision={self.precision!r}): take 32-true or bf16-mixed")
-        if self.gradient_clip_val and str(self.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() != "norm":
-            raise UserError("Trainer(gradient_clip_algorithm='value') has no counterpart here: take 'norm'")
-        self.fit_loop.epoch_loop.automatic_optimization = _CompiledOptimization(self)
         self.callbacks.insert(0, _Sync())  # before callbacks that read weights
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
-        """Train as Lightning does. Raises UserError for hooks without counterpart, before anything is trained."""
-        _check(self, model)
-        optimization = self.fit_loop.epoch_loop.automatic_optimization
-        optimization.step = None
-        super().fit(model, *arguments, **options)
+        """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
+        apart = _apart(self, model)
+        loop = self.fit_loop.epoch_loop
+        loop.automatic_optimization = _AutomaticOptimization(self) if apart else _CompiledOptimization(self)
+        if apart:
+            rank_zero_info(f"{apart}: forward and backward of the modules run compiled, updates run in torch")
+        with compiled_forwards(model) if apart else contextlib.nullcontext():
+            super().fit(model, *arguments, **options)
         self.sync()
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch module and optimizer."""
-        step = self.fit_loop.epoch_loop.automatic_optimization.step
+        step = getattr(self.fit_loop.epoch_loop.automatic_optimization, "step", None)
         if step is not None and step.weights.dirty:
             step.sync()
 
@@ -208,24 +206,27 @@ def _own_callbacks(trainer: Any) -> list[Any]:
     return [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(known)]
 
 
-def _check(trainer: Any, module: Any) -> None:
+def _apart(trainer: Any, module: Any) -> str:
+    """Return the reason why a step cannot be one program, "" where it can."""
     if not module.automatic_optimization:
-        raise UserError(
-            f"{type(module).__name__}: manual optimization has no counterpart here; write the updates with "
-            "jaxtrain.compile_many (docs/own_loop.md)"
-        )
+        return f"{type(module).__name__} optimizes manually"
+    if trainer.world_size > 1:
+        return f"{trainer.world_size} processes share a step"
+    if (
+        trainer.gradient_clip_val
+        and str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() != "norm"
+    ):
+        return "gradients are clipped by value"
     for hook in GRADIENT_HOOKS:
         owners = [module] if _overrides(module, pl.LightningModule, hook) else []
         owners += [
             c for c in _own_callbacks(trainer) if hasattr(pl.Callback, hook) and _overrides(c, pl.Callback, hook)
         ]
         if owners:
-            raise UserError(
-                f"{type(owners[0]).__name__}.{hook} is not called: gradients stay inside the compiled step. Move what "
-                "it does into training_step or the optimizer, or log the norm with gradient_clip_val"
-            )
+            return f"{type(owners[0]).__name__}.{hook} takes part in a step"
     if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):
-        raise UserError("StochasticWeightAveraging has no counterpart here; jaxtrain.Trainer has optim.ema_decay")
+        return "StochasticWeightAveraging changes optimizer and weights"
+    return ""
 
 
 def _read_between_steps(trainer: Any) -> bool:

@@ -14,6 +14,7 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.errors import UserError
+from torch_bridge.compiled_call import CompiledForward
 
 __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
 
@@ -46,12 +47,13 @@ class _CompiledTraining:
             if value:
                 raise UserError(f"TrainingArguments.{name}={value!r} has no counterpart here: {advice}")
         super().__init__(*arguments, **options)
-        given = self.args
-        if given.world_size > 1 or given.n_gpu > 1:
-            raise UserError(
-                f"this Trainer runs in one process on one device, found {given.world_size} x {max(1, given.n_gpu)}; "
-                "jaxtrain.Trainer trains on several"
-            )
+        if self.args.n_gpu > 1:
+            raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
+        self._apart = self.args.world_size > 1
+        if self._apart and not isinstance(vars(self.model).get("forward"), CompiledForward):
+            self.model.forward = CompiledForward(
+                self.model
+            )  # gradients are averaged outside of it, updates run in torch
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -60,6 +62,8 @@ class _CompiledTraining:
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; the last of an update clips the gradients and updates the weights too."""
+        if self._apart:
+            return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         batch = dict(self._prepare_inputs(inputs))
         batch[STEPS] = torch.tensor(float(self.current_gradient_accumulation_steps))
@@ -97,9 +101,13 @@ class _CompiledTraining:
         return loss if scaled else loss / batch[STEPS]
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
+        if self._apart:
+            return super()._clip_grad_norm(model)
         return torch.tensor(float(self._step.grad_norm))  # clipped inside the step
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if self._apart:
+            return super()._get_grad_norm(model, grad_norm)
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:

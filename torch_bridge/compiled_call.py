@@ -8,7 +8,9 @@
 What happens to the loss before backward(), and to the gradients before the update, stays torch's.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -62,6 +64,60 @@ class CompiledCall:
             for name, value in changed.items():
                 tensors[name].copy_(value)
         return outputs
+
+
+class CompiledForward:
+    """Stand in for a module's `forward`: `module.forward = CompiledForward(module)`.
+
+    Copies and pickles of the module have one of their own. While the module is recorded as a part of another, its plain
+    forward runs.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.__self__, self.__wrapped__ = module, type(module).forward
+        self.__name__ = "forward"
+        self.__signature__ = inspect.signature(self.__wrapped__.__get__(module))
+        self._call: CompiledCall | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return self.__wrapped__(self.__self__, *args, **kwargs)
+        if self._call is None:
+            forward = self.__wrapped__
+            self._call = CompiledCall(self.__self__, lambda module, inputs: forward(module, *inputs[0], **inputs[1]))
+        return self._call((args, kwargs))
+
+    def __reduce__(self):
+        return CompiledForward, (self.__self__,)
+
+
+@contextlib.contextmanager
+def compiled_forwards(module: torch.nn.Module) -> Iterator[None]:
+    """While active, the module and its parts that have parameters run compiled wherever torch code calls them."""
+    chosen = [module, *_parts(module)]
+    unset = {torch.nn.Module.forward, *(base.forward for base in type(module).__mro__[1:] if _is_shell(base))}
+    wrapped = [inner for inner in chosen if type(inner).forward not in unset and "forward" not in vars(inner)]
+    for inner in wrapped:
+        inner.forward = CompiledForward(inner)
+    try:
+        yield
+    finally:
+        for inner in wrapped:
+            vars(inner).pop("forward", None)
+
+
+def _is_shell(kind: type) -> bool:
+    """Return True for Lightning's module class, whose forward only says that there is none."""
+    return kind.__name__ == "LightningModule"
+
+
+def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The outermost parts that compute with parameters; containers are looked into."""
+    for child in module.children():
+        if type(child).forward is torch.nn.Module.forward:
+            yield from _parts(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def _form(leaf: Any) -> Any:

@@ -175,7 +175,7 @@ class Varying:
             self.dynamic.append(number)
 
     def _renew(self) -> None:
-        constant = tuple((number, self._last[number]) for number in sorted(self.fixed))
+        constant = tuple((number, _key(self._last[number])) for number in sorted(self.fixed))
         self._state = (tuple(self.dynamic), constant), self.arrays(self.dynamic)
 
     def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
@@ -204,6 +204,10 @@ def _read(place: Place) -> Any:
         return place.container[place.key]
     except (KeyError, IndexError, ValueError):
         return None
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, (*SIMPLE, tuple)) else id(value)
 
 
 def _is_number(value: Any) -> bool:

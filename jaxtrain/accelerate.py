@@ -1,0 +1,45 @@
+"""accelerate's Accelerator with compiled models: `from jaxtrain.accelerate import Accelerator`.
+
+The loop stays as it is written, on accelerate's own code. What `prepare` returns for a model runs forward and backward
+as XLA programs inside torch's autograd graph; losses, `backward`, clipping, optimizers, schedulers, checkpoints and
+trackers are torch's and accelerate's.
+"""
+
+from typing import Any
+
+import accelerate
+import torch
+from accelerate import DistributedType
+
+from jaxtrain.errors import UserError
+from torch_bridge.compiled_call import CompiledForward
+
+__all__ = ["Accelerator"]
+
+REFUSED = {
+    DistributedType.DEEPSPEED: "DeepSpeed shards and steps the model itself",
+    DistributedType.FSDP: "FSDP takes the parameters apart that the compiled model reads",
+    DistributedType.MEGATRON_LM: "Megatron-LM has models of its own",
+}
+
+
+class Accelerator(accelerate.Accelerator):
+    """accelerate.Accelerator whose prepared models are compiled. Arguments, methods and files are accelerate's own.
+
+    Raises UserError for DeepSpeed, FSDP, Megatron-LM and fp16, and at the first call of a model that cannot be
+    converted, with its lines.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        reason = REFUSED.get(self.distributed_type)
+        if reason is not None:
+            raise UserError(f"{self.distributed_type}: {reason}; jaxtrain.Trainer shards with shard.strategy=fsdp")
+        if self.mixed_precision in ("fp16", "fp8"):
+            raise UserError(f"mixed_precision={self.mixed_precision!r}: its scales are torch's; use 'bf16' or 'no'")
+
+    def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
+        """Compile the model's forward and backward pass, then prepare it as accelerate does."""
+        if not isinstance(vars(model).get("forward"), CompiledForward):
+            model.forward = CompiledForward(model)
+        return super().prepare_model(model, *arguments, **options)

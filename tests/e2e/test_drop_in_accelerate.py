@@ -1,0 +1,116 @@
+"""`from jaxtrain.accelerate import Accelerator`: accelerate's own loop, curves and files, the model compiled."""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jaxtrain import UserError
+
+accelerate = pytest.importorskip("accelerate")
+
+import jaxtrain.accelerate as ours  # noqa: E402
+
+ENGINES = {"accelerate": accelerate.Accelerator, "jaxtrain": ours.Accelerator}
+DRAW = torch.Generator().manual_seed(0)
+X, Y = torch.randn(50, 6, generator=DRAW), torch.randint(0, 3, (50,), generator=DRAW)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x, labels=None):
+        logits = self.head(self.body(x))
+        return {"logits": logits, "loss": None if labels is None else F.cross_entropy(logits, labels)}
+
+
+def train(engine: str, folder, precision: str = "no", go_on: bool = False) -> tuple[list[float], nn.Module]:
+    """Run a loop as accelerate's complete example: accumulation, clipping, schedule, evaluation, state."""
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = ENGINES[engine](cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 20)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 8)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if go_on:
+        accelerator.load_state(str(folder))
+    seen = []
+    for _ in range(2):
+        model.train()
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                loss = model(x, labels=y)["loss"]
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            seen.append(loss.item())
+        model.eval()
+        with torch.no_grad():
+            found = [accelerator.gather_for_metrics((model(x)["logits"].argmax(1), y)) for x, y in loader]
+        seen.append(sum(float((guess == label).sum()) for guess, label in found))
+    accelerator.save_state(str(folder))
+    return seen, accelerator.unwrap_model(model)
+
+
+def assert_same(theirs, mine, atol: float = 1e-5) -> None:
+    for (key, want), got in zip(theirs.state_dict().items(), mine.state_dict().values(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_curves_weights_and_metrics_are_accelerates(tmp_path):
+    (want, theirs), (got, mine) = train("accelerate", tmp_path / "a"), train("jaxtrain", tmp_path / "b")
+    assert got == pytest.approx(want, rel=1e-4)
+    assert_same(theirs, mine)
+    assert sorted(os.listdir(tmp_path / "a")) == sorted(os.listdir(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(("first", "second"), [("accelerate", "jaxtrain"), ("jaxtrain", "accelerate")])
+def test_each_side_goes_on_from_the_others_state(tmp_path, first, second):
+    train("accelerate", tmp_path / "whole")
+    want, theirs = train("accelerate", tmp_path / "whole", go_on=True)
+    train(first, tmp_path / "half")
+    got, mine = train(second, tmp_path / "half", go_on=True)
+    assert got == pytest.approx(want, rel=1e-4)
+    assert_same(theirs, mine)
+
+
+def test_bf16_is_accelerates_within_its_rounding(tmp_path):
+    (want, _), (got, _) = train("accelerate", tmp_path / "a", "bf16"), train("jaxtrain", tmp_path / "b", "bf16")
+    assert got == pytest.approx(want, rel=2e-2, abs=1.0)
+
+
+def test_a_prepared_model_can_be_copied_and_pickled(tmp_path):
+    _, model = train("jaxtrain", tmp_path)
+    torch.save(copy.deepcopy(model), tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False).eval()
+    torch.testing.assert_close(again(X)["logits"], Net.forward(model.eval(), X)["logits"])
+
+
+def test_what_cannot_be_converted_is_named_with_its_line(tmp_path):
+    accelerate.state.AcceleratorState._reset_state(True)
+
+    class Branches(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    model = ours.Accelerator(cpu=True).prepare(Branches(6, 6))
+    with pytest.raises(UserError, match=r"depends on the values of a tensor(.|\n)*if x.sum\(\) > 0"):
+        model(X)
+
+
+def test_scaled_precisions_are_refused():
+    accelerate.state.AcceleratorState._reset_state(True)
+    with pytest.raises((UserError, ValueError), match="fp16"):
+        ours.Accelerator(cpu=True, mixed_precision="fp16")

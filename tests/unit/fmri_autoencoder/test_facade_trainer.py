@@ -1,12 +1,16 @@
 """A user's session with the original's Trainer: construct, inspect, step, override, save, load, resume."""
 
 import copy
+import io
+import types
 
 import pytest
 import torch
+import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import fmri_autoencoder as giblet
+from jaxtrain.systems.fmri_autoencoder.original import engine_run
 from tests.unit.fmri_autoencoder.test_facade_objects import GEN1, batch
 
 CALM = {**GEN1, "encoder_dropout": 0.0, "decoder_dropout": 0.0}
@@ -211,6 +215,23 @@ def test_a_model_on_the_meta_device_is_drawn_where_it_belongs(tmp_path):
     assert all(torch.isfinite(value).all() and not value.is_meta for value in trainer.model.state_dict().values())
     assert trainer.model is model
     assert len(trainer.optimizer.state) == len(list(model.parameters()))
+
+
+def test_an_epoch_has_its_progress_bar(tmp_path, monkeypatch):
+    made = []
+
+    def bar(title, **options):
+        made.append(tqdm.tqdm(desc=title, file=io.StringIO(), **options))
+        return made[-1]
+
+    monkeypatch.setattr(engine_run, "bar", bar)
+    trainer = make(tmp_path / "run")
+    trainer.train_step = lambda batch: {"total_loss": 1.0}
+    assert trainer.train_epoch(1)["total_loss"] == 1.0
+    follower, engine = engine_run.Follower(trainer), types.SimpleNamespace(steps_per_epoch=3)
+    for step in (5, 6):
+        follower.on_step_end(engine, step, {})
+    assert [(one.desc, one.n, one.total) for one in made] == [("Epoch 2", 2, 2), ("Epoch 2", 3, 3)]
 
 
 def test_a_model_that_is_no_module_is_refused(tmp_path):

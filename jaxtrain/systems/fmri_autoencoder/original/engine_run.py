@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
@@ -146,13 +147,20 @@ class Follower:
     def __init__(self, trainer: Any):
         self.trainer, self.engine = trainer, None
         self.steps: list[Any] = []
+        self.bar: Any = None
         self.train_metrics: dict[str, float] | None = None
 
     def on_step_end(self, engine, step, metrics) -> None:
         self.steps.append(metrics)
         self.trainer.global_step = step
+        if self.bar is None:
+            per_epoch = engine.steps_per_epoch
+            self.bar = bar(f"Epoch {(step - 1) // per_epoch + 1}", total=per_epoch, initial=(step - 1) % per_epoch)
+        self.bar.update(1)
 
     def on_epoch_end(self, engine, epoch) -> None:
+        self.bar.close()
+        self.bar = None
         rows = [dict(metrics) for metrics in self.steps]
         names = [name for name in rows[0] if name not in ("weight", "tokens", "skipped")]
         self.train_metrics = _named({name: float(np.mean([row[name] for row in rows])) for name in names})
@@ -205,6 +213,11 @@ class Follower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
             setattr(self.trainer, name, value)
+
+
+def bar(title: str, **options: Any) -> tqdm:
+    """The original's progress bar of an epoch, on a terminal and in the first process."""
+    return tqdm(desc=title, leave=False, disable=True if jax.process_index() else None, **options)
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:

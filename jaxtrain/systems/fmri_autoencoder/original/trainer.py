@@ -197,7 +197,8 @@ class Trainer:
         """One pass over train_loader: the means of the steps' losses, and the learning rate after it."""
         self.model.train()
         sums: dict[str, Any] = {}
-        for batch in self.train_loader:
+        title = "Training" if epoch is None else f"Epoch {epoch + 1}"
+        for batch in engine_run.bar(title, iterable=self.train_loader):
             found = self.train_step(batch)
             for name, value in (found if isinstance(found, Mapping) else {"total_loss": found}).items():
                 sums[name] = sums.get(name, 0.0) + (value.detach() if hasattr(value, "detach") else value)

@@ -57,6 +57,7 @@ def test_a_training_step_equals_torchs_even_where_the_user_changes_the_loss():
     assert net.norm.num_batches_tracked == 1
 
 
+@pytest.mark.slow
 def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
     net, twin, batch, other = pair()
     call = CompiledCall(net, loss_of)
@@ -71,6 +72,7 @@ def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
     assert net.last.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_a_number_that_python_changes_between_calls_counts():
     net, _, batch, _ = pair()
 

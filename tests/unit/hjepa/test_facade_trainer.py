@@ -214,6 +214,7 @@ class Branching(nn.Module):
         return loss
 
 
+@pytest.mark.slow
 def test_a_loss_that_cannot_be_compiled_runs_in_torch_and_the_line_is_named(tmp_path, capsys):
     trainer = tiny(tmp_path, loss=Branching(), epochs=1)
     assert np.isfinite(trainer.train()["train_history"][0]["loss"])
@@ -222,6 +223,7 @@ def test_a_loss_that_cannot_be_compiled_runs_in_torch_and_the_line_is_named(tmp_
     assert "if loss > 1e3" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [ReadmeLoss(), pytest.param(lambda p, t: (p[0] - t[0]).square().mean(), id="lambda")])
 def test_losses_of_the_users_own_train(loss, tmp_path):
     history = tiny(tmp_path, loss=loss).train()["train_history"]

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import http.server
 import json
+import os
 import pathlib
 import re
 import signal
@@ -169,7 +170,10 @@ def main() -> None:
     server = make_server(arguments.weights, arguments.host, arguments.port)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     print(f"http://{arguments.host}:{server.server_port}/predict", flush=True)
-    server.serve_forever()
+    server.serve_forever(poll_interval=0.1)
+    server.server_close()
+    sys.stderr.flush()
+    os._exit(0)  # taking Python and torch down takes seconds on a busy machine, and there is nothing left to save
 
 
 if __name__ == "__main__":

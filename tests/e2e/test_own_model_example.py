@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -69,6 +70,18 @@ def test_every_cell_of_the_notebook_has_a_title():
     cells = [line for line in (EXAMPLE / "train.py").read_text().splitlines() if line.startswith("# %%")]
     assert len(cells) > 6
     assert all(len(cell) > 10 for cell in cells)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_server_within_two_seconds(notebook):
+    weights = notebook[1] / "runs/own_model/exports/net.pt"
+    command = [sys.executable, str(EXAMPLE / "server.py"), "--weights", str(weights), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        sent = time.monotonic()
+        process.terminate()
+        assert (process.wait(30), process.stderr.read()) == (0, "")
+        assert time.monotonic() - sent < 2
 
 
 def test_the_server_gives_the_networks_own_answers(server, notebook, monkeypatch):

@@ -35,15 +35,19 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--dry-run", action="store_true", help="build everything, print a summary, run no step")
     p.add_argument("--print-config", action="store_true", help="print the config with all defaults and exit")
     commands.add_quiet(p)
-    own, given = flags.split(sys.argv[1:] if argv is None else argv, OPTIONS)
-    if {"-h", "--help"} & {*own}:
-        named = [after for word, after in zip(own, own[1:], strict=False) if word == "--config"]
-        p.epilog = f"{p.epilog}\n\n{flags.help_text(named[0] if named else None)}"
-    arguments = p.parse_intermixed_args(own)
-    arguments.flags = given
-    if arguments.quiet:
-        arguments.overrides.append("run.quiet=true")
-    return commands.main(together(run), arguments)
+
+    def parse_and_run(_: argparse.Namespace) -> int:
+        own, given = flags.split(sys.argv[1:] if argv is None else argv, OPTIONS)
+        if {"-h", "--help"} & {*own}:
+            named = [after for word, after in zip(own, own[1:], strict=False) if word == "--config"]
+            p.epilog = f"{p.epilog}\n\n{flags.help_text(named[0] if named else None)}"
+        arguments = p.parse_intermixed_args(own)
+        arguments.flags = given
+        if arguments.quiet:
+            arguments.overrides.append("run.quiet=true")
+        return commands.main(together(run), arguments)
+
+    return commands.main(parse_and_run, argparse.Namespace())  # a mistake in a flag, or in the config of --help
 
 
 def together(command):

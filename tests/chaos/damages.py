@@ -1,12 +1,15 @@
 """Random damage to the newest checkpoint: `python -m tests.chaos.damages --damages 50`.
 
-A truncated file, a flipped byte, a missing file, a half-written folder. `jaxtrain.checkpoints verify` must find it; the
-run must say so in one line, go on from the older checkpoint, and end with the bits of the run that nobody damaged.
+A truncated file, a flipped byte, a missing file, a half-written folder; and whole files where they do not belong:
+another step's folder, two files exchanged, a link, a pipe, another run's seal. `jaxtrain.checkpoints verify` must find
+it; the run must say so in one line, go on from the older checkpoint, and end with the bits of the run that nobody
+damaged.
 """
 
 import contextlib
 import io
 import logging
+import os
 import pathlib
 import random
 import shutil
@@ -16,6 +19,7 @@ from collections.abc import Callable
 
 from jaxtrain import checkpoints as command
 from jaxtrain import config_io
+from jaxtrain.train.checkpoint import manifest
 from jaxtrain.train.trainer import Trainer
 from tests.chaos import runs
 
@@ -54,7 +58,65 @@ def half_write(folder: pathlib.Path, chance: random.Random) -> str:
     return f"{len(gone)} of {len(paths)} files missing"
 
 
+def older(folder: pathlib.Path, chance: random.Random) -> str:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("15"), folder)
+    return "the folder of step 15 under its name"
+
+
+def exchange(folder: pathlib.Path, chance: random.Random) -> str:
+    first, second = chance.sample(sorted(path for path in folder.rglob("*") if path.is_file()), 2)
+    aside = first.rename(folder / "aside")
+    second.rename(first)
+    aside.rename(second)
+    return f"{first.name} and {second.name} exchanged"
+
+
+def append(folder: pathlib.Path, chance: random.Random) -> str:
+    path = _any_file(folder, chance)
+    with path.open("ab") as file:
+        file.write(chance.randbytes(chance.randint(1, 100)))
+    return f"{path.name} grown"
+
+
+def empty(folder: pathlib.Path, chance: random.Random) -> str:
+    """As a machine that lost its power leaves them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    return "all files empty"
+
+
+def link(folder: pathlib.Path, chance: random.Random) -> str:
+    path = _any_file(folder, chance)
+    outside = path.rename(folder.parents[1] / "moved")
+    path.symlink_to(outside)
+    return f"{path.name} a link out of the checkpoint"
+
+
+def pipe(folder: pathlib.Path, chance: random.Random) -> str:
+    path = chance.choice(sorted(path for path in (folder / "state").rglob("*") if path.is_file()))
+    path.unlink()
+    os.mkfifo(path)
+    return f"{path.name} a pipe"
+
+
+def directory(folder: pathlib.Path, chance: random.Random) -> str:
+    path = _any_file(folder, chance)
+    path.unlink()
+    path.mkdir()
+    return f"{path.name} a folder"
+
+
+def another_run(folder: pathlib.Path, chance: random.Random) -> str:
+    manifest.renew(folder, {**manifest.read(folder), "run": "0" * 32})
+    return "another run's, sealed as such"
+
+
 DAMAGES: tuple[Callable[[pathlib.Path, random.Random], str], ...] = (truncate, flip, remove, half_write)
+SWAPS: tuple[Callable[[pathlib.Path, random.Random], str], ...] = (
+    older, exchange, append, empty, link, pipe, directory, another_run,
+)  # fmt: skip
 
 
 def _any_file(folder: pathlib.Path, chance: random.Random) -> pathlib.Path:
@@ -97,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         whole = pathlib.Path(temporary) / "whole"
         go_on(whole)
         for i in range(arguments.damages):
-            damage = DAMAGES[i % len(DAMAGES)]
+            damage = (*DAMAGES, *SWAPS)[i % len(DAMAGES + SWAPS)]
             folder = pathlib.Path(temporary) / str(i)
             with contextlib.redirect_stdout(io.StringIO()):
                 what, wrong = recovers(whole, folder, damage, chance)

@@ -1,6 +1,7 @@
-"""A small task for half an hour, with many evaluations and checkpoints: `python -m tests.chaos.soak --minutes 30`.
+"""A small task with workers, many evaluations and checkpoints: `python -m tests.chaos.soak --steps 3000`.
 
-Prints resident memory, open files and threads over time, and their slopes over the second half of the run.
+Prints memory (with that of the workers, shared pages once), open files and threads over time, and their slopes over the
+second half of the run. --minutes: how long the steps are to take together, at least.
 """
 
 import argparse
@@ -17,60 +18,88 @@ from tests.chaos import runs
 SETTINGS = (
     "task=tests.chaos.slow_digits.classify",
     "data.source=numpy",
-    "train.steps=5000000",
-    "train.log_every_steps=100",
-    "evaluation.every_steps=100",
-    "checkpoint.every_steps=50",
+    "data.placement=host",
+    "data.num_workers=2",
+    "train.log_every_steps=10",
+    "evaluation.every_epochs=null",
     "run.quiet=true",
 )
-MEMORY_MB_PER_HOUR = 40.0  # histories and metrics grow by their points
+EVALUATIONS, SAVES = 15, 6  # steps from one to the next: 3,000 steps have 200 and 500
+MEMORY_MB_PER_HOUR = 5.0
 FILES_PER_HOUR = THREADS_PER_HOUR = 2.0
 
 
-def watch(process: psutil.Process, minutes: float, every_s: float) -> np.ndarray:
-    """float [sample, 4]: seconds, resident MB, open files, threads."""
+def sample(process: psutil.Process) -> tuple[float, int, int]:
+    """MB, open files and threads of a process and its children."""
+    memory = files = threads = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            memory, files, threads = (
+                memory + one.memory_full_info().pss,
+                files + one.num_fds(),
+                threads + one.num_threads(),
+            )
+        except psutil.NoSuchProcess:
+            continue
+    return memory / 1e6, files, threads
+
+
+def newest(folder: pathlib.Path) -> int:
+    """Return the step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+
+
+def watch(process: runs.Process, folder: pathlib.Path, steps: int, every_s: float) -> np.ndarray:
+    """float [sample, 5]: seconds, step, MB, open files, threads; from the first checkpoint to the last."""
     began, rows = time.monotonic(), []
-    while (elapsed := time.monotonic() - began) < minutes * 60:
-        time.sleep(every_s)
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+    while process.poll() is None and (step := newest(folder)) < steps:
+        try:
+            rows.append((time.monotonic() - began, step, *sample(psutil.Process(process.pid))))
+        except psutil.Error:
             break
-        rows.append((elapsed, process.memory_info().rss / 1e6, process.num_fds(), process.num_threads()))
         if len(rows) % 20 == 0:
-            print("{:6.0f} s  {:8.1f} MB  {:.0f} open files  {:.0f} threads".format(*rows[-1]), flush=True)
+            print("{:6.0f} s  step {:.0f}  {:8.1f} MB  {:.0f} open files  {:.0f} threads".format(*rows[-1]), flush=True)
+        time.sleep(every_s)
     return np.array(rows)
 
 
-def slopes(rows: np.ndarray) -> list[float]:
-    """Per hour, over the second half: least squares."""
-    late = rows[len(rows) // 2 :]
-    return [float(np.polyfit(late[:, 0] / 3600, late[:, column], 1)[0]) for column in (1, 2, 3)]
+def slopes(rows: np.ndarray, column: int) -> list[float]:
+    """Per unit of a column, over the second half of the steps: least squares, of memory, files and threads."""
+    late = rows[rows[:, 1] >= rows[-1, 1] / 2]
+    return [float(np.polyfit(late[:, column], late[:, value], 1)[0]) for value in (2, 3, 4)]
 
 
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--minutes", type=float, default=30.0)
+    p.add_argument("--steps", type=int, default=3000)
+    p.add_argument("--minutes", type=float, default=0.0)
     arguments = p.parse_args(argv)
+    often = (f"evaluation.every_steps={EVALUATIONS}", f"checkpoint.every_steps={SAVES}")
+    slow_s = arguments.minutes * 60 / (arguments.steps / EVALUATIONS) / 359  # for each of the validation's samples
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "soak"
-        process = runs.start(folder, *SETTINGS, CHAOS_SLOW_S="0.001")
+        settings = (*SETTINGS, *often, f"train.steps={arguments.steps}")
+        process = runs.start(folder, *settings, CHAOS_SLOW_S=str(slow_s))
         try:
-            if not runs.wait_for(lambda: any((folder / "checkpoints").glob("[0-9]*")), process):
+            if not runs.wait_for(lambda: newest(folder) > 0, process):
                 print(runs.log_of(folder).read_text())
                 return 1
-            rows = watch(psutil.Process(process.pid), arguments.minutes, max(1.0, arguments.minutes * 60 / 400))
-            alive = process.poll() is None
-            step = max(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*") if path.name.isdigit())
+            rows = watch(process, folder, arguments.steps, 1.0)
+            ended = process.wait(300)
         finally:
             runs.kill(process)
             process.wait()
-    memory, files, threads = slopes(rows)
+        print(runs.log_of(folder).read_text()[-2000:] if ended else "", end="")
+    memory, files, threads = slopes(rows, 0)
+    steps = int(rows[-1, 1])
     print(
-        f"{rows[-1, 0] / 60:.1f} minutes, {step} steps, {step // 100} evaluations, {step // 50} checkpoints; slopes "
-        f"per hour: memory {memory:+.1f} MB of {rows[-1, 1]:.0f}, open files {files:+.2f} of {rows[-1, 2]:.0f}, "
-        f"threads {threads:+.2f} of {rows[-1, 3]:.0f}"
+        f"{steps} steps, {steps // EVALUATIONS} evaluations, {steps // SAVES} checkpoints in {rows[-1, 0] / 60:.1f} "
+        f"minutes; slopes per hour: memory {memory * 3600:+.1f} MB of {rows[-1, 2]:.0f} "
+        f"({slopes(rows, 1)[0] * 1000:+.2f} MB per 1,000 steps), open files {files * 3600:+.2f} of {rows[-1, 3]:.0f}, "
+        f"threads {threads * 3600:+.2f} of {rows[-1, 4]:.0f}"
     )
-    flat = memory < MEMORY_MB_PER_HOUR and files < FILES_PER_HOUR and threads < THREADS_PER_HOUR
-    return 0 if alive and flat else 1
+    flat = memory * 3600 < MEMORY_MB_PER_HOUR and files * 3600 < FILES_PER_HOUR and threads * 3600 < THREADS_PER_HOUR
+    return 0 if ended == 0 and flat else 1
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ def test_a_missing_config_lists_the_ones_there_are(capsys):
     assert "configs/digits.yaml" in message(capsys, "--config", "configs/digitz.yaml")
 
 
+def test_the_help_of_a_config_that_is_none_is_one_sentence(capsys, tmp_path):
+    assert run.main(["--config", str(tmp_path), "--help"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: is a folder, wanted a YAML file\n"
+
+
 def test_unreadable_yaml_is_named(capsys, tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text("optim: {lr: [1\n")

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.chaos import config_fuzz, full_disk, kills, terms
+from tests.chaos import command_lines, config_fuzz, full_disk, kills, terms
 
 pytestmark = pytest.mark.slow
 
@@ -37,3 +37,9 @@ def test_generated_configs_are_taken_or_refused_by_name():
     assert failures == []
     assert min(outcomes["taken"], outcomes["refused"]) > 0
     assert longest < 60
+
+
+def test_generated_command_lines_end_with_one_sentence():
+    outcomes, failures = command_lines.attack(20, 1)
+    assert failures == []
+    assert sum(outcomes.values()) == 20

@@ -56,6 +56,7 @@ NEED_TORCH = (
     "torch_bridge.verify",
     "benchmarks.converted_bert",
     "benchmarks.input_pipeline",
+    "benchmarks.many_lengths",
     "benchmarks.operators",
     "benchmarks.own_loop",
 )

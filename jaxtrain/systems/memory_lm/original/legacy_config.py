@@ -100,7 +100,8 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         "task": "memory_lm.adapter" if adapter else "memory_lm.scratch",
         "seed": 42,
         "compat": compat,
-        "model": model,
+        # An adapter's number of layers is its base model's, which MemoryAdapter writes into the config.
+        "model": {key: value for key, value in model.items() if not (adapter and key == "num_layers")},
         "memory": memory,
         "data": {
             "dataset_name": training["dataset_name"],

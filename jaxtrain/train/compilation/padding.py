@@ -11,6 +11,7 @@ from jaxtrain.data.batch_shapes import MOST_SIZES, BatchShapes, flatten, ladder,
 from jaxtrain.data.loader import Loader
 from jaxtrain.task import Batch, Task
 from jaxtrain.train.state import ModelDef, TrainState
+from torch_bridge.lazy_array import to_host
 
 LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
 
@@ -66,7 +67,7 @@ def dependence(
     with jax.default_matmul_precision("highest"):
         compute = jax.jit(jax.value_and_grad(value))
         plain, padded = (
-            jax.device_get(compute(state.params, jax.tree.map(np.asarray, rows)))
+            jax.tree.map(to_host, compute(state.params, jax.tree.map(np.asarray, rows)))
             for rows in (batch, replaced(batch, shapes.padded(arrays, further)))
         )
     before, after = float(plain[0]), float(padded[0])

@@ -162,6 +162,22 @@ def output_file(text: str) -> str:
     return text
 
 
+def output_folder(text: str) -> str:
+    """The same for an argument that names a folder to write into, which is made where there is none."""
+    try:
+        place = pathlib.Path(text).expanduser().absolute()
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise argparse.ArgumentTypeError(f"{place} is a file, wanted a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise argparse.ArgumentTypeError(f"{place}: nothing can be written there")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{text[:80]}: {why}") from None
+    return text
+
+
 def add_checkpoint(p: argparse.ArgumentParser, default: str = "best") -> None:
     p.add_argument("--checkpoint", default=default, help=f"best, last or a step (default {default})")
 

@@ -25,7 +25,9 @@ def main(argv: commands.Arguments = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="with optim.ema_decay: the averaged or the raw weights (default evaluation.averaged)",
     )
-    p.add_argument("--hf", metavar="DIR", help="also write a folder for transformers' from_pretrained")
+    p.add_argument(
+        "--hf", type=commands.output_folder, metavar="DIR", help="also write a folder for transformers' from_pretrained"
+    )
     p.add_argument(
         "--format",
         "--as",

@@ -21,7 +21,12 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--max-lr", type=float, default=1.0, help="learning rate of the last step (default 1)")
     p.add_argument("--steps", type=commands.count(1, 10_000_000), default=100, help="optimizer steps (default 100)")
     p.add_argument("--no-clip", action="store_true", help="ignore optim.clip_norm")
-    p.add_argument("--output", metavar="DIR", help="folder for lr_find.json and lr_find.png (default: the run folder)")
+    p.add_argument(
+        "--output",
+        type=commands.output_folder,
+        metavar="DIR",
+        help="folder for lr_find.json and lr_find.png (default: the run folder)",
+    )
     p.add_argument("--no-plot", action="store_true", help="write no plot (needs no matplotlib)")
     commands.add_quiet(p)
     commands.add_json(p)

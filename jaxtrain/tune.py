@@ -34,7 +34,12 @@ def main(argv: commands.Arguments = None) -> int:
         metavar="K",
         help="train K trials at once in one compiled program",
     )
-    p.add_argument("--output", metavar="DIR", help="the study's folder (default runs/tune/<name of the space>)")
+    p.add_argument(
+        "--output",
+        type=commands.output_folder,
+        metavar="DIR",
+        help="the study's folder (default runs/tune/<name of the space>)",
+    )
     p.add_argument("--storage", metavar="URL", help="the study's database (default: study.db in its folder)")
     p.add_argument("--no-plots", action="store_true", help="write no HTML pages")
     commands.add_quiet(p)

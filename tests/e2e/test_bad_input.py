@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from jaxtrain import Trainer, UserError, config_io, load_config, run
+from jaxtrain import Trainer, UserError, config_io, export, load_config, lr_find, run, tune
 from tests.contract.tasks import tiny
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
@@ -57,6 +57,16 @@ def test_a_batch_that_the_devices_cannot_divide_names_the_nearest(capsys, tmp_pa
 
 def test_a_missing_config_lists_the_ones_there_are(capsys):
     assert "configs/digits.yaml" in message(capsys, "--config", "configs/digitz.yaml")
+
+
+@pytest.mark.parametrize("command", [lr_find, tune, export])
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(command, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    option = "--hf" if command is export else "--output"
+    with pytest.raises(SystemExit) as left:
+        command.main([option, str(tmp_path / "file/inner/folder")])
+    assert left.value.code == 2
+    assert f"argument {option}: {tmp_path}/file is a file, wanted a folder" in capsys.readouterr().err
 
 
 def test_the_help_of_a_config_that_is_none_is_one_sentence(capsys, tmp_path):

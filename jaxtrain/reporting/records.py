@@ -1,12 +1,12 @@
 """Read a run folder: its config, its logged points and its summary."""
 
 import dataclasses
-import json
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
-from jaxtrain import config_io
+from jaxtrain import config_io, strict_json
 from jaxtrain.errors import UserError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg")
@@ -47,25 +47,39 @@ def read(folder: str | pathlib.Path) -> Record:
         name=folder.resolve().name,
         folder=folder,
         settings=config_io.flatten(config_io.read(folder / "config.yaml")),
-        summary=_json(folder / "summary.json"),
-        environment=_json(folder / "environment.json"),
+        summary=_sections(folder / "summary.json", ("best", "final", "throughput")),
+        environment=_sections(folder / "environment.json"),
         points=_lines(folder / "metrics.jsonl"),
         tables={str(path.relative_to(folder)): _json(path) for path in reports if path.suffix == ".json"},
         pictures=[path for path in reports if path.suffix in PICTURES and path.stat().st_size <= LARGEST_PICTURE],
     )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _json(path: pathlib.Path) -> Any:
+    """Raises UserError where it cannot be read."""
+    try:
+        return strict_json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {why}; move it away to go on without it") from None
+
+
+def _sections(path: pathlib.Path, names: Sequence[str] = ()) -> dict[str, Any]:
+    """The same of an object whose entries of these names, where there are any, are objects."""
+    found = _json(path)
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in names):
+        raise UserError(f"{path}: is not what a run writes; move it away to go on without it")
+    return found
 
 
 def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
     points = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            point = json.loads(line)
-            values = point.get("values", {}).items()
-            points.append(point | {"values": {name: math.nan if v is None else v for name, v in values}})
-        except ValueError:
+            point = strict_json.loads(line)
+            values = {name: math.nan if v is None else float(v) for name, v in point["values"].items()}
+            float(point["step"])  # a number, or this is no point
+            points.append(point | {"split": str(point["split"]), "values": values})
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue  # a run that is being written to, or was killed
     return points

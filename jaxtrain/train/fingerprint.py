@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jaxtrain import config_io
+from jaxtrain import config_io, strict_json
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
@@ -93,7 +93,7 @@ def read(folder: pathlib.Path) -> Fingerprint | None:
 def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
     """That in the text of a fingerprint.json. where: its place, for messages."""
     try:
-        content = json.loads(text)
+        content = strict_json.loads(text)
         return Fingerprint(content["identity"], content["parts"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: cannot be read ({error}); move it away to go on without it") from None

@@ -1,7 +1,8 @@
 """A small task with workers, many evaluations and checkpoints: `python -m tests.chaos.soak --steps 3000`.
 
-Prints memory (with that of the workers, shared pages once), open files and threads over time, and their slopes over the
-second half of the run. --minutes: how long the steps are to take together, at least.
+Prints memory (of the run and its workers, without the files that they map, which other processes of the machine share),
+open files and threads over time, and their slopes over the second half of the run. --minutes: how long the steps are to
+take together, at least.
 """
 
 import argparse
@@ -34,14 +35,19 @@ def sample(process: psutil.Process) -> tuple[float, int, int]:
     memory = files = threads = 0
     for one in (process, *process.children(recursive=True)):
         try:
-            memory, files, threads = (
-                memory + one.memory_full_info().pss,
-                files + one.num_fds(),
-                threads + one.num_threads(),
-            )
+            memory, files, threads = memory + own_kb(one), files + one.num_fds(), threads + one.num_threads()
         except psutil.NoSuchProcess:
             continue
-    return memory / 1e6, files, threads
+    return memory / 1e3, files, threads
+
+
+def own_kb(process: psutil.Process) -> int:
+    """Memory that is no file's: what the process allocated, and its shared segments."""
+    try:
+        lines = pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def newest(folder: pathlib.Path) -> int:

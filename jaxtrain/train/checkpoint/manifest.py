@@ -8,6 +8,7 @@ import pathlib
 import stat
 from typing import Any
 
+from jaxtrain import strict_json
 from jaxtrain.errors import UserError
 from torch_bridge.atomic_file import replacing
 
@@ -83,7 +84,7 @@ def names(content: dict[str, Any]) -> list[str]:
 def run_of(folder: pathlib.Path) -> str | None:
     """The run that a run folder is of (its fingerprint's identity); None where that is not written down."""
     try:
-        found = json.loads((folder / "fingerprint.json").read_bytes())["identity"]
+        found = strict_json.loads((folder / "fingerprint.json").read_bytes())["identity"]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # of an older version; what is wrong with the file, whoever goes on in the folder says
     return found if isinstance(found, str) else None

@@ -10,16 +10,17 @@ in a bucket, which has no renaming, `meta.json` comes last. Without it, or with 
 does not count.
 """
 
-import json
 import pathlib
 import posixpath
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from jaxtrain import strict_json
 from jaxtrain.errors import UserError
 from jaxtrain.redaction import mask
 from jaxtrain.runtime import plain_files
@@ -141,8 +142,7 @@ class Mirror:
             parent.mkdir(parents=True, exist_ok=True)
         self._files.get([self._at(step, name) for name in names], [str(target) for target in targets])
         (part / manifest.NAME).write_bytes(content)
-        identity = json.loads(self.fingerprint() or "{}").get("identity")
-        return next(iter(manifest.problems(part, step, identity)), "")
+        return next(iter(manifest.problems(part, step, _identity((self.fingerprint() or "{}").encode()))), "")
 
     def _steps(self) -> list[int]:
         self._files.invalidate_cache()
@@ -255,7 +255,7 @@ class Mirror:
             if there == content:
                 return
             names = manifest.names(manifest.parse(content, local / manifest.NAME))
-            if there is None or json.loads(there).get("files") != json.loads(content)["files"]:
+            if there is None or _files(there) != _files(content):
                 self._put(step, local, names, content)
             else:
                 self._put_bytes(seal, content)
@@ -302,9 +302,17 @@ class Mirror:
             self._files.rm(path, recursive=True)
 
 
-def _identity(fingerprint: bytes) -> object:
+def _files(seal: bytes) -> object:
+    """What a meta.json lists; None where it is damaged."""
     try:
-        return json.loads(fingerprint)["identity"]
+        return strict_json.loads(seal)["files"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _identity(fingerprint: bytes) -> Any:
+    try:
+        return strict_json.loads(fingerprint)["identity"]
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,7 +1,6 @@
 """Write a run's logs: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
 
 import contextlib
-import json
 import logging
 import os
 import pathlib
@@ -232,7 +231,7 @@ class _ConsoleHandler(logging.Handler):
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = strict_json.loads(line)
     except ValueError:
         return None  # the line that a killed process did not finish
     return value if isinstance(value, dict) else None

@@ -10,9 +10,12 @@ import types
 
 import pytest
 
+from jaxtrain import report
 from jaxtrain.errors import UserError
+from jaxtrain.reporting import records
 from jaxtrain.runtime import plain_files
 from jaxtrain.runtime.folder_lock import FolderLock
+from jaxtrain.train import fingerprint
 from jaxtrain.train.checkpoint import manifest, orbax_patches
 from torch_bridge.atomic_file import replacing
 
@@ -115,3 +118,42 @@ def test_late_writes_of_a_failed_save_are_no_news_and_other_errors_are(monkeypat
             trace = error.__traceback__.tb_next.tb_next  # as from C++: without this file's own frames
             sys.unraisablehook(types.SimpleNamespace(exc_type=type(error), exc_value=error, exc_traceback=trace))
     assert shown == [ValueError]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "environment.json", "reports/table.json"])
+@pytest.mark.parametrize("content", [b"precious", b"[" * 100_000, b"\xff", b""])
+def test_a_report_of_damaged_files_is_one_sentence(name, content, tmp_path, capsys):
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "config.yaml").write_text("task: digits.classify")
+    (tmp_path / name).write_bytes(content)
+    assert report.main(["--run", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / name}: cannot be read: ")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"best": []}', '{"final": 3}', '{"throughput": "fast"}'])
+def test_a_summary_of_another_shape_is_named(content, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("task: digits.classify")
+    (tmp_path / "summary.json").write_text(content)
+    assert report.main(["--run", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 2
+    assert "summary.json: is not what a run writes" in capsys.readouterr().err
+
+
+def test_lines_of_metrics_that_are_no_points_are_left_out(tmp_path):
+    good = '{"step": 1, "split": "train", "values": {"loss": 2}}'
+    wrong = [
+        "[]",
+        "3",
+        "[" * 100_000,
+        '{"step": "x", "split": "a", "values": {}}',
+        '{"step": 1, "values": {"loss": []}}',
+    ]
+    (tmp_path / "config.yaml").write_text("task: digits.classify")
+    (tmp_path / "metrics.jsonl").write_bytes("\n".join([*wrong, good, good[:20]]).encode() + b"\xff\n")
+    assert records.read(tmp_path).points == [{"step": 1, "split": "train", "values": {"loss": 2.0}}]
+
+
+def test_a_fingerprint_that_nests_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "fingerprint.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="fingerprint.json: cannot be read"):
+        fingerprint.read(tmp_path)
+    assert manifest.run_of(tmp_path) is None

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         step = run_dir.pick(checkpoints, which)
         task, config = config_io.load(folder / "config.yaml", overrides)
         trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
-        trainer.state = checkpoints.restore(step, trainer.state)
+        trainer.state = checkpoints.restore(step, trainer.state, optimizer=False)
     if trainer.source(split) is None:
         raise UserError(f"--split {split}: there is no such split")
     metrics = trainer.evaluate(split)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
-from jaxtrain import Trainer, TrainingConfig, UserError
+from jaxtrain import Trainer, TrainingConfig, UserError, config_io, evaluate, export
 from jaxtrain.optim.torch_optimizer import TorchUpdate
 
 ROWS, PER_EPOCH = 8, 10
@@ -301,3 +301,17 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
     short = lr_scheduler.OneCycleLR(adam, 1e-2, total_steps=5)
     with pytest.raises(UserError, match="the run takes 9 of its steps"):
         train(tmp_path, module, adam, short, steps=9)
+
+
+@pytest.mark.slow
+def test_the_commands_evaluate_a_run_with_a_given_optimizer_and_export_its_weights(tmp_path, capsys):
+    task, settings = config_io.load("configs/digits_tiny.yaml", [f"run.dir={tmp_path}/run", "train.epochs=1"])
+    settings = settings.model_copy(update={"optim": type(settings.optim)()})
+    trainer = Trainer(config=settings, task=task, optimizer=optax.adabelief(1e-3))
+    wanted = trainer.train()["val_history"][-1]["loss"]
+    run = ["--run", f"{tmp_path}/run"]
+    assert evaluate.main([*run, "--checkpoint", "last", "--output", f"{tmp_path}/found.json"]) == 0
+    assert json.loads((tmp_path / "found.json").read_text())["metrics"]["loss"] == pytest.approx(wanted, rel=1e-6)
+    assert export.main([*run, "--output", f"{tmp_path}/weights.pt"]) == 0
+    assert export.main([*run, "--output", f"{tmp_path}/all.pt", "--optimizer"]) == 2
+    assert "this run was trained with an optax transformation" in capsys.readouterr().err

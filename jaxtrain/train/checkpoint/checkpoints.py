@@ -372,13 +372,14 @@ class Checkpoints:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int, like: TrainState) -> TrainState:
+    def restore(self, step: int, like: TrainState, optimizer: bool = True) -> TrainState:
         """The state of `step`, each array laid out as in `like` (shapes, dtypes and shardings; any mesh).
 
+        optimizer: false leaves the optimizer's state out.
         Raises UserError listing what differs where the checkpoint is of another model or optimizer.
         """
         self.newest = step
-        return state_tree.restore(self.folder / str(step) / ARRAYS, like)
+        return state_tree.restore(self.folder / str(step) / ARRAYS, like, optimizer)
 
     def restore_parts(self, step: int, parts: dict[str, Any], sharding) -> dict[str, Any]:
         """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""

@@ -15,17 +15,19 @@ from jaxtrain.errors import UserError
 from jaxtrain.train.state import TrainState
 
 
-def restore(path: pathlib.Path, like: TrainState) -> TrainState:
+def restore(path: pathlib.Path, like: TrainState, optimizer: bool = True) -> TrainState:
     """The state in an orbax folder, each array laid out as in `like` (shapes, dtypes and shardings; any mesh).
 
+    optimizer: false leaves the optimizer's state out, whatever optimizer it is of.
     Raises UserError listing what differs where it is of another model or optimizer.
     """
+    like = like if optimizer else like.replace(opt_state=())
     wanted = as_tree(like)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype), wanted)
     handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
     with Reachable(path) as place:
-        _check(place, wanted)
-        tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args))
+        _check(place, wanted, optimizer)
+        tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args, partial_restore=not optimizer))
     return _from_tree(tree, like)
 
 
@@ -87,7 +89,7 @@ def _plain_folder() -> str:
     raise UserError("TMPDIR: wanted a folder that can be written and has no `[`, `*` or `?` in its name")
 
 
-def _check(path: epath.Path, wanted: dict[str, Any]) -> None:
+def _check(path: epath.Path, wanted: dict[str, Any], optimizer: bool = True) -> None:
     metadata = ocp.PyTreeCheckpointer().metadata(path).item_metadata
     if metadata is None:
         raise UserError(f"{path}: no arrays can be read from the checkpoint")
@@ -101,7 +103,8 @@ def _check(path: epath.Path, wanted: dict[str, Any]) -> None:
         if key in have and have[key] != want[key]
     ]
     lines += [f"{key} is missing from the checkpoint" for key in keys if key not in have]
-    lines += [f"{key} is unknown to the config" for key in have if key not in want]
+    ours = lambda key: optimizer or not key.startswith("opt_state.")
+    lines += [f"{key} is unknown to the config" for key in have if key not in want and ours(key)]
     if lines:
         more = f"\n  ... and {len(lines) - 6} more" if len(lines) > 6 else ""
         raise UserError(

@@ -78,7 +78,7 @@ def slopes(rows: np.ndarray, column: int) -> list[float]:
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--steps", type=int, default=3000)
-    p.add_argument("--minutes", type=float, default=0.0)
+    p.add_argument("--minutes", type=float, default=30.0)  # in fewer, what is in flight hides the slope
     arguments = p.parse_args(argv)
     often = (f"evaluation.every_steps={EVALUATIONS}", f"checkpoint.every_steps={SAVES}")
     slow_s = arguments.minutes * 60 / (arguments.steps / EVALUATIONS) / 359  # for each of the validation's samples

@@ -317,25 +317,26 @@ def test_a_captured_module_is_a_constant_until_it_changes():
 
 
 class Tempered(nn.Module):
+    shift = 0.0
+
     def __init__(self):
         super().__init__()
         self.net, self.temperature, self.squash = nn.Linear(6, 1), 1.0, False
 
     def forward(self, x):
-        y = self.net(x) / self.temperature
+        y = self.net(x) / self.temperature + self.shift
         return torch.tanh(y) if self.squash else y
 
 
-def _set_attribute(module, i):
-    module.temperature = 1 + i / 5
-
-
-def _set_flag(module, i):
-    module.squash = i % 3 == 0
+CHANGES = {
+    "attribute": lambda module, i: setattr(module, "temperature", 1 + i / 5),
+    "class": lambda module, i: setattr(module, "shift", i / 5),
+    "flag": lambda module, i: setattr(module, "squash", i % 3 == 0),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "programs"), [("attribute", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 2)]
+    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 2)]
 )
 def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
     weight, settings = 0.0, {"decay": 0.0, "epoch": 0}
@@ -348,9 +349,9 @@ def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
     (theirs, their_optimizer), (ours, optimizer) = pair(lambda: (torch.manual_seed(1), Tempered())[1], sgd)
     step, plain = jaxtrain.compile(ours, loss, optimizer), torch_step(theirs, their_optimizer, loss)
     for i, batch in enumerate(batches()[:1] * 8):
-        if name in ("attribute", "flag"):
+        if name in CHANGES:
             for module in (theirs, ours):
-                _set_attribute(module, i) if name == "attribute" else _set_flag(module, i)
+                CHANGES[name](module, i)
         elif name == "closure":
             weight = i / 5
         else:

@@ -44,6 +44,22 @@ class _Cell:
         self.cell.cell_contents = value
 
 
+class _ClassValue:
+    """A value of an object's class that the object may come to shadow, read and written like a dict's entry."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def __getitem__(self, key: Any) -> Any:
+        return vars(self.owner)[key] if key in vars(self.owner) else inspect.getattr_static(self.owner, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if inspect.getattr_static(type(self.owner), key) is value:
+            vars(self.owner).pop(key, None)
+        else:
+            vars(self.owner)[key] = value
+
+
 class PythonInputs:
     """The places that a function and the modules that it calls may read plain values from."""
 
@@ -123,6 +139,7 @@ class PythonInputs:
             for key, item in list(vars(value).items()):
                 if key in wanted:
                     self._visit(vars(value), key, item, f"{name}.{key}", wanted, depth + 1)
+            self._class_values(value, name, wanted)
 
     def _visit_items(self, container: Any, items: Any, name: str, names: set[str], depth: int) -> None:
         for key, item in list(items):
@@ -138,6 +155,15 @@ class PythonInputs:
             for key, item in list(vars(inner).items()):
                 if key in wanted:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
+            if not type(inner).__module__.startswith("torch.nn."):
+                self._class_values(inner, prefix, wanted)
+
+    def _class_values(self, owner: Any, name: str, wanted: set[str]) -> None:
+        for base in type(owner).__mro__[:-1]:
+            for key in wanted & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
+                value = vars(base)[key]
+                if isinstance(value, SIMPLE) and inspect.getattr_static(type(owner), key) is value:
+                    self.places.append(Place(_ClassValue(owner), key, f"{name}.{key}"))
 
 
 class Varying:

@@ -5,6 +5,7 @@ or a clock are constants of that record. They are found by looking at what a cal
 """
 
 import contextlib
+import copy
 import functools
 import linecache
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line
 
@@ -37,6 +39,8 @@ class Watch:
     def __init__(self, module: torch.nn.Module):
         self.module = module
         self.before = _snapshot(module)
+        self.hooks = _hooks_of(module)
+        self.hooks_after = self.hooks
         self.generators = random.getstate(), np.random.get_state()
         self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
         self.drawn: list[str] = []
@@ -50,6 +54,7 @@ class Watch:
         finally:
             if _generators() != generators:
                 self.drawn.append("")
+            self.hooks_after = _hooks_of(self.module)
             after = _snapshot(self.module)
             for key, (module, path, name, old) in self.before.items():
                 new = after[key][3] if key in after else None
@@ -60,7 +65,8 @@ class Watch:
                     self.changed.append((module, path, name, None, new))
 
     def restore(self) -> None:
-        """Put every attribute and the random generators back as they were before the call."""
+        """Put every attribute, hook and the random generators back as they were before the call."""
+        _put_hooks(self.hooks)  # transformers' modules register some at their first call, and note that
         random.setstate(self.generators[0])
         np.random.set_state(self.generators[1])
         for key, (module, _, name, _) in _snapshot(self.module).items():
@@ -70,7 +76,8 @@ class Watch:
             _put(module, name, old)
 
     def advance(self) -> None:
-        """Set the attributes as the call left them; a tensor becomes one of other values."""
+        """Set attributes and hooks as the call left them; a tensor becomes one of other values."""
+        _put_hooks(self.hooks_after)
         for module, _, name, _, new in self.changed:
             _put(module, name, _other(new))
 
@@ -96,6 +103,19 @@ def watched(
         yield
     finally:
         del vars(module)["forward"]
+
+
+def _hooks_of(module: torch.nn.Module) -> list[tuple[dict, dict]]:
+    """Every table of hooks of the module and its parts, and what it holds now."""
+    named = [item for inner in module.modules() for item in vars(inner).items()]
+    tables = [table for name, table in named if "_hooks" in name and isinstance(table, dict)]
+    return [(table, dict(table)) for table in tables]
+
+
+def _put_hooks(tables: list[tuple[dict, dict]]) -> None:
+    for table, held in tables:
+        table.clear()
+        table.update(held)
 
 
 def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[Obstacle]:
@@ -126,10 +146,33 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
             yield Obstacle(f"the next call finds another {names}, which this one has set")
         return
     node = difference(first, second)
-    if node is not None:
+    if node is not None and not (watch.changed and _are_caches(module, inputs, watch)):
         because = f", because the call changes {names}" if names else ""
         where = source_line(getattr(node, "stack_trace", None) or "")
         yield Obstacle(f"a second call computes something else{because}", where, module_path(node))
+
+
+def _are_caches(module: torch.nn.Module, inputs: tuple, watch: Watch) -> bool:
+    """Return True if calls leave the same values whatever their inputs and number are: kept results of the parameters,
+    which the record computes at every call."""
+    flipped = pytree.tree_map_only(torch.Tensor, lambda x: x.flip(tuple(range(x.dim()))), inputs)
+    left = []
+    try:
+        for calls in ((inputs,), (flipped,), (inputs, flipped)):
+            twin = copy.deepcopy(module)
+            with torch.no_grad():
+                for given in calls:
+                    twin(*given)
+            parts = {path.removeprefix("wrapped_module").removeprefix("."): part for path, part in twin.named_modules()}
+            left.append(pytree.tree_flatten([getattr(parts[path], name) for _, path, name, _, _ in watch.changed]))
+    except Exception:  # what torch cannot call here is refused as it was
+        return False
+    (first, structure), *others = left
+    return all(other == structure for _, other in others) and all(
+        _same_tensor(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else _same(a, b)
+        for values, _ in others
+        for a, b in zip(first, values, strict=True)
+    )
 
 
 def _trace(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgram | None:

@@ -220,3 +220,36 @@ def test_an_output_that_is_no_tensor_is_left_out():
     outputs = from_torch(theirs, X, modes=("evaluation",))(X.numpy())
     np.testing.assert_allclose(np.asarray(outputs["logits"]), theirs(X)["logits"].detach().numpy(), atol=1e-6)
     assert outputs["cache"] is None
+
+
+def test_hooks_that_a_call_registers_leave_the_torch_module_as_it_was():
+    class Captures(Base):
+        ready = False
+
+        def forward(self, x):
+            if not self.ready:  # as transformers' modules do at their first call
+                self.linear.register_forward_hook(lambda inner, args, output: output + 1)
+                self.ready = True
+            return self.linear(x)
+
+    model, plain = Captures(), Captures()
+    ours = from_torch(model, X, ["evaluation"])(X.numpy())
+    wanted = plain(X).detach()
+    np.testing.assert_allclose(np.asarray(ours), wanted, atol=1e-6)
+    torch.testing.assert_close(model(X), wanted)
+
+
+def test_a_cache_of_what_the_parameters_give_is_no_state():
+    class Caches(Base):
+        def __init__(self):
+            super().__init__()
+            self.cache = {}
+
+        def forward(self, x):
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.linear.bias * 2
+            return self.linear(x) + self.cache["bias"]
+
+    model = Caches().eval()
+    ours = from_torch(model, X, ["evaluation"])(X.numpy())
+    np.testing.assert_allclose(np.asarray(ours), model(X).detach(), atol=1e-6)

@@ -158,6 +158,10 @@ class OptimConfig(Section):
             return {key: value for key, value in values.items() if key != "lr"} | {"auto_lr": True}
         return values
 
+    def group(self, name: str) -> GroupConfig:
+        """Return what overrides the settings for this group; nothing for one that is not listed."""
+        return self.groups.get(name, GroupConfig())
+
     @field_validator("groups")
     @classmethod
     def _plain_names(cls, groups: dict[str, GroupConfig]) -> dict[str, GroupConfig]:

@@ -152,7 +152,7 @@ ELSEWHERE = {
     ],
     "tests/e2e/test_originals_snippets.py::test_a_file_of_an_original_starts_a_run": [
         "python -m jaxtrain.run --config configs/default.yaml",
-        "CUDA_VISIBLE_DEVICES=1 python -m jaxtrain.run --config configs/default.yaml",
+        "python -m jaxtrain.run --config configs/default.yaml --device cuda:1",
     ],
     "tests/e2e/test_originals_snippets.py::test_every_yaml_block_is_a_config": [
         "python -m jaxtrain.run --config configs/base_small.yaml",
@@ -224,6 +224,7 @@ NOT_RUN = {
         "python -m benchmarks.input_pipeline --config configs/sherlock_full_data.yaml --rounds 3",
         "python -m benchmarks.load_memory",
         "python -m benchmarks.loop_overhead",
+        "python -m benchmarks.many_lengths",
         "python -m benchmarks.packing",
         "python -m benchmarks.population",
         "python -m benchmarks.predict",
@@ -232,8 +233,10 @@ NOT_RUN = {
     ],
     "takes minutes to hours; done by hand before a release": [
         "python -m tests.chaos.config_fuzz --count 2000 --seed 7",
-        "python -m tests.chaos.soak --minutes 30",
-        "python -m tests.chaos.damages --damages 50",
+        "python -m tests.chaos.soak --steps 3000 --minutes 0",
+        "python -m tests.chaos.damages --damages 40 --seed 4",
+        "python -m tests.chaos.hostile",
+        "python -m tests.chaos.command_lines --count 300 --seed 2",
         "python -m tests.chaos.full_disk",
         "python -m tests.chaos.full_size_model",
         "python -m tests.chaos.goldens_in_torch",
@@ -245,6 +248,7 @@ NOT_RUN = {
         "python -m tests.chaos.terms --terms 20 --seed 5",
         "python -m tests.chaos.timm_vit_base",
     ],
+    "another library's launcher, by its name alone; tests/e2e/test_torchrun.py starts processes": ["accelerate launch"],
     "needs a GPU": ["bash benchmarks/gpu.sh"],
     "needs several GPUs; the flag is XLA's own": [
         "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false torchrun --nproc_per_node=8 "

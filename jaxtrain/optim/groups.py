@@ -7,14 +7,17 @@ every group is divided by depth: `encoder@3` lies three layers below the top.
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from jaxtrain.config import GroupConfig, OptimConfig
 from jaxtrain.errors import UserError
+
+if TYPE_CHECKING:  # a command's --help loads this file, and pydantic takes its time
+    from jaxtrain.config import GroupConfig, OptimConfig
 
 DEPTH = "@"
 
 
-def name_of(optim: OptimConfig, key: str, own: str) -> str:
+def name_of(optim: "OptimConfig", key: str, own: str) -> str:
     """The group of a parameter: the first one whose pattern matches, else `own`, the task's."""
     for name, group in optim.groups.items():
         if any(fnmatch.fnmatchcase(key, pattern) for pattern in group.patterns):
@@ -22,18 +25,18 @@ def name_of(optim: OptimConfig, key: str, own: str) -> str:
     return own
 
 
-def is_fixed(optim: OptimConfig, name: str) -> bool:
+def is_fixed(optim: "OptimConfig", name: str) -> bool:
     """Tell whether a group never trains."""
     return name in optim.groups and optim.groups[name].freeze
 
 
-def boundaries(optim: OptimConfig) -> list[int]:
+def boundaries(optim: "OptimConfig") -> list[int]:
     """Epochs, counted from 0, at whose beginning a group starts or stops training."""
     groups = optim.groups.values()
     return sorted({n for group in groups for n in (group.freeze_until_epoch, group.freeze_after_epoch) if n})
 
 
-def rests(group: GroupConfig | None, epoch: int) -> bool:
+def rests(group: "GroupConfig | None", epoch: int) -> bool:
     """Tell whether a group does not train in an epoch, counted from 0."""
     if group is None:
         return False
@@ -41,7 +44,7 @@ def rests(group: GroupConfig | None, epoch: int) -> bool:
     return not begun or (group.freeze_after_epoch is not None and epoch >= group.freeze_after_epoch)
 
 
-def check(optim: OptimConfig, members: Mapping[str, str]) -> None:
+def check(optim: "OptimConfig", members: Mapping[str, str]) -> None:
     """Raise UserError for a group of the config without a parameter. members: key -> group, of all parameters."""
     for name in optim.groups:
         if name in members.values():
@@ -91,7 +94,7 @@ def depths(order: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def labels(optim: OptimConfig, members: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
+def labels(optim: "OptimConfig", members: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
     """The group of every parameter with its depth, where there is layer decay."""
     if optim.layer_decay is None:
         return dict(members)
@@ -99,26 +102,26 @@ def labels(optim: OptimConfig, members: Mapping[str, str], order: Sequence[str])
     return {key: f"{name}{DEPTH}{depth[key]}" for key, name in members.items()}
 
 
-def rates(optim: OptimConfig, names: Iterable[str]) -> dict[str, dict[str, float]]:
+def rates(optim: "OptimConfig", names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Peak learning rate and weight decay by label."""
     found: dict[str, dict[str, float]] = {"lr": {}, "weight_decay": {}}
     for label in sorted(names):
         name, _, depth = label.partition(DEPTH)
-        group = optim.groups.get(name, GroupConfig())
+        group = optim.group(name)
         lr = optim.lr if group.lr is None else group.lr
         found["lr"][label] = lr * (optim.layer_decay or 1.0) ** int(depth or 0)
         found["weight_decay"][label] = optim.weight_decay if group.weight_decay is None else group.weight_decay
     return found
 
 
-def describe(optim: OptimConfig, members: Mapping[str, str], sizes: Mapping[str, int]) -> list[str]:
+def describe(optim: "OptimConfig", members: Mapping[str, str], sizes: Mapping[str, int]) -> list[str]:
     """Lines on every group for people. members, sizes: of all parameters, also those that never train."""
     lines = []
     for name in dict.fromkeys([*optim.groups, *members.values()]):
         keys = [key for key, group in members.items() if group == name]
         if not keys:
             continue
-        group = optim.groups.get(name, GroupConfig())
+        group = optim.group(name)
         lr = optim.lr if group.lr is None else group.lr
         when = " frozen" if group.freeze else f" lr {lr:g}"
         when += f", frozen until epoch {group.freeze_until_epoch}" if group.freeze_until_epoch else ""

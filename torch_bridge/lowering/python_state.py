@@ -48,13 +48,14 @@ class Watch:
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Around the forward pass, inside torch.export, which puts attributes back as they were."""
-        generators = _generators()
+        generators, begun = _generators(), _hooks_of(self.module)  # with those of the recording itself
         try:
             yield
         finally:
             if _generators() != generators:
                 self.drawn.append("")
-            self.hooks_after = _hooks_of(self.module)
+            added = {id(table): {key: table[key] for key in table if key not in held} for table, held in begun}
+            self.hooks_after = [(table, held | added.get(id(table), {})) for table, held in self.hooks]
             after = _snapshot(self.module)
             for key, (module, path, name, old) in self.before.items():
                 new = after[key][3] if key in after else None

@@ -303,7 +303,7 @@ class Mirror:
 
 
 def _files(seal: bytes) -> object:
-    """What a meta.json lists; None where it is damaged."""
+    """Return what a meta.json lists; None where it is damaged."""
     try:
         return strict_json.loads(seal)["files"]
     except (ValueError, KeyError, TypeError):

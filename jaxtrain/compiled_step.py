@@ -213,6 +213,10 @@ class SharedWeights:
         self.versions = {name: tensor._version for name, tensor in self.tensors.items()}
         self.dirty = False
 
+    def first_name(self, name: str) -> str:
+        """Return the name that stands for a tied tensor."""
+        return self.aliases.get(name, name)
+
     def state(self, arrays: Arrays) -> Arrays:
         """The arrays with tied ones under each of their names."""
         return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
@@ -282,9 +286,9 @@ class CompiledStep:
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         return program([*leaves, *numbers])
 
-    def _program(self, graph: Any, leaves: list, trained, updating: bool, divisor: int) -> Callable:
+    def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
         weights = self.weights
-        reached = {weights.aliases.get(name, name) for name in graph.differentiable()}
+        reached = {weights.first_name(name) for name in graph.differentiable()}
         moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
         arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
         constants = {i: leaf for i, leaf in enumerate(leaves) if not hasattr(leaf, "shape")}
@@ -303,7 +307,7 @@ class CompiledStep:
 
             params = {name: arrays_now[name] for name in moved}
             (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-            changed = {weights.aliases.get(name, name): value for name, value in changed.items()}
+            changed = {weights.first_name(name): value for name, value in changed.items()}
             buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
             return loss, parts, grads, buffers
 

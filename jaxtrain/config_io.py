@@ -64,10 +64,11 @@ def _best(file: pathlib.Path, name: str) -> list[str]:
     kind = schema(task)
     own = {key: value for key, value in values.items() if is_setting(kind, key)}
     others = {key: value for key, value in values.items() if key not in own}
-    if others and (task.original is None or task.original.best is None):
+    best = None if task.original is None else task.original.best
+    if others and best is None:
         raise UserError(f"best_config={file}: {', '.join(others)}: no settings of {name}")
     try:
-        found = {**(task.original.best(others) if others else {}), **own}
+        found = {**(best(others) if others and best is not None else {}), **own}
     except UserError as error:
         raise UserError(f"best_config={file}: {error}") from None
     return [f"{key}={json.dumps(value)}" for key, value in found.items() if is_setting(kind, key)]

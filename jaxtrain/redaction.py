@@ -1,6 +1,7 @@
 """Mask passwords and tokens in whatever is written or shown."""
 
 import re
+from typing import Any
 
 MASK = "***"
 _PATTERNS = [
@@ -22,7 +23,7 @@ def mask(text: str) -> str:
     return text
 
 
-def masked(value):
+def masked(value: Any) -> Any:
     """The same for every text in a nested value."""
     if isinstance(value, str):
         return mask(value)

@@ -24,6 +24,8 @@ MOST_RECORDS = 8  # of values that Python branches on
 class LossEntry(torch.nn.Module):
     """`loss_fn(*modules, batch)` as one module, so that torch.export sees the modules' parameters and buffers."""
 
+    arguments: tuple[Any, ...]
+
     def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
         super().__init__()
         self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)

@@ -48,8 +48,8 @@ class NumpyRandom:
 
 def generators(source: Any) -> list[RandomState]:
     """List the global generators that a source's items may draw from."""
-    own = source.random_states() if isinstance(source, ForeignSource) else []
-    return [PythonRandom(), NumpyRandom(), *own]
+    process: list[RandomState] = [PythonRandom(), NumpyRandom()]
+    return process + (source.random_states() if isinstance(source, ForeignSource) else [])
 
 
 class Ownership:

@@ -36,7 +36,7 @@ class TorchGiven:
 
         self.bridge, self.names, self.clip_norm = bridge, names, clip_norm
         self.scheduler, self.by_epoch = scheduler, interval == "epoch"
-        first = {number: name for name, number in reversed(names.items())}
+        first = {number: name for name, number in reversed(list(names.items()))}
         self.updates = TorchUpdate(optimizer, first)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._held = {name for name, number in names.items() if number in held}
@@ -201,7 +201,8 @@ class OptaxGiven:
         kinds = {key: value.dtype for key, value in params.items()}
         wide = {key: value.astype(jnp.float32) for key, value in optimizers.as_real(grads).items()}
         params = optimizers.as_real(params)
-        updates, moved = self.transform.update(wide, opt_state, params, value=loss, grad=wide)
+        found: Any = self.transform.update(wide, opt_state, params, value=loss, grad=wide)
+        updates, moved = found
         keep = lambda new, old: jnp.where(accept, new, old).astype(jnp.asarray(old).dtype)
         add = lambda old, update: keep(old.astype(jnp.float32) + update.astype(jnp.float32), old)
         params = {key: add(old, updates[key]) for key, old in params.items()}
@@ -276,4 +277,5 @@ def _factors(scheduler: Any, config: OptimConfig) -> Callable[[int], float]:
         raise UserError("optim.schedule is set, but the schedule that was given decides it; leave one out")
     if config.lr == 0:
         raise UserError("optim.lr: 0, and a schedule that was given is kept as factors on it; leave optim.lr out")
-    return lambda update: float(scheduler(update)) / config.lr
+    rate: Callable[[int], Any] = scheduler
+    return lambda update: float(rate(update)) / config.lr

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -80,7 +80,7 @@ class InputPipeline:
             stream = FirstBatches(stream, config.train.overfit_batches)
         if stream.steps_per_epoch is None and config.train.steps is None:
             raise UserError("train.steps: wanted, because the dataset does not say how long an epoch is (no __len__)")
-        self.total_steps = steps or stream.steps_of(epochs)
+        self.total_steps = cast(int, steps or stream.steps_of(epochs))
         if self.total_steps > MOST_STEPS:
             raise UserError(
                 f"train.epochs: {config.train.epochs:,} of {stream.steps_per_epoch:,} steps are more than the "

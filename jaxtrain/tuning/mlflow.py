@@ -29,7 +29,7 @@ def end(study: Study, tracked: dict[str, Any]) -> None:
     ended, best = study.ended(), study.best()
     for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
         client.log_metric(run, f"trials_{state.name.lower()}", sum(trial.state == state for trial in ended))
-    if best is not None:
+    if best is not None and best.value is not None:
         client.log_metric(run, "best_value", best.value)
         client.set_tag(run, "best_trial", str(best.number))
         for name, value in best.params.items():

@@ -214,7 +214,8 @@ class Mirror:
                     return
                 self._due, upto = False, self._upto
             try:
-                self._round(upto)
+                if upto is not None:
+                    self._round(upto)
                 self._failed = False
             except Exception as error:
                 with self._turn:

@@ -33,7 +33,7 @@ def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
     shapes = BatchShapes(axes or [], stream.batch_size, length, fits, once=split != "train", exact=exact)
     if split != "train" or exact:
         return shapes
-    names = ", ".join(dict.fromkeys(axis.name for axis in axes))
+    names = ", ".join(dict.fromkeys(axis.name for axis in axes or []))
     if task.couples_samples:
         why: str | None = "the model computes batch statistics, which padding enters"
     else:

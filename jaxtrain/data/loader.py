@@ -237,7 +237,7 @@ class Loader:
     def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
         """The size and the batch of every step, read ahead by the pool; those of one call share a shape."""
 
-        def asked() -> Iterator[tuple[int, int, dict, Request | None]]:
+        def asked() -> Iterator[Any]:  # (step, size, batch, request)
             for first, count in calls:
                 together = np.concatenate([self.stream.batch(first + i)[0] for i in range(count)])
                 yield from ((first + i, *self._request(first + i, None, together)) for i in range(count))

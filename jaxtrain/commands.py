@@ -30,6 +30,7 @@ EXTRAS = {  # module -> the extra that brings it
     "optuna": "tune",
     "plotly": "tune",
     "datasets": "text",
+    "pandas": "text",
     "huggingface_hub": "text",
     "tokenizers": "text",
     "transformers": "text",

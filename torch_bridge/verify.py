@@ -23,8 +23,9 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
-from jaxtrain.train import evaluation, run_dir
+from jaxtrain.train import run_dir
 from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step import evaluation
 from torch_bridge import files, layouts
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.state_dict import state_dict

@@ -20,17 +20,18 @@ from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION
 from jaxtrain.task import Task
-from jaxtrain.train import evaluation, user_metrics
 from jaxtrain.train.compilation import out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
 from jaxtrain.train.init_state import Start, for_average, placed_shape
 from jaxtrain.train.input_pipeline import InputPipeline
-from jaxtrain.train.resolve_task import with_defaults
+from jaxtrain.train.step import evaluation
 from jaxtrain.train.step.accumulation import refuse_sums
 from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
-from jaxtrain.train.user_parts import UserParts
+from jaxtrain.train.user import metrics as user_metrics
+from jaxtrain.train.user.parts import UserParts
+from jaxtrain.train.user.resolve_task import with_defaults
 from torch_bridge import state_dict as bridge
 
 UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows

@@ -23,19 +23,21 @@ from jaxtrain.runtime.preemption import Preempted, Stopped
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
-from jaxtrain.train import fingerprint, rehearsal, run_dir
+from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.mirror import Mirror, Unreachable
 from jaxtrain.train.init_state import members
+from jaxtrain.train.loop import rehearsal
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.program import Program
-from jaxtrain.train.resolve_task import resolve_task, task_of_module, with_defaults
+from jaxtrain.train.resume import fingerprint
 from jaxtrain.train.search import lr_range
 from jaxtrain.train.state import TrainState
 from jaxtrain.train.tracking.tracker import Tracker
-from jaxtrain.train.user_parts import UserParts
+from jaxtrain.train.user.parts import UserParts
+from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults
 from torch_bridge import state_dict as bridge
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxtrain import Loss, Trainer, TrainingConfig, nn
 from jaxtrain.task import MeanLoss
-from jaxtrain.train.resolve_task import resolve_task
+from jaxtrain.train.user.resolve_task import resolve_task
 
 
 class Net(nnx.Module):

@@ -1,1 +1,1 @@
-"""The training loop: cadence, early stopping."""
+"""The training loop: cadence, early stopping, callbacks, rehearsal."""

@@ -12,11 +12,11 @@ from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.evaluation import check_metric
 from jaxtrain.train.loop.cadence import Cadence
 from jaxtrain.train.loop.callbacks import Callbacks
 from jaxtrain.train.loop.early_stop import EarlyStopping
 from jaxtrain.train.program import Program
+from jaxtrain.train.step.evaluation import check_metric
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.throughput import Throughput
 from jaxtrain.train.tracking.tracker import Tracker

@@ -16,12 +16,13 @@ from jaxtrain.errors import UserError
 from jaxtrain.optim import groups
 from jaxtrain.runtime import host_memory
 from jaxtrain.task import Statistics
-from jaxtrain.train import evaluation, run_dir
+from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.loop.callbacks import Callbacks
 from jaxtrain.train.loop.run_record import Call, NotFiniteError, RunRecord
 from jaxtrain.train.program import UNKNOWN_STEPS, Program
+from jaxtrain.train.step import evaluation
 from jaxtrain.train.step.train_step import StackedMetrics, repeat
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.tracker import Tracker

@@ -1,1 +1,1 @@
-"""The training step: loss, gradients, update, guards."""
+"""The compiled work on a batch: training step (loss, gradients, update, guards) and evaluation."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from jaxtrain import Trainer, TrainingConfig, nn
 from jaxtrain.errors import UserError
-from jaxtrain.train import fingerprint, object_digest
+from jaxtrain.train.resume import fingerprint, object_digest
 
 ROWS = torch.arange(48.0).reshape(16, 3) / 10
 
@@ -211,7 +211,7 @@ def test_a_folder_counts_by_its_name_or_by_what_it_holds(tmp_path):
 
 DIGEST = """
 import numpy as np
-from jaxtrain.train.object_digest import code_of, describe
+from jaxtrain.train.resume.object_digest import code_of, describe
 class Data:
     def __init__(self): self.names, self.table = {"a", "b", "c"}, {"x": np.arange(5), "y": [print, 1.5]}
     def __getitem__(self, index): return index in {"a", "b", "c"}

@@ -15,8 +15,8 @@ from jaxtrain.errors import UserError
 from jaxtrain.reporting import records
 from jaxtrain.runtime import plain_files
 from jaxtrain.runtime.folder_lock import FolderLock
-from jaxtrain.train import fingerprint
 from jaxtrain.train.checkpoint import manifest, orbax_patches
+from jaxtrain.train.resume import fingerprint
 from torch_bridge.atomic_file import replacing
 
 

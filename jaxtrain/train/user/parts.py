@@ -8,7 +8,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.optim import given as given_optimizer
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
-from jaxtrain.train.user_metrics import JAX, TORCH, UserMetrics
+from jaxtrain.train.user.metrics import JAX, TORCH, UserMetrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,11 +25,12 @@ from jaxtrain import config_io, strict_json
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
-from jaxtrain.train import object_digest, run_dir
+from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import manifest
 from jaxtrain.train.checkpoint.mirror import Mirror
-from jaxtrain.train.object_digest import Leaves
 from jaxtrain.train.program import Program
+from jaxtrain.train.resume import object_digest
+from jaxtrain.train.resume.object_digest import Leaves
 
 FILE = "fingerprint.json"
 DECIDING = ("settings", "model", "loss", "optimizer", "data")

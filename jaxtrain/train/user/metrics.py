@@ -15,7 +15,7 @@ from jaxtrain.data.collate import picked
 from jaxtrain.errors import UserError
 from jaxtrain.metrics import WholeSplit
 from jaxtrain.runtime import traced_hparams
-from jaxtrain.train import evaluation
+from jaxtrain.train.step import evaluation
 from torch_bridge.lazy_array import to_host
 
 FILLING = -100  # where rows of several lengths are joined, as transformers does

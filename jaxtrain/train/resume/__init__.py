@@ -1,0 +1,1 @@
+"""Which run a folder holds, and where a run goes on from."""

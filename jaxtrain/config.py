@@ -243,6 +243,17 @@ class TrackingConfig(Section):
     mlflow_parent: str | None = None  # id of the MLflow run that this one is nested in; a search sets it
 
 
+class ProfileConfig(Section):
+    start: int = Field(default=10, ge=0, le=MOST_STEPS)  # steps of this start of the run that go before the trace
+    steps: int = Field(default=0, ge=0, le=1000)  # traced steps; 0: no trace
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asked_for(cls, values: Any) -> Any:
+        """Trace three steps where only their start is given."""
+        return {"steps": 3, **values} if isinstance(values, dict) and "start" in values else values
+
+
 FLAT_NAMES = {  # names that users of the five originals know -> where the setting lives
     "learning_rate": "optim.lr",
     "lr": "optim.lr",
@@ -290,6 +301,7 @@ class TrainingConfig(Section):
     precision: PrecisionConfig = PrecisionConfig()
     shard: ShardConfig = ShardConfig()
     tracking: TrackingConfig = TrackingConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @model_validator(mode="before")
     @classmethod

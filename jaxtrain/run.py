@@ -13,7 +13,7 @@ from jaxtrain import commands, flags, redaction
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 
-OPTIONS = ("--help", "--config", "--resume", "--dry-run", "--print-config", "--quiet")
+OPTIONS = ("--help", "--config", "--resume", "--dry-run", "--print-config", "--profile", "--quiet")
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -34,6 +34,11 @@ def main(argv: commands.Arguments = None) -> int:
     )
     p.add_argument("--dry-run", action="store_true", help="build everything, print a summary, run no step")
     p.add_argument("--print-config", action="store_true", help="print the config with all defaults and exit")
+    p.add_argument(
+        "--profile",
+        action="store_true",
+        help="trace three steps and print where their time went (profile.start, .steps)",
+    )
     commands.add_quiet(p)
 
     def parse_and_run(_: argparse.Namespace) -> int:
@@ -91,6 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.overrides.append(f"init_from={arguments.resume}")
             task, config = config_io.load(arguments.config, arguments.overrides)
         arguments.resume = "auto"
+    if arguments.profile and not config.profile.steps:
+        profile = config.profile.model_copy(update={"steps": 3})
+        config = config.model_copy(update={"profile": profile})
     translation = config_io.translated(arguments.config, arguments.overrides)
     explanation = "" if translation is None else "\n".join(translation.lines()) + "\n"
     if arguments.print_config:

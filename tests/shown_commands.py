@@ -24,6 +24,7 @@ _SHERLOCK = f"{_STEPS} {_FILM} evaluation.every_steps=2"
 
 RUN = {
     "digits": {
+        "jaxtrain run --config F --profile": f"F=>configs/digits_tiny.yaml {_DIGITS} train.steps=4",
         "python -m jaxtrain.run --config configs/digits.yaml": _DIGITS,
         "jaxtrain run --config configs/digits.yaml": f"{_DIGITS} --dry-run",
         "python -m jaxtrain.run --config F": f"F=>configs/digits_tiny.yaml {_DIGITS} --dry-run",

@@ -6,9 +6,11 @@ from flax import nnx
 from jaxtrain.nn import fused_attention, initializers
 from jaxtrain.nn.attention_formula import formula
 from jaxtrain.nn.linear import Linear, linear
+from jaxtrain.nn.scopes import ATTENTION, named, within
 from jaxtrain.runtime import traced_hparams
 
 
+@within(ATTENTION)
 def attention(
     q, k, v, *, mask=None, bias=None, lengths=None, causal=False, window=None, scale=None, dropout_rate=0.0, rngs=None
 ):
@@ -51,6 +53,7 @@ class MultiheadAttention(nnx.Module):
         self.num_heads = num_heads
         self.dropout = dropout
 
+    @named
     def __call__(
         self, query, key=None, value=None, *, key_padding_mask=None, lengths=None, causal=False, mask=None, bias=None,
         rngs=None,

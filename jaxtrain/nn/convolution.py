@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain.nn import initializers
 from jaxtrain.nn.correlation import correlate
+from jaxtrain.nn.scopes import named
 
 
 class _Conv(nnx.Module):
@@ -28,6 +29,7 @@ class _Conv(nnx.Module):
         self.dilation = _tuple(dilation, self.rank)
         self.groups = groups
 
+    @named
     def __call__(self, x, rngs=None):
         weight = self.weight[...]
         pads = [(p, p) for p in self.padding]
@@ -65,6 +67,7 @@ class _ConvTranspose(nnx.Module):
         self.padding = _tuple(padding, self.rank)
         self.output_padding = _tuple(output_padding, self.rank)
 
+    @named
     def __call__(self, x, rngs=None):
         weight = self.weight[...]
         pads = [

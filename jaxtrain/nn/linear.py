@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain.nn import initializers
 from jaxtrain.nn.rows import rows
+from jaxtrain.nn.scopes import named
 
 
 class Identity(nnx.Module):
@@ -23,6 +24,7 @@ class Linear(nnx.Module):
         bound = 1 / math.sqrt(in_features)
         self.bias = nnx.Param(initializers.uniform(rngs.params(), (out_features,), bound)) if bias else None
 
+    @named
     def __call__(self, x, rngs=None):
         return linear(x, self.weight[...], None if self.bias is None else self.bias[...])
 
@@ -50,6 +52,7 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(weight)
         self.padding_idx = padding_idx
 
+    @named
     def __call__(self, ids):
         return embed(ids, self.weight[...], self.padding_idx)
 

@@ -15,6 +15,7 @@ from jaxtrain import nn
 from jaxtrain.nn import initializers
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.nn.linear import linear
+from jaxtrain.nn.scopes import named
 
 PEFT_ADAPTER = "default"  # peft's name for the only adapter
 
@@ -34,6 +35,7 @@ class LoRALinear(nnx.Module):
         self.dropout = dropout
         self.merged = False
 
+    @named
     def __call__(self, x, rngs=None):
         y = linear(x, self.weight[...], None if self.bias is None else self.bias[...])
         if self.merged:
@@ -71,6 +73,7 @@ class PeftLinear(nnx.Module):
         self.dropout = nn.Dropout(dropout)
         self.scale = alpha / rank
 
+    @named
     def __call__(self, x, rngs=None):
         low = self.lora_A[PEFT_ADAPTER](self.dropout(x, rngs))
         return self.base_layer(x) + self.scale * self.lora_B[PEFT_ADAPTER](low)

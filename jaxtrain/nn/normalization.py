@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain.nn.scopes import named
 from torch_bridge.layouts import Buffer
 
 
@@ -18,6 +19,7 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(width)) if affine and bias else None
         self.eps = eps
 
+    @named
     def __call__(self, x, rngs=None):
         return _affine(_normal(_wide(x), self.eps, True), self.weight, self.bias).astype(x.dtype)
 
@@ -29,6 +31,7 @@ class RMSNorm(nnx.Module):
         self.weight = nnx.Param(jnp.ones(width))
         self.eps = eps
 
+    @named
     def __call__(self, x, rngs=None):
         return _affine(_normal(_wide(x), self.eps, False), self.weight, None).astype(x.dtype)
 
@@ -42,6 +45,7 @@ class GroupNorm(nnx.Module):
         self.num_groups = num_groups
         self.eps = eps
 
+    @named
     def __call__(self, x, rngs=None):
         y = _normal(_wide(x).reshape(x.shape[0], self.num_groups, -1), self.eps, True)
         return _affine(y.reshape(x.shape), self.weight, self.bias, axis=1).astype(x.dtype)
@@ -68,6 +72,7 @@ class BatchNorm(nnx.Module):
         self.momentum = momentum
         self.groups = groups
 
+    @named
     def __call__(self, x, rngs=None, valid=None):
         y = x.astype(_widest())
         shape = (1, -1) + (1,) * (x.ndim - 2)

@@ -15,6 +15,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.nn import Conv2d, DropPath, LayerNorm, Linear, attention, gelu
 from jaxtrain.nn.initializers import normal, truncated_normal
 from jaxtrain.nn.rotary import grid_table, rotate_pairs
+from jaxtrain.nn.scopes import named
 
 NORM_EPS = 1e-6  # timm's, not torch's 1e-5
 INIT_STD = 0.02  # of timm's truncated normal
@@ -81,6 +82,7 @@ class Attention(nnx.Module):
         self.proj = Linear(width, width, rngs=rngs)
         self.num_heads = num_heads
 
+    @named
     def __call__(self, x, rotation=None, mask=None):
         """x: [batch, token, width]. rotation: function on queries and keys [batch, token, head, head_dim]."""
         y = attention(*self._heads(x, rotation), mask=mask)

@@ -5,11 +5,13 @@ import jax.numpy as jnp
 
 from jaxtrain.nn import fused_attention
 from jaxtrain.nn.dropout import dropout
+from jaxtrain.nn.scopes import ATTENTION, within
 from torch_bridge.lowering.dtypes import match_products
 from torch_bridge.lowering.table import lowering
 
 
 @lowering("scaled_dot_product_attention.default")
+@within(ATTENTION)
 def scaled_dot_product_attention(
     call, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):

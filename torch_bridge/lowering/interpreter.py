@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
+from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import wide_integers
@@ -207,7 +208,21 @@ def _value(graph_module, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any
     if node.op == "get_attr":
         return _attribute(graph_module, str(node.target))
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-    return _evaluate(node, args, kwargs, call)
+    name = _module_of(node)
+    if not name:
+        return _evaluate(node, args, kwargs, call)
+    with scopes.scope(name):
+        return _evaluate(node, args, kwargs, call)
+
+
+def _module_of(node: torch.fx.Node) -> str:
+    """The path of the submodule that a node comes from; of the module itself, and of a loss module, the class."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if not stack or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return ""
+    path, kind = stack[-1]
+    kind = kind if isinstance(kind, str) else kind.__qualname__
+    return path.removeprefix("wrapped_module").removeprefix(".") or kind.rpartition(".")[2]
 
 
 def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, call: Call) -> dict[torch.fx.Node, Any]:

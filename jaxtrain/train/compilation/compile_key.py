@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtrain.task import Task
 
-NOT_CODE = ("run", "tracking", "checkpoint", "init_from", "init_optimizer", "init_strict")
+NOT_CODE = ("run", "tracking", "checkpoint", "profile", "init_from", "init_optimizer", "init_strict")
 RATES = ("lr", "weight_decay", "clip_norm")
 
 

@@ -90,6 +90,10 @@ class Compiled:
         self._programs[signature] = program
         return program
 
+    def program(self, *arguments) -> Any:
+        """The compiled program that a call with these arguments ran."""
+        return self._programs[self._signature(arguments)]
+
     @property
     def programs(self) -> list:
         """Compiled programs, for their memory and cost analysis."""

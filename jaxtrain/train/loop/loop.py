@@ -22,6 +22,7 @@ from jaxtrain.train.compilation.flops import model_flops
 from jaxtrain.train.compilation.padding import shape_of
 from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
 from jaxtrain.train.loop.run_record import Call, RunRecord
+from jaxtrain.train.profile.profile import Profile
 from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import StackedMetrics
 from jaxtrain.train.tracking.histograms import Histograms
@@ -69,11 +70,15 @@ class Loop:
         self.after_evaluation = after_evaluation
         system = SystemMetrics()
         self.record.step = int(self.program.state.step)
+        program, step = self.program, self.record.step
+        self.profile = Profile(self.config, self.tracker, step, program.total_steps, program.train_loader.on_device)
         with self.preemption.attached(self.config.checkpoint.grace_s, self._emergency_save, self._last_checkpoint):
             try:
                 self._train(system)
             except Interrupted:
                 self._save_and_exit()
+            finally:
+                self.profile.close()
         system.close()
         return self.record.history()
 
@@ -112,6 +117,7 @@ class Loop:
         batches = program.train_loader.batches(self.cadence.calls(record.step))
         while True:
             began = time.perf_counter()
+            self.profile.begin(record.step, program.train_loader.stall_s, program.state)
             with self.preemption.resting():
                 item = next(batches, None)
             self.preemption.proceed()
@@ -152,6 +158,9 @@ class Loop:
             if is_new:
                 jax.block_until_ready(metrics)
                 self._tell_compiled(step, count, batch)
+        compiled = f"the step, for batches of {shape_of(batch)}" if is_new else ""
+        stall_s = program.train_loader.stall_s
+        self.profile.ran(first + count, step.program(*arguments), compiled, metrics, stall_s)
         return metrics, packed.names
 
     def _after(self, step: int) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
+from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.optim.given import Given
 from jaxtrain.optim.optimizer import Optimizer
@@ -50,9 +51,10 @@ def make_train_step(
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
         idle = state.params.keys() - grads.keys()
         grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
-        params, opt_state, _ = optimizer.update(
-            grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value, idle=idle
-        )
+        with scopes.scope(scopes.OPTIMIZER):
+            params, opt_state, _ = optimizer.update(
+                grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value, idle=idle
+            )
         params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch leaves these alone
         opt_state = _unchanged(opt_state, state.opt_state, idle)
 

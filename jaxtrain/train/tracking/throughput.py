@@ -4,7 +4,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+import jax
+
 from jaxtrain.train.compilation.flops import StepCost
+
+PHASE = "jaxtrain phase: "  # in a profiler's trace, before the phase's name
 
 
 class Throughput:
@@ -26,7 +30,8 @@ class Throughput:
     def phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            yield
+            with jax.profiler.TraceAnnotation(PHASE + name):
+                yield
         finally:
             elapsed = time.perf_counter() - started
             self.seconds[name] += elapsed

@@ -3,6 +3,7 @@
 Where the filesystem's locks do not reach other hosts, the file's sign of life (rewritten every few seconds) decides.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -11,11 +12,12 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import plain_files
+from jaxtrain.runtime.launch import broadcast_from_process_zero
 
 NAME = "run.lock"
 ALIVE_S = 5.0  # between two signs of life
@@ -137,6 +139,17 @@ class FolderLock:
                 self._sign(count)
             except OSError:
                 continue  # a full or read-only disk: the checkpoints say so
+
+
+@contextlib.contextmanager
+def held_by_all(folder: pathlib.Path) -> Iterator[None]:
+    """Keep other runs out of a folder; process 0 holds the lock for all processes of this run."""
+    lock = FolderLock(folder)
+    broadcast_from_process_zero("lock", lock.acquire)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _runs_here(holder: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import time
 
 import jax
 
+from jaxtrain.errors import UserError
 from jaxtrain.runtime.launch import coordination
 from jaxtrain.runtime.leaving import leave
 from jaxtrain.runtime.plain_files import open_plain
@@ -20,6 +21,12 @@ HEARTBEAT_S = 2.0
 LOST_S = 20.0  # a process without a heartbeat for so long is taken for dead or stopped
 SLACK = 20  # a step may take this many times the longest one so far
 LEAST_S = 300.0  # and at least this long: evaluations and checkpoints happen between steps
+
+
+class ProcessLostError(UserError):
+    """Another process of the run was killed, stopped or cut off."""
+
+    exit_code = 1
 
 
 class Watchdog:
@@ -64,6 +71,12 @@ class Watchdog:
                 return lost
             time.sleep(0.5)
         return ""
+
+    def explain(self, error: Exception) -> None:
+        """Raise ProcessLostError in place of an error that comes from a lost process, such as a failed collective's."""
+        lost = self.find_lost_process() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
+        if lost:
+            raise ProcessLostError(f"{lost}. Start the same command again to go on from the last checkpoint") from error
 
     def _watch(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):

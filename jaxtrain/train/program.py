@@ -24,10 +24,10 @@ from jaxtrain.train.compilation import out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
-from jaxtrain.train.init_state import Start, for_average, placed_shape
 from jaxtrain.train.input_pipeline import InputPipeline
 from jaxtrain.train.step import evaluation
 from jaxtrain.train.step.accumulation import refuse_sums
+from jaxtrain.train.step.init_state import Start, for_average, placed_shape
 from jaxtrain.train.step.train_step import StackedMetrics, Step, make_train_step, repeat
 from jaxtrain.train.user import metrics as user_metrics
 from jaxtrain.train.user.parts import UserParts

@@ -1,10 +1,9 @@
 """`Trainer`, the public face: a model, its data and a config in; training, metrics and a torch state dict out."""
 
-import contextlib
 import copy
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +12,8 @@ from flax import nnx
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
-from jaxtrain.data.sources import as_source, describe_size
-from jaxtrain.errors import UserError
-from jaxtrain.optim import groups
-from jaxtrain.runtime.folder_lock import FolderLock
-from jaxtrain.runtime.launch import broadcast_from_process_zero
+from jaxtrain.data.sources import as_source
+from jaxtrain.runtime.folder_lock import held_by_all
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.preemption import Preempted, Stopped
 from jaxtrain.runtime.watchdog import Watchdog
@@ -26,15 +22,15 @@ from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.checkpoint.mirror import Mirror, Unreachable
-from jaxtrain.train.init_state import members
+from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.loop import rehearsal
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
 from jaxtrain.train.program import Program
-from jaxtrain.train.resume import fingerprint
+from jaxtrain.train.resume import fingerprint, origin
 from jaxtrain.train.search import lr_range
 from jaxtrain.train.state import TrainState
+from jaxtrain.train.tracking import description
 from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults
@@ -56,8 +52,7 @@ class Trainer:
     or "epoch"); or, without optimizer, an optax schedule. metrics: by name a function (outputs, batch), a torchmetrics
     object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
     objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. devices:
-    all, if left out.
-    abstract: shapes and shardings only, to compile for devices that are elsewhere.
+    all, if left out. abstract: shapes and shardings only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
 
     `program` is what the run compiles: step, hyper-parameters, evaluation.
@@ -173,9 +168,9 @@ class Trainer:
         if self.config.train.fast_dev_run:
             return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
-        warnings = self._choose_folder("auto" if forced else resume, forced)
+        warnings = origin.choose_folder(self.program, self.fingerprint, "auto" if forced else resume, forced)
         try:
-            with self._locked():
+            with held_by_all(self.folder):
                 history = self._train_locked("here" if forced else resume, after_evaluation, warnings)
         finally:
             self.user_data.after_training()
@@ -184,15 +179,11 @@ class Trainer:
 
     def _rehearse(self) -> dict[str, Any]:
         """Run one batch of everything, in a folder that is gone afterwards."""
-        named = self.config.run
-        with rehearsal.folder() as folder:
-            self.program.config = self.config.model_copy(update={"run": named.model_copy(update={"dir": folder})})
-            try:
-                note = "train.fast_dev_run: one batch of training and of evaluation; nothing is kept"
-                return self._train_locked("never", None, [note])
-            finally:
-                self.program.config = self.config.model_copy(update={"run": named})
-                self.user_data.after_training()
+        try:
+            with rehearsal.folder_of(self.program):
+                return self._train_locked("never", None, [rehearsal.NOTE])
+        finally:
+            self.user_data.after_training()
 
     @property
     def fingerprint(self) -> fingerprint.Fingerprint:
@@ -200,20 +191,6 @@ class Trainer:
         if self._fingerprint is None:
             self._fingerprint = fingerprint.of(self.program, self.user_model, self.user_loss, self.user_data)
         return self._fingerprint
-
-    def _choose_folder(self, resume: str, forced: bool) -> list[str]:
-        """Take the folder that this run has or gets; return what there is to say about that."""
-        now, total = self.fingerprint, self.total_steps  # before anything is restored
-
-        def choose() -> list:
-            chosen = fingerprint.choose(self.folder, self.config, now, total, resume, forced)
-            return [str(chosen.folder), chosen.warnings]
-
-        folder, warnings = broadcast_from_process_zero("folder", choose)
-        if pathlib.Path(folder) != self.folder:
-            run = self.config.run.model_copy(update={"dir": folder})
-            self.program.config = self.config.model_copy(update={"run": run})
-        return warnings
 
     def _train_locked(
         self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
@@ -237,27 +214,13 @@ class Trainer:
             raise
         except Exception as error:
             self.callbacks.call("on_exception", error)
-            lost = watchdog.find_lost_process() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
-            if lost:
-                raise ProcessLostError(
-                    f"{lost}. Start the same command again to go on from the last checkpoint"
-                ) from error
+            watchdog.explain(error)
             raise
         finally:
             watchdog.stop()
             tracker.close(failed)
             self.program.data.close()
         return history
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other runs out of the run folder; process 0 holds the lock for all."""
-        lock = FolderLock(self.folder)
-        broadcast_from_process_zero("lock", lock.acquire)
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
         config, program = self.config, self.program
@@ -266,29 +229,29 @@ class Trainer:
             checkpoints.mirror = Mirror(config.checkpoint.mirror, self.folder)
         on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
         original_files.check(program)
-        origin, step = self._origin(checkpoints, resume, tracker)
+        start, step = origin.find(program, self.fingerprint, checkpoints, resume)
         warm = init_from.apply(program, config.init_from) if step is None and config.init_from is not None else None
         if config.optim.auto_lr:
-            lr_range.set_lr(program, None if step is None else origin.meta(step)["lr"], tracker.info)
+            lr_range.set_lr(program, None if step is None else start.meta(step)["lr"], tracker.info)
             config = self.config
         loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
         if step is not None:
-            program.state = origin.restore(step, program.state)
-            loop.record.restore(origin.meta(step))
-            tracker.info(f"resumed from {origin.folder / str(step)} at step {step} of {program.total_steps}")
+            program.state = start.restore(step, program.state)
+            loop.record.restore(start.meta(step))
+            tracker.info(f"resumed from {start.folder / str(step)} at step {step} of {program.total_steps}")
             for change in run_dir.changes(self.folder, config):
                 tracker.info(f"changed since then: {change}")
             if step == program.total_steps:
                 tracker.info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
         elif warm is not None:
             loop.start_from(warm)
-        if origin is not checkpoints:
+        if start is not checkpoints:
             checkpoints.newest = None  # the folder itself holds nothing yet
         tracker.rewind(int(program.state.step), loop.record.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
             run_dir.write_start(self.folder, config, self.layout.mesh.size)
-            self._fingerprint = self.fingerprint.record(self.folder, step is not None and origin is checkpoints)
+            self._fingerprint = self.fingerprint.record(self.folder, step is not None and start is checkpoints)
         loop.record.identity = self.fingerprint.identity
         return loop
 
@@ -296,65 +259,13 @@ class Trainer:
         """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
-    def _origin(self, checkpoints: Checkpoints, resume: str, tracker: Tracker) -> tuple[Checkpoints, int | None]:
-        """Where the run goes on from: the newest checkpoint that is whole, of its own folder or of another run's."""
-        copied = broadcast_from_process_zero("mirror", lambda: self._mirrored(checkpoints, resume))
-        if resume not in ("auto", "never", "here"):
-            other = self.checkpoints(tracker.warn, pathlib.Path(resume).expanduser())
-            step = broadcast_from_process_zero("resume", lambda: other.newest_good(set_aside=False))
-            if step is None:
-                raise UserError(f"--resume {resume}: no checkpoint under {other.folder}")
-            return other, step
-        found = broadcast_from_process_zero("latest", checkpoints.latest)
-        if resume == "never" and (found is not None or copied):
-            place, found = (self.folder, found) if found is not None else (checkpoints.mirror.place, copied[-1])
-            raise UserError(
-                f"{place}: holds checkpoints up to step {found} and --resume never would start over them; choose "
-                "another run.dir, or move the folder away"
-            )
-        return checkpoints, broadcast_from_process_zero("resume", lambda: checkpoints.newest_good(copied=copied))
-
-    def _mirrored(self, checkpoints: Checkpoints, resume: str) -> list[int]:
-        """Steps in the mirror that the run may go on from. A folder that the user names goes before its mirror."""
-        mirror = checkpoints.mirror
-        if mirror is None:
-            return []
-        try:
-            fingerprint.check_mirror(mirror, self.folder, self.config, self.fingerprint, self.total_steps)
-            return [] if resume == "here" and checkpoints.steps() else mirror.steps()
-        except Unreachable as error:
-            if not checkpoints.steps():
-                raise
-            checkpoints.warn(str(error))
-            return []
-
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
         return self.program.evaluate(split)
 
     def describe(self) -> str:
         """Describe the run in a few lines."""
-        trained = sum(value.size for value in self.state.params.values())
-        fixed = sum(value.size for value in self.state.frozen.values())
-        splits = {name: self.source(name) for name in ("train", "validation", "test")}
-        sizes = ", ".join(f"{name} {describe_size(source)}" for name, source in splits.items() if source is not None)
-        given = self.program.given
-        optimizer = "" if given is None else f"optimizer: {given.describe()}\n"
-        mesh = " x ".join(f"{axis} {size}" for axis, size in self.layout.mesh.shape.items())
-        optim = self.config.optim
-        if given is None and (optim.groups or optim.layer_decay is not None):
-            arrays = {**self.state.params, **self.state.frozen}
-            found = members(self.task, self.config, self.model())
-            lines = groups.describe(optim, found, {key: arrays[key].size for key in found})
-            optimizer = "".join(f"{line}\n" for line in lines)
-        return (
-            f"task {self.config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
-            f"samples: {sizes}\n"
-            f"steps: {self.total_steps:,} of {self.config.data.batch_size} samples, "
-            f"{self.steps_per_epoch:,} per epoch\n"
-            f"{optimizer}mesh: {mesh} ({self.layout.strategy}), precision {self.config.precision.policy}\n"
-            f"run folder: {self.folder}"
-        )
+        return description.describe(self.program, self.folder)
 
     # --- weights ------------------------------------------------------------------------------------------------
 
@@ -384,14 +295,6 @@ class Trainer:
             write_back(self.model(), self.user_model)
         elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
-        if self.program.given is not None:
-            state = self.state
-            self.program.given.write_back(
-                state.opt_state, int(state.updates), int(state.step), self.program.steps_per_epoch
-            )
-
-
-class ProcessLostError(UserError):
-    """Another process of the run was killed, stopped or cut off."""
-
-    exit_code = 1
+        given, state = self.program.given, self.state
+        if given is not None:
+            given.write_back(state.opt_state, int(state.updates), int(state.step), self.steps_per_epoch)

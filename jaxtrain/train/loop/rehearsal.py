@@ -9,6 +9,9 @@ import jax
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.runtime.launch import broadcast_from_process_zero
+from jaxtrain.train.program import Program
+
+NOTE = "train.fast_dev_run: one batch of training and of evaluation; nothing is kept"
 
 
 def shortened(config: TrainingConfig) -> TrainingConfig:
@@ -23,11 +26,14 @@ def shortened(config: TrainingConfig) -> TrainingConfig:
 
 
 @contextlib.contextmanager
-def folder() -> Iterator[str]:
-    """A run folder that all processes see, removed at the end."""
+def folder_of(program: Program) -> Iterator[None]:
+    """Let a program run in a folder that all processes see, removed at the end."""
+    named = program.config.run
     made = broadcast_from_process_zero("rehearsal", lambda: tempfile.mkdtemp(prefix="jaxtrain-rehearsal-"))
+    program.config = program.config.model_copy(update={"run": named.model_copy(update={"dir": made})})
     try:
-        yield made
+        yield
     finally:
+        program.config = program.config.model_copy(update={"run": named})
         if jax.process_index() == 0:
             shutil.rmtree(made, ignore_errors=True)

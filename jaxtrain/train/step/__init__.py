@@ -1,1 +1,1 @@
-"""The compiled work on a batch: training step (loss, gradients, update, guards) and evaluation."""
+"""Compiled programs: the state at the start, the training step (loss, gradients, update, guards), evaluation."""

@@ -1,0 +1,99 @@
+"""A training loop of the user's own around one compiled step: `jaxtrain.compile` and `jaxtrain.compile_many`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxtrain.compiled_step.shared_weights import SharedWeights
+from jaxtrain.compiled_step.step import CompiledStep, CompiledSteps
+from jaxtrain.config import ShardConfig
+from jaxtrain.errors import UserError
+from jaxtrain.runtime import compile_cache
+from jaxtrain.runtime.mesh import make_layout
+from jaxtrain.runtime.precision import POLICIES
+
+__all__ = ["CompiledStep", "CompiledSteps", "compile", "compile_many"]
+
+
+def compile(
+    module: Any,
+    loss_fn: Callable,
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    accumulate: int = 1,
+    precision: str = "fp32",
+    clip_norm: float | None = None,
+    shard: str = "ddp",
+    devices: Sequence[Any] | None = None,
+    seed: int | None = None,
+) -> "CompiledStep":
+    """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
+
+    module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
+    optimizer: a torch.optim optimizer over the module's parameters, or an optax GradientTransformation. scheduler: a
+    torch lr_scheduler, stepped after every update; one that you step yourself is obeyed too, because the rates are read
+    from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged. precision:
+    fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, torch's
+    clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
+
+        step = jaxtrain.compile(module, loss_fn, optimizer)
+        for batch in loader:
+            loss = step(batch)          # on the device; float(loss) fetches it
+        step.sync()                     # weights and optimizer state back in the torch objects
+
+    Raises UserError for what cannot be converted, before anything is trained.
+    """
+    updates = {"loss": (loss_fn, optimizer, scheduler)}
+    many = compile_many(
+        {"module": module},
+        updates,
+        accumulate=accumulate,
+        precision=precision,
+        clip_norm=clip_norm,
+        shard=shard,
+        devices=devices,
+        seed=seed,
+    )
+    return many["loss"]
+
+
+def compile_many(
+    modules: Mapping[str, Any],
+    updates: Mapping[str, tuple],
+    *,
+    accumulate: int = 1,
+    precision: str = "fp32",
+    clip_norm: float | None = None,
+    shard: str = "ddp",
+    devices: Sequence[Any] | None = None,
+    seed: int | None = None,
+) -> "CompiledSteps":
+    """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
+
+    modules: torch modules by name. updates: by name (loss_fn, optimizer) or (loss_fn, optimizer, scheduler); loss_fn
+    takes the modules in order, then the batch, and only the parameters of its optimizer move.
+
+        steps = jaxtrain.compile_many({"g": g, "d": d}, {"d": (d_loss, d_opt), "g": (g_loss, g_opt)})
+        losses = steps(batch)                  # all updates in order, a program each: {"d": ..., "g": ...}
+        d_loss = steps["d"](batch)             # or one at a time, as you write them
+
+    Options as in `compile`. Raises UserError for what cannot be converted, before anything is trained.
+    """
+    if precision not in POLICIES or POLICIES[precision].scaled:
+        raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")
+    if accumulate < 1:
+        raise UserError(f"accumulate: {accumulate}, wanted at least 1")
+    compile_cache.enable()
+    layout = make_layout(
+        ShardConfig.model_validate({"strategy": shard}), None, None if devices is None else list(devices)
+    )
+    if layout.per_device or layout.gathers:
+        raise UserError(f"shard: {shard!r} is not offered for a compiled step; take ddp, or a Trainer")
+    weights = SharedWeights(modules, layout, seed)
+    steps = {}
+    for index, (name, given) in enumerate(updates.items()):
+        loss_fn, optimizer, scheduler = (*given, None)[:3]
+        steps[name] = CompiledStep(
+            index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
+        )
+    return CompiledSteps(steps)

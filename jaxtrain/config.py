@@ -243,6 +243,20 @@ class TrackingConfig(Section):
     mlflow_parent: str | None = None  # id of the MLflow run that this one is nested in; a search sets it
 
 
+class LoraConfig(Section):
+    """Low-rank adapters for a torch module (`task: torch_module`, or one given to Trainer)."""
+
+    rank: int = Field(default=0, ge=0, le=MOST_LAYERS)  # of the adapters; 0: none
+    alpha: float = Field(default=16.0, gt=0)  # an adapter counts by alpha / rank
+    dropout: float = Field(default=0.0, ge=0, lt=1)  # of what an adapter reads
+    match: str | tuple[str, ...] = ()  # names of layers, whole or their ends, as query; every Linear if left out
+    modules_to_save: tuple[str, ...] = ()  # names of submodules that train whole, as classifier
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.match,) if isinstance(self.match, str) else self.match
+
+
 class ProfileConfig(Section):
     start: int = Field(default=10, ge=0, le=MOST_STEPS)  # steps of this start of the run that go before the trace
     steps: int = Field(default=0, ge=0, le=1000)  # traced steps; 0: no trace
@@ -301,6 +315,7 @@ class TrainingConfig(Section):
     precision: PrecisionConfig = PrecisionConfig()
     shard: ShardConfig = ShardConfig()
     tracking: TrackingConfig = TrackingConfig()
+    lora: LoraConfig = LoraConfig()
     profile: ProfileConfig = ProfileConfig()
 
     @model_validator(mode="before")

@@ -228,6 +228,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     fits: (batch, config) -> whether the model takes batches of these shapes as far as it is known; only shapes count.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
+    takes_lora: `lora` of the config puts adapters into the model.
     """
 
     build_model: Callable[[C, Any], Any]
@@ -246,6 +247,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     target: str | None = None
     fits: Callable[[Batch, C], bool] = lambda batch, config: True
     couples_samples: bool = False
+    takes_lora: bool = False
 
 
 def group_of(task: Task, key: str, config: Any) -> str:

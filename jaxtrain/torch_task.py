@@ -20,9 +20,11 @@ def is_torch_module(model: Any) -> bool:
     )
 
 
-def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False) -> Task:
+def task_of_torch_module(
+    module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False, adapters: Any = None
+) -> Task:
     """A Task that trains this very module; arguments as TorchTask takes them. single_row: batches of one sample will
-    come, which torch may refuse (BatchNorm).
+    come, which torch may refuse (BatchNorm). adapters: a LoraConfig and the seed of its weights; the module gets them.
 
     `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
     trained weights into the module itself. Raises UserError for a module that cannot be converted.
@@ -30,7 +32,7 @@ def task_of_torch_module(module: Any, loss: Callable | None, example_batch: Batc
     from torch_bridge.training.torch_task import TorchTask
 
     example = row_keys.without(example_batch)
-    made = TorchTask(module, loss, example)
+    made = TorchTask(module, loss, example, adapters=adapters)
     if single_row:
         try:
             made.record(jax.tree.map(lambda value: value[:1], example), training=True)
@@ -63,11 +65,24 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
             call=call,
             loss=lambda module, batch, config: converted(config).torch_loss(module, batch),
             stale=lambda config: converted(config).stale(),
+            folders={
+                "peft": lambda config, state, folder, meta: _lora().save(converted(config).module, folder, state),
+                "merged": lambda config, state, folder, meta: _lora().merged_folder(
+                    converted(config).module, state, folder
+                ),
+            },
         ),
         pads_batches=False,
+        takes_lora=True,
         fits=lambda batch, config: converted(config).fits(batch),
         **options,
     )
+
+
+def _lora() -> Any:
+    from torch_bridge.training import lora
+
+    return lora
 
 
 def _loss(found: Mapping[str, Any], batch: Batch) -> Loss:

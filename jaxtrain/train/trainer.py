@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxtrain.config import TrainingConfig
+from jaxtrain.config import LoraConfig, TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source
 from jaxtrain.runtime.folder_lock import held_by_all
@@ -33,7 +33,7 @@ from jaxtrain.train.state import TrainState
 from jaxtrain.train.tracking import description
 from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.user.parts import UserParts
-from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults
+from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults, with_lora
 from torch_bridge import state_dict as bridge
 
 
@@ -51,8 +51,9 @@ class Trainer:
     GradientTransformation. scheduler: a torch lr_scheduler of that optimizer, stepped once a scheduler_interval ("step"
     or "epoch"); or, without optimizer, an optax schedule. metrics: by name a function (outputs, batch), a torchmetrics
     object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
-    objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. devices:
-    all, if left out. abstract: shapes and shardings only, to compile for devices that are elsewhere.
+    objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
+    adapters for a torch module, in place of the config's. devices: all, if left out. abstract: shapes and shardings
+    only, to compile for devices that are elsewhere.
     Raises UserError for everything that the user can mend.
 
     `program` is what the run compiles: step, hyper-parameters, evaluation.
@@ -73,10 +74,11 @@ class Trainer:
         metrics: Mapping[str, Any] | None = None,
         compute_metrics: Callable | None = None,
         callbacks: Sequence[Any] = (),
+        lora: LoraConfig | Mapping[str, Any] | None = None,
         devices: list | None = None,
         abstract: bool = False,
     ):
-        config = TrainingConfig() if config is None else config
+        config = with_lora(TrainingConfig() if config is None else config, lora)
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})

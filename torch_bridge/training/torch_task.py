@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan
 from torch_bridge.training.loss_entry import LossEntry, check_loss, main_output, takes_target
 
@@ -24,7 +26,8 @@ class TorchTask:
 
     loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: the
     dataset's entries of one collated batch in numpy; its batch size does not matter. inputs: batch entries that the
-    module takes, in order, found by name where left out. target: the entry that a loss module compares with.
+    module takes, in order, found by name where left out. target: the entry that a loss module compares with. adapters:
+    the LoRA that the module gets, in place, and the seed of its weights.
     Raises UserError that lists everything that cannot be converted, with the lines of the module.
     """
 
@@ -35,8 +38,11 @@ class TorchTask:
         example_batch: Mapping[str, Any],
         inputs: list[str] | None = None,
         target: str | None = None,
+        adapters: tuple[LoraConfig, int] | None = None,
     ):
         module = unwrapped(module)
+        if adapters is not None:
+            lora.adapt(module, *adapters)
         self.module = module
         example = dict(example_batch)
         self.plan = Plan.of(module, list(example), inputs, target, own_loss=loss is None)
@@ -58,6 +64,8 @@ class TorchTask:
         other = None if inputs is not None else Plan.whole_batch(module, list(example), self.plan)
         self._record_first(example, other)
         self.record(example, training=True)
+        if adapters is not None:
+            lora.check_used(module, self.loss_record.graphs())
         self.trained_loss = self._trained_loss()
         if self.trained_loss is not None:
             self.trained |= {f"loss.{name}": p.requires_grad for name, p in loss.named_parameters()}

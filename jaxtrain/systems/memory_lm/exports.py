@@ -98,7 +98,7 @@ def peft_folder(
 
     Raises UserError where there is no LoRA, and where there is a memory, which PEFT would leave out.
     """
-    from torch_bridge import files
+    from torch_bridge.files import peft
 
     if any(key.startswith("memory_adapters.") for key in state):
         raise UserError(
@@ -112,27 +112,18 @@ def peft_folder(
     weights = {}
     for name in names:
         for part in ("lora_A", "lora_B"):
-            weights[f"base_model.model.{name.removeprefix('base_model.')}.{part}.weight"] = state[f"{name}.{part}"]
-    described = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": config.model.base_model_name,
-        "r": config.memory.lora_rank,
-        "lora_alpha": config.memory.lora_alpha,
-        "lora_dropout": config.memory.lora_dropout,
-        "target_modules": [name.removeprefix("base_model.") for name in names],
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": None,
-    }
-    folder = pathlib.Path(folder)
-    files.save(weights, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(described, indent=1) + "\n")
-    return folder
+            weights[f"{name.removeprefix('base_model.')}.{part}.weight"] = state[f"{name}.{part}"]
+    memory = config.memory
+    return peft.save_folder(
+        folder,
+        weights,
+        rank=memory.lora_rank,
+        alpha=memory.lora_alpha,
+        dropout=memory.lora_dropout,
+        targets=[name.removeprefix("base_model.") for name in names],
+        base=config.model.base_model_name,
+        task_type="CAUSAL_LM",
+    )
 
 
 def original_checkpoint(

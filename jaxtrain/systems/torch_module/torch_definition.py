@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from jaxtrain.config import LoraConfig
 from jaxtrain.data.collate import collate
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import UserError
@@ -17,7 +18,7 @@ from torch_bridge.training.torch_task import TorchTask
 
 def definition_of(config: Any) -> TorchTask:
     """The definition that a config describes; made once per process and config."""
-    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "data", "loss")}
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "data", "loss", "lora")}
     return _definition(json.dumps({**sections, "seed": config.seed}, sort_keys=True))
 
 
@@ -38,7 +39,9 @@ def _definition(text: str) -> TorchTask:
         criterion = find(loss["target"], "loss.target")
         if isinstance(criterion, type):
             criterion = construct(loss["target"], loss["kwargs"], "loss.target")
-    return TorchTask(module, criterion, example, model["inputs"], loss["target_key"])
+    wanted = LoraConfig(**sections["lora"])
+    adapters = (wanted, sections["seed"]) if wanted.rank else None
+    return TorchTask(module, criterion, example, model["inputs"], loss["target_key"], adapters)
 
 
 def build_data(config: Any, split: str) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.errors import UserError
 from jaxtrain.optim import given as given_optimizer
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
@@ -27,6 +28,11 @@ class UserParts:
 
         model, loss: the user's. interval: at which a torch scheduler is stepped.
         """
+        if config.lora.rank and optimizer is not None and not hasattr(optimizer, "update"):
+            raise UserError(
+                "optimizer: holds parameters of the module without its adapters; with lora, set optim instead, or give "
+                "an optax GradientTransformation"
+            )
         names = lambda: _parameter_names(model, loss)
         return cls(*given_optimizer.take(optimizer, scheduler, interval, config.optim, names))
 

@@ -1,13 +1,13 @@
 """Find or make the Task of a run: given, named, made of a loss function or of a torch module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxtrain import config_io
-from jaxtrain.config import TrainingConfig
+from jaxtrain.config import LoraConfig, TrainingConfig
 from jaxtrain.data import row_keys
 from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
@@ -22,6 +22,16 @@ def resolve_task(task: Task | str | None, loss: Callable | None, config: Trainin
     loss: (model, batch, rngs) -> a scalar, one value per sample (its mean counts), a Loss, or a pair: of a value and
     its weight, or of a value and a dict of further values to log.
     """
+    found = _resolved(task, loss, config)
+    if config.lora.rank and not found.takes_lora:
+        raise UserError(
+            f"lora: goes into a torch module, and {config.task or 'this model'} is none; criteria_evidence has "
+            "model.lora and memory_lm memory.use_lora for theirs"
+        )
+    return found
+
+
+def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
     if isinstance(task, Task):
         return task
     name = task or config.task
@@ -58,7 +68,8 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     micro = max(size // config.train.accumulate_steps, 1)
     rows = lambda value: np.take(value, np.arange(micro) % 2, axis=0)
     example = {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
-    return task_of_torch_module(module, loss, example, _single_row(stream, micro))
+    adapters = (config.lora, config.seed) if config.lora.rank else None
+    return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)
 
 
 def _single_row(stream: Stream, micro: int) -> bool:
@@ -73,3 +84,12 @@ def with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
     if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
         return config
     return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))
+
+
+def with_lora(config: TrainingConfig, lora: LoraConfig | Mapping[str, Any] | None) -> TrainingConfig:
+    """The config with the adapters that were given beside it. Raises UserError for unknown keys."""
+    if lora is None:
+        return config
+    if not isinstance(lora, LoraConfig):
+        lora = config_io.validate(TrainingConfig, {"lora": dict(lora)}).lora
+    return config.model_copy(update={"lora": lora})

@@ -1,0 +1,49 @@
+"""A folder with a LoRA adapter as PEFT reads it."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_bridge import files
+
+
+def save_folder(
+    folder: str | pathlib.Path,
+    weights: Mapping[str, Any],
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    targets: Sequence[str],
+    modules_to_save: Sequence[str] = (),
+    fan_in_fan_out: bool = False,
+    base: str | None = None,
+    task_type: str | None = None,
+) -> pathlib.Path:
+    """Write adapter_model.safetensors and adapter_config.json.
+
+    weights: by the module's own names, "encoder.query.lora_A.weight". targets: names of the layers with an adapter.
+    base: where the model comes from. fan_in_fan_out: their weights are [in, out].
+    """
+    folder = pathlib.Path(folder)
+    named = {f"base_model.model.{key}": value for key, value in weights.items()}
+    files.save(named, folder / "adapter_model.safetensors")
+    described = {
+        "peft_type": "LORA",
+        "task_type": task_type,
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "target_modules": list(targets),
+        "bias": "none",
+        "fan_in_fan_out": fan_in_fan_out,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": list(modules_to_save) or None,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    return folder

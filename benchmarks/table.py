@@ -1,6 +1,6 @@
 """Results of `benchmarks.compare` as a table: `python -m benchmarks.table --output benchmarks/results/F.md F.json ...`.
 
-`--readme README.md` also replaces what stands between the two `benchmarks` comments there.
+`--docs docs/performance.md` also replaces what stands between the two `benchmarks` comments there.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> None:
     p = parser(__doc__, figures=False)
     p.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files that benchmarks.compare wrote")
     p.add_argument("--output", type=pathlib.Path, help="a new results page")
-    p.add_argument("--readme", type=pathlib.Path)
+    p.add_argument("--docs", type=pathlib.Path)
     arguments = p.parse_args()
     results = [json.loads(path.read_text()) for path in arguments.results]
     text = table(results)
@@ -27,9 +27,9 @@ def main() -> None:
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(page(results))
-    if arguments.readme:
-        old = arguments.readme.read_text()
-        arguments.readme.write_text(BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", old))
+    if arguments.docs:
+        old = arguments.docs.read_text()
+        arguments.docs.write_text(BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", old))
 
 
 def table(results: list[dict]) -> str:

@@ -103,6 +103,7 @@ class TorchTwin:
     folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
         knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
     stale: config -> names of the Python values that module and loss were recorded with and that have changed since.
+    module: the torch module that the task was recorded from, if it was.
     """
 
     build: Callable[[Any], Any]
@@ -113,6 +114,7 @@ class TorchTwin:
     hf: Callable[[Any, Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
     hf_files: Callable[[Any], Mapping[str, str]] | None = None
     stale: Callable[[Any], Sequence[str]] = lambda config: ()
+    module: Any = None
     checkpoint: Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], None] | None = None
     folders: Mapping[str, Callable[[Any, Mapping[str, Any], pathlib.Path, Mapping[str, Any]], pathlib.Path]] = (
         dataclasses.field(default_factory=dict)

@@ -41,14 +41,17 @@ def task_of_torch_module(
                 "training batches of one sample will come (an epoch's last one goes with data.drop_last=true), and on "
                 f"those {error}"
             ) from error
-    return task_of(lambda config: made, made.call, couples_samples=made.couples_samples, target=made.plan.target)
+    options: dict[str, Any] = {"couples_samples": made.couples_samples, "target": made.plan.target}
+    return task_of(lambda config: made, made.call, made.module, **options)
 
 
-def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch], Any], **options: Any) -> Task:
+def task_of(
+    converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch], Any], module: Any = None, **options: Any
+) -> Task:
     """The Task of a torch module that is known once there is a config.
 
-    converted: config -> TorchTask, the same object at every call. call: as TorchTwin has it. options: further fields of
-    the Task.
+    converted: config -> TorchTask, the same object at every call. call, module: as TorchTwin has them. options: further
+    fields of the Task.
     """
     return Task(
         build_model=lambda config, rngs: converted(config).build(),
@@ -71,6 +74,7 @@ def task_of(converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch]
                     converted(config).module, state, folder
                 ),
             },
+            module=module,
         ),
         pads_batches=False,
         takes_lora=True,

@@ -182,11 +182,13 @@ ELSEWHERE = {
         "python -m jaxtrain.evaluate --run runs/criteria_bert --checkpoint best --split test",
         "python -m jaxtrain.evaluate --run runs/criteria_bert data.path=data/custom.csv",
     ],
-    "tests/test_docs.py::test_the_tables_of_config_keys_and_operators_are_as_the_code_has_them": [
+    "tests/test_docs.py::test_the_tables_and_the_picture_are_as_the_code_has_them": [
         "python docs/generate_reference.py",
         "python docs/generate_operators.py",
     ],
-    "tests/test_docs.py::test_the_docs_build_without_a_warning": ["mkdocs serve"],
+    "tests/e2e/test_certificate.py::test_the_command_writes_a_page_and_its_json": [
+        "jaxtrain verify --module my_pkg:make_model --data my_pkg:make_data --steps 20 --output certificate",
+    ],
 }
 
 NOT_RUN = {
@@ -210,6 +212,7 @@ NOT_RUN = {
     ],
     "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
         "python -m benchmarks.architectures",
+        "python -m benchmarks.certificates",
         "python -m benchmarks.chunked_loss",
         "python -m benchmarks.collectives",
         "python -m benchmarks.compare --fed --rounds 7 --system set_completion",

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import jaxtrain
 from jaxtrain import Trainer, TrainingConfig, load_config
 from torch_bridge import files
 
@@ -22,8 +23,8 @@ def test_the_docs_build_without_a_warning(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("page", ["reference", "operators"])
-def test_the_tables_of_config_keys_and_operators_are_as_the_code_has_them(page):
+@pytest.mark.parametrize("page", ["reference", "operators", "picture"])
+def test_the_tables_and_the_picture_are_as_the_code_has_them(page):
     command = [sys.executable, f"docs/generate_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, f"run `python docs/generate_{page}.py` {result.stderr}"
@@ -47,12 +48,13 @@ def _words(text: str) -> str:
     return re.sub(r"[^A-Za-z' ]+", "|", " ".join(joined.split(" ")))
 
 
-def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch):
+def test_the_python_of_readme_and_jax_model_runs_as_it_stands(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from jaxtrain.systems.digits.torch_twin import DigitsViT
 
     monkeypatch.chdir(tmp_path)
-    torchs, flaxs, back = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    python = lambda page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    torchs, (flaxs, back) = python("README.md")[0], python("docs/jax_model.md")[:2]
     namespace: dict = {}
     torch.manual_seed(0)
     for folder, own in (("torchs", torchs), ("flaxs", flaxs)):
@@ -95,12 +97,13 @@ def test_what_replaces_torchs_code_runs_as_the_page_shows_it(tmp_path, monkeypat
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(# jaxtrain\n.*?)```", (ROOT / "docs/from_pytorch.md").read_text(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     data = torch.utils.data.TensorDataset(torch.randn(64, 3), torch.zeros(64, 1))
     namespace = {
         "DataLoader": torch.utils.data.DataLoader,
         "TrainingConfig": lambda **given: TrainingConfig(**given | {"num_epochs": 1}),
         "Trainer": Trainer,
+        "jaxtrain": jaxtrain,
         "collate": torch.utils.data.default_collate,
         "dataset": data,
         "files": files,

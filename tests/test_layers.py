@@ -10,6 +10,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 TORCH_PACKAGES = {
+    "certificate",
+    "comparison",
     "compiled_call",
     "files",
     "torchrun",

@@ -46,7 +46,9 @@ def test_it_holds_every_config_with_the_repositorys_bytes(wheel):
 
 def test_it_brings_the_console_command_and_the_licence(wheel):
     texts = {pathlib.Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info" in name}
-    assert "jaxtrain = jaxtrain.__main__:main" in texts["entry_points.txt"]
+    assert {"jaxtrain = jaxtrain.__main__:main", "jxt = jaxtrain.__main__:main"} <= set(
+        texts["entry_points.txt"].splitlines()
+    )
     assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
 
 

@@ -1,16 +1,17 @@
 """Does the export do in torch what the model does in JAX? `python -m torch_bridge.verify --run runs/digits`.
 
+With --module instead, a torch module of the user's own is compared with its form in JAX (jaxtrain.train.verification).
 Runs the task's plain torch twin with the exported weights beside the JAX model on real batches, and compares the
 outputs of every layer, the loss and the gradients. Exit code 0 where all agree, 1 where something departs.
 """
 
 import argparse
-import contextlib
 import dataclasses
+import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -18,78 +19,54 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jaxtrain import commands
+from jaxtrain import Trainer, TrainingConfig, commands
 from jaxtrain.data import row_keys
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
+from jaxtrain.systems.torch_module.torch_definition import find
 from jaxtrain.train import run_dir
 from jaxtrain.train.state import ModelDef
 from jaxtrain.train.step import evaluation
 from torch_bridge import files, layouts
+from torch_bridge.comparison import (
+    GRADIENTS,
+    OUTPUTS,
+    Difference,
+    Report,
+    arrays_of,
+    distance,
+    distances,
+    recording_flax,
+    recording_torch,
+)
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.lowering.errors import exception_line
 from torch_bridge.state_dict import state_dict
-
-Records = list[tuple[str, list[np.ndarray]]]
-OUTPUTS, GRADIENTS = 1e-4, 1e-3  # relative L2 that rounding may reach in float32, over many layers
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """One comparison. size: relative L2 distance; limit: what is accepted."""
-
-    kind: str  # "output", "loss" or "gradient"
-    name: str
-    size: float
-    limit: float
-
-    @property
-    def departs(self) -> bool:
-        return not self.size <= self.limit  # NaN departs
-
-    def __str__(self) -> str:
-        return f"{self.kind:9s}{self.size:10.1e}  {self.name}" + ("   <-- departs" if self.departs else "")
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Differences: layers in the order in which they finish, the loss, gradients from the last layer to the first."""
-
-    differences: list[Difference]
-    unmatched: list[str]  # layers that only one side has, or whose outputs have other shapes
-
-    @property
-    def first(self) -> Difference | None:
-        return next((difference for difference in self.differences if difference.departs), None)
-
-    def __str__(self) -> str:
-        lines = [str(difference) for difference in self.differences]
-        if self.unmatched:
-            more = ", ..." if len(self.unmatched) > 6 else ""
-            lines.append(
-                f"not compared, because the two sides are built otherwise: {', '.join(self.unmatched[:6])}{more}"
-            )
-        counts = {kind: sum(d.kind == kind for d in self.differences) for kind in ("output", "loss", "gradient")}
-        compared = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
-        if self.first is None:
-            return "\n".join([*lines, f"all agree: {compared}"])
-        first = self.first
-        sizes = f"relative difference {first.size:.1e}, accepted {first.limit:.0e}"
-        words = f"the {first.kind} of {first.name} departs first: {sizes}"
-        return "\n".join([*lines, words])
 
 
 def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
         "torch_bridge.verify",
-        "Compare an exported run with its torch twin, layer by layer.",
-        "python -m torch_bridge.verify --run runs/digits",
+        "Compare an exported run with its torch twin, or a torch module in JAX with torch itself, layer by layer.",
+        "python -m torch_bridge.verify --run runs/digits\n"
+        "  python -m torch_bridge.verify --module my_pkg:make_model --data my_pkg:make_data --steps 20",
     )
-    commands.add_run(p)
+    commands.add_run(p, required=False)
     p.add_argument("--checkpoint", help="best, last or a step (default best, or last if none was evaluated)")
     p.add_argument("--weights", metavar="F", help="exported file to check (default: export the checkpoint now)")
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--batches", type=commands.count(), default=1, help="number of batches (default 1)")
+    own = p.add_argument_group("a torch module of your own, in place of --run")
+    own.add_argument("--module", metavar="PKG:FUNCTION", help="() -> a torch.nn.Module")
+    own.add_argument("--data", metavar="PKG:FUNCTION", help="() -> its training Dataset or DataLoader")
+    own.add_argument("--loss", metavar="PKG:NAME", help="a loss module's class, as torch.nn:MSELoss, or a function "
+                     "(output, batch); without it the module's own")  # fmt: skip
+    own.add_argument("--optimizer", metavar="PKG:FUNCTION", help="(module) -> a torch optimizer, or it and its "
+                     "scheduler (default torch.optim.AdamW)")  # fmt: skip
+    own.add_argument("--steps", type=commands.count(), default=20, help="updates on both sides (default 20)")
+    own.add_argument("--batch-size", type=commands.count(2), default=8, help="samples per update (default 8)")
+    own.add_argument("--output", metavar="DIR", help="write certificate.html and certificate.json there")
     commands.add_quiet(p)
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
@@ -97,6 +74,53 @@ def main(argv: commands.Arguments = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     commands.quiet_jax()
+    if (arguments.run is None) == (arguments.module is None):
+        raise UserError("verify: give --run DIR, or --module PKG:FUNCTION with --data PKG:FUNCTION")
+    return _verify_module(arguments) if arguments.run is None else _verify_run(arguments)
+
+
+def _verify_module(arguments: argparse.Namespace) -> int:
+    if arguments.data is None:
+        raise UserError("verify: --module needs --data PKG:FUNCTION, which gives the training Dataset")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    torch.manual_seed(0)
+    module = _call(arguments.module, "--module")
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"--module: {arguments.module} gives {type(module).__name__}, wanted a torch.nn.Module")
+    loss = None if arguments.loss is None else find(arguments.loss.replace(":", "."), "--loss")
+    loss = loss() if isinstance(loss, type) else loss
+    stepped: Any = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-3)
+    if arguments.optimizer is not None:
+        stepped = _call(arguments.optimizer, "--optimizer", module)
+    optimizer, scheduler = stepped if isinstance(stepped, tuple) else (stepped, None)
+    config = TrainingConfig(batch_size=arguments.batch_size, max_steps=arguments.steps)
+    data = _call(arguments.data, "--data")
+    trainer = Trainer(module, data, None, config, loss=loss, optimizer=optimizer, scheduler=scheduler)
+    certificate = trainer.verify(arguments.steps)
+    arguments.found = certificate.as_dict()
+    if arguments.output is not None:
+        certificate.write(arguments.output)
+    if not arguments.json:
+        print(certificate)
+        if arguments.output is not None:
+            print(f"wrote {arguments.output}/certificate.html and certificate.json")
+    return 0 if certificate.agrees else commands.FAILED
+
+
+def _call(path: str, key: str, *given: Any) -> Any:
+    """Call the function at `package:name`. Raises UserError for one that is not there, or that raises."""
+    made = find(path.replace(":", "."), key)
+    try:
+        return made(*given)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own code does
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error
+
+
+def _verify_run(arguments: argparse.Namespace) -> int:
     folder = pathlib.Path(arguments.run)
     which = arguments.checkpoint or _best_or_last(folder)
     task, config, model, step = run_dir.load_model(folder, which)
@@ -130,120 +154,17 @@ def compare(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, ba
     for batch in batches:
         with recording_flax(model) as ours:
             outputs = task.outputs(model, batch)
-        ours.append(("the outputs", _arrays(outputs)))
+        ours.append(("the outputs", arrays_of(outputs)))
         with recording_torch(twin) as theirs, torch.no_grad():
             outputs = task.twin.call(twin, jax.tree.map(to_torch, batch))
-        theirs.append(("the outputs", _arrays(to_numpy(outputs))))
-        for name, size in _distances(ours, theirs, np.asarray(row_keys.valid(batch)), unmatched):
+        theirs.append(("the outputs", arrays_of(to_numpy(outputs))))
+        for name, size in distances(ours, theirs, np.asarray(row_keys.valid(batch)), unmatched):
             worst = max(size, found[name].size if name in found else 0.0)
             found[name] = Difference("output", name, worst if size == size else size, OUTPUTS)
     differences = list(found.values())
     if task.twin.loss is not None:
         differences += _loss_and_gradients(task, config, model, twin, batches[0])
     return Report(differences, [name for name in unmatched if name not in found])
-
-
-@contextlib.contextmanager
-def recording_flax(model: nnx.Module) -> Iterator[Records]:
-    """Collect the outputs of every layer that is called meanwhile, in the order in which they finish.
-
-    Layers that run inside a JAX transformation (scan, remat) have no outputs to show.
-    """
-    names: dict[int, str] = {}
-    _name_modules(model, (), names)
-    classes = {type(module) for module in _modules(model) if callable(module)}
-    originals = {kind: (kind.__call__, "__call__" in vars(kind)) for kind in classes}
-    records: Records = []
-    active: set[int] = set()
-
-    def recorded(original):
-        def call(self, *args, **kwargs):
-            if id(self) not in names or id(self) in active:
-                return original(self, *args, **kwargs)
-            active.add(id(self))
-            try:
-                outputs = original(self, *args, **kwargs)
-            finally:
-                active.discard(id(self))
-            if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(outputs)):
-                records.append((names[id(self)], _arrays(outputs)))
-            return outputs
-
-        return call
-
-    for kind, (original, _) in originals.items():
-        kind.__call__ = recorded(original)
-    try:
-        yield records
-    finally:
-        for kind, (original, own) in originals.items():
-            if own:
-                kind.__call__ = original
-            else:
-                del kind.__call__
-
-
-@contextlib.contextmanager
-def recording_torch(module: torch.nn.Module) -> Iterator[Records]:
-    """Collect the outputs of every layer that is called meanwhile, in the order in which they finish."""
-    records: Records = []
-
-    def hook(name):
-        return lambda layer, inputs, outputs: records.append((name, _arrays(to_numpy(outputs))))
-
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in module.named_modules() if name]
-    try:
-        yield records
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _name_modules(module: nnx.Pytree, path: tuple, names: dict[int, str]) -> None:
-    for name, value in layouts.children(module):
-        if isinstance(value, nnx.Pytree):
-            names.setdefault(id(value), layouts.key_of((*path, name)))
-            _name_modules(value, (*path, name), names)
-
-
-def _modules(module: nnx.Pytree) -> Iterator[nnx.Pytree]:
-    for _, value in layouts.children(module):
-        if isinstance(value, nnx.Pytree):
-            yield value
-            yield from _modules(value)
-
-
-def _arrays(outputs: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "shape")]
-
-
-def _distances(ours: Records, theirs: Records, valid: np.ndarray, unmatched: dict) -> Iterator[tuple[str, float]]:
-    """(layer, distance) for the layers of both sides: the n-th call of a name here with the n-th there."""
-    calls: dict[str, list[list[np.ndarray]]] = {}
-    for name, arrays in theirs:
-        calls.setdefault(name, []).append(arrays)
-    counts: dict[str, int] = {}
-    for name, arrays in ours:
-        counts[name] = counts.get(name, 0) + 1
-        label = name if counts[name] == 1 else f"{name}, call {counts[name]}"
-        other = calls[name].pop(0) if calls.get(name) else None
-        if other is None or [a.shape for a in arrays] != [b.shape for b in other]:
-            unmatched[name] = None
-        elif arrays:
-            yield label, max(_distance(_rows(a, valid), _rows(b, valid)) for a, b in zip(arrays, other, strict=True))
-    unmatched |= {name: None for name, left in calls.items() if left}
-
-
-def _rows(array: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    return array[valid] if array.shape[:1] == valid.shape else array
-
-
-def _distance(ours: np.ndarray, theirs: np.ndarray, scale: float = 0.0) -> float:
-    """Relative to the larger of the norm and `scale`. NaN on both sides in the same place is agreement."""
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    both = np.isnan(ours) & np.isnan(theirs) | (ours == theirs)
-    size = np.linalg.norm(np.where(both, 0, ours - theirs))
-    return float(size / max(np.linalg.norm(np.where(np.isfinite(theirs), theirs, 0)), scale, 1e-12))
 
 
 def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, batch: Mapping):
@@ -257,7 +178,7 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
     twin.zero_grad()
     theirs = task.twin.loss(twin, jax.tree.map(to_torch, dict(batch)), config)
-    yield Difference("loss", "the first batch", _distance(np.asarray(value), to_numpy(theirs)), OUTPUTS)
+    yield Difference("loss", "the first batch", distance(np.asarray(value), to_numpy(theirs)), OUTPUTS)
     theirs.backward()
     first = layouts.first_names(model)
     ours = {first[key]: np.asarray(gradient) for key, gradient in gradients.items()}
@@ -266,7 +187,7 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
     largest = max((float(np.linalg.norm(grad)) for grad in given.values()), default=0.0)
     scale = 1e-3 * largest  # smaller differences are rounding
     for name in reversed(given):
-        yield Difference("gradient", name, _distance(ours[name], given[name], scale), GRADIENTS)
+        yield Difference("gradient", name, distance(ours[name], given[name], scale), GRADIENTS)
 
 
 # --- whole splits -----------------------------------------------------------------------------------------------------

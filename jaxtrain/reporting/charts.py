@@ -7,8 +7,9 @@ from collections.abc import Sequence
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 480, 260
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 30
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 22, 42
 MOST_POINTS = 600
+MOST_MARKS = 60  # points of a line that show their value under the pointer
 DASHED = "4 3"
 
 
@@ -16,7 +17,7 @@ def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> s
     """A figure with its caption. series: (label, colour number, dashed, points of (step, value)).
 
     The value axis is logarithmic where all values are positive and span three decades. Points that are not finite
-    break the line.
+    break the line. Some points of a line, its peaks among them, show their value under the pointer.
     """
     finite = [(x, y) for *_, points in series for x, y in points if math.isfinite(y)]
     if not finite:
@@ -36,7 +37,9 @@ def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> s
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
     for value in _ticks(first, last):
         x = place_x(value)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{number(value)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{number(value)}</text>'
+        )
     for label, colour, dashed, points in series:
         dash = f' stroke-dasharray="{DASHED}"' if dashed else ""
         for piece in _pieces(thin(points)):
@@ -45,7 +48,14 @@ def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> s
             shape = mark if len(piece) == 1 else f'<polyline class="line c{colour}"{dash} points="{path}"/>'
             tip = f"{label}: last {number(piece[-1][1])} at step {number(piece[-1][0])}"
             parts.append(f"<g><title>{html.escape(tip)}</title>{shape}</g>")
+            for x, y in thin(piece, MOST_MARKS):
+                tip = html.escape(f"{label}: {number(y)} at step {number(x)}")
+                place = f'cx="{place_x(x):.1f}" cy="{place_y(y):.1f}"'
+                parts.append(f'<circle class="mark c{colour}" r="5" {place}><title>{tip}</title></circle>')
     name = html.escape(title)
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
+    parts.append(f'<text class="tick" x="4" y="13">{name}</text>')
     drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name} by step">{"".join(parts)}</svg>'
     note = " (log scale)" if logarithmic else ""
     return f"<figure><figcaption>{name}{note}</figcaption>{drawing}</figure>"

@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtrain.reporting.charts import line_chart, number
+from jaxtrain.reporting.charts import line_chart
+from jaxtrain.reporting.frame import document, section, shown, table
 from jaxtrain.reporting.records import Record
 
 SECTIONS = {  # heading -> first parts of metric names
@@ -17,6 +18,7 @@ SECTIONS = {  # heading -> first parts of metric names
     "Machine": ("system", "time"),
 }
 COLOURS = 6
+MOST_ROWS = 50  # of the table of evaluations
 DEEPEST = 3  # levels of an evaluation's JSON that become a table
 
 
@@ -31,15 +33,10 @@ def page(records: Sequence[Record]) -> str:
     title = " · ".join(record.name for record in records)
     body = [_summary(records)]
     body += [_curves(heading, records) for heading in SECTIONS]
+    body += [_history(record) for record in records]
     body += [_evaluations(record) + _pictures(record) for record in records]
     body += [_settings(records), _environment(records)]
-    style = pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{style}</style></head>\n"
-        f"<body><h1>{html.escape(title)}</h1>\n" + "\n".join(part for part in body if part) + "\n</body></html>\n"
-    )
+    return document(title, body)
 
 
 def _summary(records: Sequence[Record]) -> str:
@@ -54,8 +51,8 @@ def _summary(records: Sequence[Record]) -> str:
         told |= {name.replace("_per_s", " per second"): value for name, value in throughput.items()}
         told |= {key: summary[key] for key in ("device", "processes", "compile") if key in summary}
         for key, value in told.items():
-            rows.setdefault(key, [""] * len(records))[position] = _shown(value)
-    return _section("Summary", _table(["", *_names(records)], [[key, *values] for key, values in rows.items()]))
+            rows.setdefault(key, [""] * len(records))[position] = shown(value)
+    return section("Summary", table(["", *_names(records)], [[key, *values] for key, values in rows.items()]))
 
 
 def _curves(heading: str, records: Sequence[Record]) -> str:
@@ -71,7 +68,7 @@ def _curves(heading: str, records: Sequence[Record]) -> str:
         ]
         charts.append(line_chart(name, [one for one in series if one[3]]))
     drawn = "".join(charts)
-    return _section(heading, f'{_legend(records)}<div class="charts">{drawn}</div>') if drawn else ""
+    return section(heading, f'{_legend(records)}<div class="charts">{drawn}</div>') if drawn else ""
 
 
 def _heading(metric: str) -> str:
@@ -88,14 +85,28 @@ def _legend(records: Sequence[Record]) -> str:
     return f'<p class="legend">{runs}<span>solid: training</span><span>dashed: evaluation</span></p>'
 
 
+def _history(record: Record) -> str:
+    """Every evaluation as a row: the last ones, where there are many."""
+    rows = [point for point in record.points if point["split"] != "train" and point["values"]]
+    names = list(dict.fromkeys(name for point in rows for name in point["values"] if _heading(name) == "Learning"))
+    if not rows or not names:
+        return ""
+    cells = [
+        [f"{point['step']:,}", point["split"], *(shown(point["values"].get(name)) for name in names)]
+        for point in rows[-MOST_ROWS:]
+    ]
+    left_out = f"<p>The last {MOST_ROWS} of {len(rows)}.</p>" if len(rows) > MOST_ROWS else ""
+    return section(f"Evaluations of {record.name}", left_out + table(["step", "split", *names], cells))
+
+
 def _evaluations(record: Record) -> str:
     parts = []
     for name, content in record.tables.items():
-        rows = [[key, _shown(value)] for key, value in _leaves(content)]
+        rows = [[key, shown(value)] for key, value in _leaves(content)]
         if rows:
-            table = _table(["", "value"], rows)
-            parts.append(f"<details open><summary>{html.escape(name)}</summary>{table}</details>")
-    return _section(f"Evaluation of {record.name}", "".join(parts)) if parts else ""
+            inner = table(["", "value"], rows)
+            parts.append(f"<details open><summary>{html.escape(name)}</summary>{inner}</details>")
+    return section(f"Reports of {record.name}", "".join(parts)) if parts else ""
 
 
 def _leaves(content: Any, prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
@@ -115,45 +126,29 @@ def _pictures(record: Record) -> str:
         figures.append(
             f'<figure><figcaption>{name}</figcaption><img alt="{name}" src="data:{kind};base64,{data}"></figure>'
         )
-    return _section(f"Pictures of {record.name}", f'<div class="charts">{"".join(figures)}</div>') if figures else ""
+    return section(f"Pictures of {record.name}", f'<div class="charts">{"".join(figures)}</div>') if figures else ""
 
 
 def _settings(records: Sequence[Record]) -> str:
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
-    rows = [[key, *(_shown(record.settings.get(key, "")) for record in records)] for key in keys]
+    rows = [[key, *(shown(record.settings.get(key, "")) for record in records)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     parts = []
     if len(records) > 1:
-        parts.append("<h3>What differs</h3>" + _table(["key", *_names(records)], differing))
-    whole = _table(["key", *_names(records)], rows)
+        parts.append("<h3>What differs</h3>" + table(["key", *_names(records)], differing))
+    whole = table(["key", *_names(records)], rows)
     parts.append(f"<details><summary>All {len(rows)} settings</summary>{whole}</details>")
-    return _section("Config", "".join(parts))
+    return section("Config", "".join(parts))
 
 
 def _environment(records: Sequence[Record]) -> str:
     rows: dict[str, list[str]] = {}
     for position, record in enumerate(records):
         for key, value in _leaves(record.environment):
-            rows.setdefault(key, [""] * len(records))[position] = _shown(value)
-    table = _table(["", *_names(records)], [[key, *values] for key, values in rows.items()])
-    return _section("Environment", table) if rows else ""
+            rows.setdefault(key, [""] * len(records))[position] = shown(value)
+    whole = table(["", *_names(records)], [[key, *values] for key, values in rows.items()])
+    return section("Environment", whole) if rows else ""
 
 
 def _names(records: Sequence[Record]) -> list[str]:
     return [record.name for record in records]
-
-
-def _section(heading: str, content: str) -> str:
-    return f"<section><h2>{html.escape(heading)}</h2>{content}</section>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cell = lambda tag, value: f"<{tag}>{html.escape(value)}</{tag}>"
-    line = lambda tag, values: "<tr>" + "".join(cell(tag, value) for value in values) + "</tr>"
-    return f'<div class="wide"><table>{line("th", head)}{"".join(line("td", row) for row in rows)}</table></div>'
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else number(value)

@@ -34,6 +34,8 @@ from jaxtrain.train.tracking import description
 from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults, with_lora
+from jaxtrain.train.verification import certifier
+from jaxtrain.train.verification.certificate import Certificate
 from torch_bridge import state_dict as bridge
 
 
@@ -264,6 +266,10 @@ class Trainer:
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
         return self.program.evaluate(split)
+
+    def verify(self, steps: int = 20) -> Certificate:
+        """Compare the torch module with torch: layers, gradients, `steps` updates; see docs/verify.md."""
+        return certifier.of(self, steps)
 
     def describe(self) -> str:
         """Describe the run in a few lines."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.contract.tasks import tiny
-from torch_bridge import files, verify
+from torch_bridge import comparison, files, verify
 from torch_bridge.datasets import to_torch
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_gradient_that_departs_alone_is_named(folder):
 
 def test_recording_leaves_the_classes_as_they_were(folder):
     model = verify.run_dir.load_model(folder, "last")[2]
-    before = {type(module): type(module).__call__ for module in verify._modules(model) if callable(module)}
+    before = {type(module): type(module).__call__ for module in comparison.modules(model) if callable(module)}
     with verify.recording_flax(model) as records:
         model(jax.numpy.zeros((2, 1, 8, 8)))
     assert len(records) > 10

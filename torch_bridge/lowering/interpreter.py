@@ -196,6 +196,8 @@ def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Cal
             values |= _recomputed(graph_module, nodes, values, call)
         else:
             values[node] = _value(graph_module, node, values, call)
+            if call.observe is not None:
+                call.observe(node, values[node])
         for used in (used for node in nodes for used in node.all_input_nodes):
             remaining[used] -= 1
         for done in {used for node in nodes for used in (node, *node.all_input_nodes)}:

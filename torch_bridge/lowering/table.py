@@ -23,6 +23,7 @@ class Call:
 
     rngs: Callable[[], jax.Array] | None = None
     valid: Any = None
+    observe: Callable[[Any, Any], None] | None = None  # called with each node of the graph and its value
     bounds: dict = dataclasses.field(default_factory=dict)  # of integers, by node of the graph that runs
     _drawn: int = 0
 

@@ -42,6 +42,16 @@ def test_the_page_holds_summary_curves_config_tables_and_pictures_without_a_requ
     assert "<script" not in page
 
 
+def test_a_curve_tells_its_values_and_every_evaluation_is_a_row(folder):
+    assert report.main(["--run", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "first, validation: 0.1353 at step 2</title>" in page
+    assert 'text-anchor="middle">step</text>' in page
+    rows = page.partition("Evaluations of first")[2].partition("</table>")[0]
+    assert rows.count("<td>validation</td>") == 39
+    assert "<td>39</td><td>validation</td>" in rows
+
+
 def test_runs_side_by_side_show_the_settings_that_differ(folder, tmp_path):
     other = write_run(tmp_path / "second", lr=3e-3)
     output = tmp_path / "both.html"

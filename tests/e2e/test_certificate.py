@@ -1,0 +1,93 @@
+"""`Trainer.verify` and `jaxtrain verify --module`: agreement is shown, and the first layer that departs is named."""
+
+import copy
+import json
+
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+from jaxtrain import Trainer, TrainingConfig, UserError
+from torch_bridge import verify
+from torch_bridge.lowering import TABLE
+
+pytestmark = pytest.mark.slow
+
+STEPS = 5
+
+
+class Net(nn.Module):
+    """Dropout, running statistics and a layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.norm, self.twice = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        self.drop, self.act, self.head = nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.twice(self.norm(self.fc1(x)))
+        return self.head(self.act(self.twice(self.drop(x))))
+
+
+def make_data():
+    torch.manual_seed(1)
+    x = torch.randn(20, 3)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def trainer_of(module, tmp_path, **options):
+    config = TrainingConfig(batch_size=8, run={"dir": str(tmp_path / "run")})
+    return Trainer(module, make_data(), None, config, loss=nn.MSELoss(), **options)
+
+
+def test_a_module_agrees_and_is_left_as_it_was(tmp_path):
+    torch.manual_seed(0)
+    module = Net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    before = copy.deepcopy(module.state_dict())
+    found = trainer_of(module, tmp_path, optimizer=optimizer, scheduler=scheduler).verify(STEPS)
+    assert found.agrees, str(found)
+    checks = {check.name: check for check in found.checks}
+    assert [d.name for d in checks["training"].differences][:4] == ["fc1", "norm", "twice", "twice, call 2"]
+    assert len(checks["gradients"].differences) == 8
+    assert "4 rows" in checks["uneven"].claim
+    assert len([d for d in checks["updates"].differences if d.kind == "loss"]) == STEPS
+    assert {"torch, fp32", "jaxtrain, fp32", "jaxtrain, bf16"} <= set(found.curves)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert (module.drop.p, optimizer.state, optimizer.param_groups[0]["lr"]) == (0.3, {}, 1e-2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_operator_that_departs_is_named_by_its_layer(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLE, "aten.relu.default", lambda call, x: jnp.maximum(x, 0) * 1.01)
+    found = trainer_of(Net(), tmp_path).verify(STEPS)
+    check, first = found.first
+    assert (check.name, first.kind, first.name) == ("evaluation", "output", "act")
+    assert 0.009 < first.size < 0.011
+    assert found.sentence.startswith("the output of act departs first: relative difference 1.0e-02")
+
+
+def test_a_module_that_draws_in_evaluation_is_refused(tmp_path):
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.randn_like(x[:, :1])
+
+    with pytest.raises(UserError, match="draws random numbers in evaluation mode"):
+        trainer_of(Noisy(3, 1), tmp_path).verify(STEPS)
+
+
+def test_the_command_writes_a_page_and_its_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--module", f"{__name__}:Net", "--data", f"{__name__}:make_data", "--loss", "torch.nn:MSELoss"]
+    assert verify.main([*given, "--steps", str(STEPS), "--output", "certificate"]) == 0
+    assert "Net in JAX equals torch in" in capsys.readouterr().out
+    found = json.loads((tmp_path / "certificate/certificate.json").read_text())
+    assert found["agrees"]
+    assert found["subject"]["parameters"] == sum(p.numel() for p in Net().parameters())
+    page = (tmp_path / "certificate/certificate.html").read_text()
+    assert page.count("<tr>") > 30
+    assert "twice, call 2" in page
+    assert "http://" not in page
+    assert "https://" not in page

@@ -1,0 +1,55 @@
+"""What the layers of a torch module gave while its recorded graph ran in JAX."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_bridge.comparison import Records
+from torch_bridge.from_torch import PREFIX
+
+
+class LayerRecord:
+    """Collects, for every call of a submodule, the values that leave it: those that its later nodes do not use alone.
+
+    A submodule's outputs are among them; a value that it computes for another layer may be, too.
+    """
+
+    def __init__(self, graph_module: torch.fx.GraphModule):
+        self._calls: dict[torch.fx.Node, list[str]] = {}  # node -> the calls that it leaves
+        self._last: dict[str, int] = {}
+        self._paths: dict[str, str] = {}
+        stacks = {node: self._stack(node) for node in graph_module.graph.nodes}
+        for place, (node, stack) in enumerate(stacks.items()):
+            self._last |= dict.fromkeys(stack, place)
+            self._paths |= stack
+            leaving = [key for key in stack if any(key not in stacks[user] for user in node.users)]
+            if leaving:
+                self._calls[node] = leaving
+        self._order = sorted(self._last, key=self._last.__getitem__)
+        self._values: dict[str, list[Any]] = {}
+        self._names: list[str] = []
+
+    @staticmethod
+    def _stack(node: torch.fx.Node) -> dict[str, str]:
+        """The submodule calls around a node: a key for each -> the submodule's path."""
+        stack = node.meta.get("nn_module_stack") or {}
+        return {key: path.removeprefix(PREFIX) for key, (path, _) in stack.items() if path.startswith(PREFIX)}
+
+    def begin(self) -> None:
+        self._values = {key: [] for key in self._order}
+
+    def observe(self, node: torch.fx.Node, value: Any) -> None:
+        """Take a node's value, if it leaves a submodule."""
+        for key in self._calls.get(node, ()):
+            self._values[key] += [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "shape")]
+
+    def outputs(self) -> list[list[Any]]:
+        """The values of every call, calls in the order in which they end."""
+        self._names = [self._paths[key] for key in self._order]
+        return [self._values[key] for key in self._order]
+
+    def named(self, outputs: list[list[np.ndarray]]) -> Records:
+        """The same with the submodules' names, for values that left the device."""
+        return [(name, [*map(np.asarray, values)]) for name, values in zip(self._names, outputs, strict=True)]

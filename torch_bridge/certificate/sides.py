@@ -1,0 +1,157 @@
+"""One batch through a torch module and its loss, in torch and in JAX: every layer, the loss, gradients, buffers."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from jaxtrain.runtime.prng import Rngs
+from torch_bridge.certificate.layers import LayerRecord
+from torch_bridge.comparison import GRADIENTS, OUTPUTS, Difference, Records, distance, recording_torch
+from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.lowering.table import Call
+from torch_bridge.step_record import narrow, snapshot, to_array
+from torch_bridge.training.loss_entry import LossEntry
+from torch_bridge.training.torch_task import TorchTask
+
+ROUNDING = 1e-3  # of the largest gradient: differences of smaller ones are not told from rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """layers: (name, outputs) in the order in which they finish; in JAX an output's candidates. gradients: by
+    parameter, zeros where none flows. buffers: floating ones after the call, by name."""
+
+    layers: Records
+    loss: np.ndarray
+    gradients: dict[str, np.ndarray]
+    buffers: dict[str, np.ndarray]
+    changed: frozenset[str]
+
+
+def modules_of(definition: TorchTask) -> dict[str, torch.nn.Module]:
+    """The module, and the loss where it has parameters of its own."""
+    loss = {} if definition.trained_loss is None else {"loss": definition.trained_loss}
+    return {"": definition.module, **loss}
+
+
+def tensors_of(definition: TorchTask) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Every parameter and buffer by its name in the record, and tied names -> the one that stands for them."""
+    modules = modules_of(definition)
+    if len(modules) == 1:
+        return snapshot({"module": definition.module})
+    tensors, aliases = snapshot(modules)
+    return {k.removeprefix("."): v for k, v in tensors.items()}, {
+        k.removeprefix("."): v.removeprefix(".") for k, v in aliases.items()
+    }
+
+
+def torch_batch(entries: Mapping[str, Any], double: bool = False) -> dict[str, torch.Tensor]:
+    """Tensors of a batch in torch's own integer width. double: floats in float64."""
+
+    def one(value: Any) -> torch.Tensor:
+        tensor = to_torch(value)
+        if tensor.dtype == torch.int32:
+            return tensor.long()
+        return tensor.double() if double and tensor.is_floating_point() else tensor
+
+    return {key: jax.tree.map(one, value) for key, value in entries.items()}
+
+
+def loss_in_torch(definition: TorchTask, batch: Mapping[str, Any], double: bool = False) -> torch.Tensor:
+    """The loss as a user's loop computes it, in the mode that the module is in."""
+    entries = torch_batch({key: batch[key] for key in definition.entries}, double)
+    device = next((p.device for p in definition.module.parameters()), torch.device("cpu"))
+    entries = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), entries)
+    return LossEntry(definition.module, definition.criterion, definition.plan)(entries)["value"]
+
+
+def in_torch(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> Side:
+    """Run torch's eager code. The module's gradients and buffers change."""
+    for module in modules_of(definition).values():
+        module.train(training)
+        module.zero_grad(set_to_none=True)
+    tensors, _ = tensors_of(definition)
+    before = {name: np.array(to_numpy(tensor)) for name, tensor in tensors.items()}  # some kernels hide their writes
+    with recording_torch(definition.module) as layers:
+        loss = loss_in_torch(definition, batch)
+    loss.backward()
+    trained = {name: p for name, p in tensors.items() if isinstance(p, torch.nn.Parameter) and p.requires_grad}
+    gradients = {n: np.zeros(p.shape, np.float32) if p.grad is None else to_numpy(p.grad) for n, p in trained.items()}
+    same = lambda name: np.array_equal(before[name], to_numpy(tensors[name]), equal_nan=before[name].dtype.kind == "f")
+    changed = frozenset(name for name in tensors if not same(name))
+    buffers = {name: np.array(to_numpy(tensors[name])) for name in changed if tensors[name].is_floating_point()}
+    return Side(layers, np.array(to_numpy(loss)), {n: np.array(g) for n, g in gradients.items()}, buffers, changed)
+
+
+def in_jax(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> Side:
+    """Run the recorded graph, compiled with its gradient, from the module's present weights; torch sees nothing."""
+    entries = {key: batch[key] for key in definition.entries}
+    graph, leaves = definition.loss_record.graph((entries,), training)
+    tensors, aliases = tensors_of(definition)
+    arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
+    trained = [n for n, p in tensors.items() if isinstance(p, torch.nn.Parameter) and p.requires_grad]
+    record = LayerRecord(graph.module)
+
+    def compute(params: dict[str, Any], given: list) -> Any:
+        values = arrays | params
+        state = {name: values[aliases.get(name, name)] for name in graph.state}
+        record.begin()
+        call = Call(Rngs(jax.random.key(0)) if training else None, observe=record.observe)
+        outputs, changed = graph.run(state, given, call)
+        return outputs["value"], (record.outputs(), changed)
+
+    with jax.default_matmul_precision("highest"):
+        run = jax.jit(jax.value_and_grad(compute, has_aux=True))
+        given = [narrow(leaf) if hasattr(leaf, "shape") else leaf for leaf in leaves]
+        (loss, (outputs, changed)), gradients = jax.device_get(run({n: arrays[n] for n in trained}, given))
+    gradients = {n: np.conj(g) if np.iscomplexobj(g) else g for n, g in gradients.items()}  # as torch has it
+    written = {name: value for name, value in changed.items() if not np.array_equal(value, arrays[name])}
+    buffers = {name: value for name, value in written.items() if np.issubdtype(value.dtype, np.floating)}
+    return Side(record.named(outputs), loss, gradients, buffers, frozenset(written))
+
+
+def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple[list[Difference], list[str]]:
+    """Torch's layers in their order with the nearest of JAX's outputs of the same shape; and those without any."""
+    calls: dict[str, list[list[np.ndarray]]] = {}
+    for name, candidates in ours.layers:
+        calls.setdefault(name, []).append(candidates)
+    counts: dict[str, int] = {}
+    found, unmatched = [], []
+    for name, outputs in theirs.layers:
+        counts[name] = counts.get(name, 0) + 1
+        label = name if counts[name] == 1 else f"{name}, call {counts[name]}"
+        candidates = calls[name].pop(0) if calls.get(name) else []
+        sizes = [min(_nearest(output, candidates), default=None) for output in outputs]
+        compared = [size for size in sizes if size is not None]
+        if compared:
+            found.append(Difference("output", label, max(compared), limit))
+        else:
+            unmatched.append(label)
+    return found, unmatched
+
+
+def _nearest(output: np.ndarray, candidates: list[np.ndarray]) -> Iterator[float]:
+    return (distance(other, output) for other in candidates if other.shape == output.shape)
+
+
+def gradient_differences(ours: Side, theirs: Side, limit: float = GRADIENTS) -> list[Difference]:
+    """Every parameter's gradient, from the last layer to the first."""
+    largest = max((float(np.linalg.norm(grad)) for grad in theirs.gradients.values()), default=0.0)
+    return [
+        Difference("gradient", name, distance(ours.gradients[name], grad, ROUNDING * largest), limit)
+        for name, grad in reversed(theirs.gradients.items())
+    ]
+
+
+def buffer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> list[Difference]:
+    """Buffers that the call changed on either side."""
+    return [
+        Difference("buffer", name, distance(ours.buffers[name], theirs.buffers[name]), limit)
+        for name in theirs.buffers
+        if name in ours.buffers
+    ] + [Difference("buffer", name, float("inf"), limit) for name in sorted(ours.changed ^ theirs.changed)]

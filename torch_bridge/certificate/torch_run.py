@@ -1,0 +1,181 @@
+"""The plain torch loop that a certificate compares with, on the user's own objects, which are put back afterwards."""
+
+import contextlib
+import copy
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_bridge import files
+from torch_bridge.certificate.sides import loss_in_torch, modules_of, tensors_of, torch_batch
+from torch_bridge.datasets import to_numpy
+from torch_bridge.lowering.python_state import Watch
+from torch_bridge.training.torch_task import TorchTask
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchParts:
+    """What a torch loop steps with. by_epoch: the scheduler is stepped after every epoch, else after every update."""
+
+    optimizer: torch.optim.Optimizer
+    scheduler: Any = None
+    by_epoch: bool = False
+    clip_norm: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchRun:
+    """losses: of every update. state: parameters and buffers after the last, by name."""
+
+    losses: list[float]
+    state: dict[str, np.ndarray]
+
+
+@contextlib.contextmanager
+def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator[None]:
+    """Work on the module with tensors of their own; weights, modes, gradients, optimizer and attributes come back."""
+    modules = list(modules_of(definition).values())
+    watches = [Watch(module) for module in modules]
+    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    tensors = list({id(t): t for m in modules for t in (*m.parameters(), *m.buffers())}.values())
+    kept = [(tensor, tensor.data, tensor.grad) for tensor in tensors]
+    saved = None
+    if parts is not None:
+        saved = copy.deepcopy((parts.optimizer.state_dict(), parts.scheduler and parts.scheduler.state_dict()))
+    try:
+        for tensor in tensors:
+            tensor.data, tensor.grad = tensor.data.clone(), None
+        yield
+    finally:
+        for watch in watches:
+            watch.restore()
+        for tensor, data, grad in kept:
+            tensor.grad = None
+            tensor.data = data
+            tensor.grad = grad
+        for module, training in modes:
+            module.training = training
+        if parts is not None and saved is not None:
+            parts.optimizer.load_state_dict(saved[0])
+            if parts.scheduler is not None:
+                parts.scheduler.load_state_dict(saved[1])
+
+
+@contextlib.contextmanager
+def without_dropout(definition: TorchTask) -> Iterator[bool]:
+    """Set every rate of dropout to 0: of torch's layers, and numbers named so in modules and their configurations.
+
+    Gives whether there was any.
+    """
+    changed: list[tuple[Any, str, Any]] = []
+    held: dict[int, Any] = {}
+    for module in definition.module.modules():
+        held[id(module)] = module
+        config = getattr(module, "config", None)
+        if hasattr(config, "__dict__"):
+            held[id(config)] = config
+    for holder in held.values():
+        own = isinstance(holder, torch.nn.modules.dropout._DropoutNd)
+        for name, value in list(vars(holder).items()):
+            if isinstance(value, float) and value and ("drop" in name.lower() or (own and name == "p")):
+                changed.append((holder, name, value))
+                setattr(holder, name, 0.0)
+    try:
+        yield bool(changed)
+    finally:
+        for holder, name, value in changed:
+            setattr(holder, name, value)
+
+
+def draws_numbers(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> tuple[float, float] | None:
+    """The loss under two seeds where they differ, so that the two sides could not draw the same numbers."""
+    found = []
+    for seed in (0, 1):
+        with borrowed(definition), torch.no_grad():
+            definition.module.train(training)
+            torch.manual_seed(seed)
+            found.append(float(loss_in_torch(definition, batch)))
+    return (found[0], found[1]) if found[0] != found[1] else None
+
+
+def train(
+    definition: TorchTask,
+    parts: TorchParts,
+    batches: Sequence[Mapping[str, Any]],
+    steps_per_epoch: int,
+    double: bool = False,
+    autocast: bool = False,
+) -> TorchRun:
+    """One update per batch. double: all in float64. autocast: forward and loss under torch.autocast in bfloat16."""
+    with borrowed(definition, parts), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's about the order of scheduler and optimizer
+        for module in modules_of(definition).values():
+            module.train()
+            if double:
+                module.double()
+        if double:
+            parts.optimizer.load_state_dict(parts.optimizer.state_dict())  # its moments follow the parameters' dtype
+        parameters = [p for group in parts.optimizer.param_groups for p in group["params"]]
+        losses = []
+        for step, batch in enumerate(batches):
+            parts.optimizer.zero_grad()
+            with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=autocast):
+                loss = loss_in_torch(definition, batch, double)
+            loss.backward()
+            if parts.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, parts.clip_norm)
+            parts.optimizer.step()
+            due = (step + 1) % steps_per_epoch == 0 if parts.by_epoch else True
+            if parts.scheduler is not None and due:
+                parts.scheduler.step()
+            losses.append(float(loss))
+        tensors, _ = tensors_of(definition)
+        return TorchRun(losses, {name: np.array(to_numpy(tensor)) for name, tensor in tensors.items()})
+
+
+def returned(
+    definition: TorchTask, state: Mapping[str, Any], path: pathlib.Path, batch: Mapping[str, Any]
+) -> tuple[list[tuple[str, bool]], list[np.ndarray]]:
+    """A state dict as a file, loaded into a copy of the module with strict=True: whether each tensor kept its bits, and
+    the copy's outputs."""
+    files.save(state, path)
+    twin = definition.copy().eval()
+    twin.load_state_dict(torch.load(path, weights_only=True), strict=True)
+    loaded = {name: to_numpy(tensor) for name, tensor in twin.state_dict().items()}
+    bits = [(name, np.array_equal(np.asarray(loaded[name]), np.asarray(value))) for name, value in state.items()]
+    outputs = definition.call(twin, torch_batch(batch))
+    return bits, [np.asarray(leaf) for leaf in jax.tree.leaves(to_numpy(outputs)) if hasattr(leaf, "shape")]
+
+
+def of_config(definition: TorchTask, keys: Mapping[str, tuple[str, bool]], rates: Mapping, optim: Any, factor) -> Any:
+    """torch's optimizer for the section `optim`, and its schedule; None where torch.optim has no such rule.
+
+    keys: parameter -> (its group, whether it decays). rates: lr and weight_decay by group. factor: update -> factor on
+    the rates.
+    """
+    tensors, _ = tensors_of(definition)
+    groups: dict[tuple[str, bool], list[torch.Tensor]] = {}
+    for key, group in keys.items():
+        groups.setdefault(group, []).append(tensors[key])
+    given = [
+        {"params": held, "lr": float(rates["lr"][name]), "weight_decay": float(rates["weight_decay"][name]) * decays}
+        for (name, decays), held in groups.items()
+    ]
+    adam = {"betas": (optim.beta1, optim.beta2), "eps": optim.eps}
+    rules: dict[str, tuple[Any, dict]] = {
+        "adamw": (torch.optim.AdamW, adam),
+        "adam": (torch.optim.Adam, adam),
+        "sgd": (torch.optim.SGD, {"momentum": optim.momentum, "nesterov": optim.nesterov}),
+    }
+    if optim.name not in rules:
+        return None
+    rule, options = rules[optim.name]
+    optimizer = rule(given, **options)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: float(factor(update)))
+    return TorchParts(optimizer, scheduler, clip_norm=optim.clip_norm)

@@ -2,19 +2,10 @@
 
 import torch
 
-from tests.unit.lowering.compare import FLOATS, Case, Draw
+from tests.unit.lowering.compare import FLOATS, Case, Draw, cases
 
-CASES = {}
+CASES, case = cases()
 DTYPES = (*FLOATS, torch.int64, torch.bool)
-
-
-def case(*names):
-    def add(function):
-        for name in names:
-            CASES[f"aten.{name}"] = function
-        return function
-
-    return add
 
 
 def _dtype(draw: Draw) -> dict:

@@ -4,18 +4,9 @@ import dataclasses
 
 import torch
 
-from tests.unit.lowering.compare import Case, Draw
+from tests.unit.lowering.compare import Case, Draw, cases
 
-CASES = {}
-
-
-def case(*names):
-    def add(function):
-        for name in names:
-            CASES[f"aten.{name}"] = function
-        return function
-
-    return add
+CASES, case = cases()
 
 
 @case("embedding.default")

@@ -2,27 +2,18 @@
 
 import torch
 
-from tests.unit.lowering.compare import FLOATS, Case, Draw
+from tests.unit.lowering.compare import FLOATS, Case, Draw, cases
 
-CASES = {}
-
-
-def case(*names):
-    def add(function):
-        for name in names:
-            CASES[f"aten.{name}"] = function
-        return function
-
-    return add
+CASES, case = cases()
 
 
-def _size(draw: Draw) -> int:
+def size(draw: Draw) -> int:
     return draw.int(1, 4)
 
 
 @case("linear.default")
 def _linear(draw):
-    width, out, dtype = draw.int(0, 4), _size(draw), draw.one(*FLOATS)
+    width, out, dtype = draw.int(0, 4), size(draw), draw.one(*FLOATS)
     x = draw.floats((*draw.shape(1, 3), width), dtype=dtype)
     bias = (draw.floats((out,), dtype=dtype),) if draw.flag() else ()
     return Case((x, draw.floats((out, width), dtype=dtype), *bias), scale=4)
@@ -31,28 +22,28 @@ def _linear(draw):
 @case("mm.default")
 def _mm(draw):
     inner = draw.int(0, 4)
-    return Case((draw.floats((draw.int(0, 4), inner)), draw.floats((inner, _size(draw)))))
+    return Case((draw.floats((draw.int(0, 4), inner)), draw.floats((inner, size(draw)))))
 
 
 @case("bmm.default")
 def _bmm(draw):
-    batch, inner = draw.int(0, 3), _size(draw)
-    return Case((draw.floats((batch, _size(draw), inner)), draw.floats((batch, inner, _size(draw)))))
+    batch, inner = draw.int(0, 3), size(draw)
+    return Case((draw.floats((batch, size(draw), inner)), draw.floats((batch, inner, size(draw)))))
 
 
 @case("matmul.default")
 def _matmul(draw):
-    inner = _size(draw)
+    inner = size(draw)
     left, right = draw.shape(0, 2, smallest=1, largest=2), draw.shape(0, 2, smallest=1, largest=2)
     left, right = (left, right) if left == right else (left, ())
-    x = draw.floats((inner,) if draw.flag() and not left else (*left, _size(draw), inner))
-    y = draw.floats((inner,) if draw.flag() and not right else (*right, inner, _size(draw)))
+    x = draw.floats((inner,) if draw.flag() and not left else (*left, size(draw), inner))
+    y = draw.floats((inner,) if draw.flag() and not right else (*right, inner, size(draw)))
     return Case((x, y), scale=2)
 
 
 @case("mv.default")
 def _mv(draw):
-    return Case((draw.floats((_size(draw), 3)), draw.floats((3,))))
+    return Case((draw.floats((size(draw), 3)), draw.floats((3,))))
 
 
 @case("dot.default", "vdot.default")
@@ -67,7 +58,7 @@ def _scales(draw):
 
 @case("addmm.default")
 def _addmm(draw):
-    n, k, m = _size(draw), _size(draw), _size(draw)
+    n, k, m = size(draw), size(draw), size(draw)
     bias = draw.floats(draw.one((m,), (n, m), (1, m)))
     return Case((bias, draw.floats((n, k)), draw.floats((k, m))), _scales(draw))
 
@@ -94,7 +85,7 @@ def _addr(draw):
 
 @case("outer.default")
 def _outer(draw):
-    return Case((draw.floats((draw.int(0, 3),)), draw.floats((_size(draw),))))
+    return Case((draw.floats((draw.int(0, 3),)), draw.floats((size(draw),))))
 
 
 @case("einsum.default")
@@ -141,73 +132,6 @@ def _convolution(draw):
     )
 
 
-def _regular(draw: Draw, size: int):
-    """A well-conditioned matrix, with or without a batch."""
-    shape = (*draw.shape(0, 1, smallest=1, largest=2), size, size)
-    return draw.floats(shape) * 0.3 + 2 * torch.eye(size)
-
-
-@case("linalg_inv_ex.default", "linalg_inv.default")
-def _inverse(draw):
-    return Case((_regular(draw, _size(draw)),), outputs=1, scale=10)
-
-
-@case("linalg_cholesky_ex.default")
-def _cholesky(draw):
-    x = _regular(draw, _size(draw))
-    return Case((x @ x.mT,), {"upper": draw.flag()}, outputs=1, scale=10, gradient=False)
-
-
-@case("linalg_solve_triangular.default")
-def _solve_triangular(draw):
-    upper, left = draw.flag(), draw.flag()
-    a = _regular(draw, 3)
-    a = a.triu() if upper else a.tril()
-    b = draw.floats((*a.shape[:-2], 3, 2) if left else (*a.shape[:-2], 2, 3))
-    return Case((a, b), {"upper": upper, "left": left}, scale=10, gradient=False)
-
-
-@case("_linalg_det.default")
-def _det(draw):
-    return Case((_regular(draw, _size(draw)),), outputs=1, scale=10)
-
-
-@case("_linalg_slogdet.default")
-def _slogdet(draw):
-    return Case((_regular(draw, _size(draw)),), outputs=2, scale=10)
-
-
-@case("_linalg_solve_ex.default", "linalg_solve.default")
-def _solve(draw):
-    a = _regular(draw, 3)
-    b = draw.floats((*a.shape[:-1],)) if draw.flag() else draw.floats((*a.shape[:-2], 3, 2))
-    return Case((a, b), outputs=1, scale=10)
-
-
-def _complex(draw, shape):
-    return torch.complex(draw.floats(shape), draw.floats(shape))
-
-
-@case("_fft_c2c.default")
-def _fft_c2c(draw):
-    x = _complex(draw, draw.shape(1, 3, smallest=2))
-    dims = [dim % x.dim() for dim in draw.dims(x.dim(), 1)]
-    return Case((x, dims, draw.int(0, 2), draw.flag()), scale=4)
-
-
-@case("_fft_r2c.default")
-def _fft_r2c(draw):
-    x = draw.floats(draw.shape(1, 3, smallest=2))
-    return Case((x, [x.dim() - 1], draw.int(0, 2), draw.flag()), scale=4)
-
-
-@case("_fft_c2r.default")
-def _fft_c2r(draw):
-    n = draw.int(2, 6)
-    x = _complex(draw, (*draw.shape(0, 2, smallest=1), n // 2 + 1))
-    return Case((x, [x.dim() - 1], draw.int(0, 2), n), gradient=False, scale=4)
-
-
 def _affine(draw, shape, dtype=torch.float32):
     weight = draw.one(None, draw.floats(shape, dtype=dtype))
     return weight, None if weight is None else draw.floats(shape, dtype=dtype)
@@ -251,7 +175,7 @@ def _native_group_norm(draw):
 
 
 def _batch(draw):
-    channels = _size(draw)
+    channels = size(draw)
     return draw.floats((4, channels, *draw.shape(0, 2, smallest=2))), channels
 
 
@@ -288,7 +212,7 @@ def _native_batch_norm(draw):
 @case("scaled_dot_product_attention.default")
 def _attention(draw):
     batch, heads, width = draw.int(1, 2), draw.one(2, 4), draw.int(1, 4)
-    queries, keys, grouped = _size(draw), _size(draw), draw.flag()
+    queries, keys, grouped = size(draw), size(draw), draw.flag()
     kv_heads = heads // 2 if grouped else heads
     q = draw.floats((batch, heads, queries, width))
     k, v = draw.floats((batch, kv_heads, keys, width)), draw.floats((batch, kv_heads, keys, width + draw.int(0, 1)))
@@ -303,7 +227,7 @@ def _attention(draw):
 
 def _recurrent(states: int, gates: int, projection: bool = False):
     def build(draw: Draw) -> Case:
-        width, hidden, layers, both = _size(draw), draw.int(2, 3), draw.int(1, 2), draw.flag()
+        width, hidden, layers, both = size(draw), draw.int(2, 3), draw.int(1, 2), draw.flag()
         biases, first, time = draw.flag(), draw.flag(), draw.int(1, 3)
         ways = 2 if both else 1
         out = hidden - 1 if projection and draw.flag() else hidden
@@ -329,7 +253,7 @@ CASES["aten.rnn_tanh.input"] = CASES["aten.rnn_relu.input"] = _recurrent(1, 1)
 
 def _cell(states: int, gates: int):
     def build(draw: Draw) -> Case:
-        width, hidden = _size(draw), _size(draw)
+        width, hidden = size(draw), size(draw)
         hx = [draw.floats((2, hidden)) for _ in range(states)]
         weights = draw.floats((gates * hidden, width)), draw.floats((gates * hidden, hidden))
         bias = (draw.floats((gates * hidden,)), draw.floats((gates * hidden,))) if draw.flag() else ()
@@ -343,73 +267,6 @@ CASES["aten.gru_cell.default"] = _cell(1, 3)
 CASES["aten.rnn_tanh_cell.default"] = CASES["aten.rnn_relu_cell.default"] = _cell(1, 1)
 
 
-@case("linalg_matrix_exp.default")
-def _matrix_exp(draw):
-    return Case((_regular(draw, _size(draw)) - 1,), scale=10)
-
-
-@case("linalg_qr.default")
-def _qr(draw):
-    if draw.flag():
-        return Case((_regular(draw, 3), draw.one("reduced", "complete")), scale=20)
-    return Case((draw.floats((4, 2)), draw.one("reduced", "r")), gradient=False, scale=10)
-
-
-@case("_linalg_svd.default")
-def _svd(draw):
-    x = _regular(draw, 3) * torch.tensor([1.0, 2, 4])
-    if draw.flag():
-        return Case((x, False, False), scale=10, gradient=False)
-    return Case((x[..., :2], draw.flag(), True), scale=20, gradient=False)
-
-
-@case("_linalg_eigh.default")
-def _eigh(draw):
-    return Case((_regular(draw, 3) * torch.tensor([1.0, 2, 4]), draw.one("L", "U")), outputs=1, scale=10)
-
-
-@case("linalg_householder_product.default")
-def _householder_product(draw):
-    columns = draw.int(1, 3)
-    shape = draw.shape(0, 1, smallest=1, largest=2)
-    return Case((draw.floats((*shape, 4, columns)), draw.floats((*shape, draw.int(1, columns)))), scale=10)
-
-
-@case("linalg_pinv.atol_rtol_tensor")
-def _pinv(draw):
-    limits = {} if draw.flag() else {"rtol": torch.tensor(0.4)}
-    return Case((draw.floats((*draw.shape(0, 1, smallest=1, largest=2), 4, 2)),), limits, gradient=False, scale=40)
-
-
-@case("cholesky.default")
-def _old_cholesky(draw):
-    x = _regular(draw, _size(draw))
-    return Case((x @ x.mT, draw.flag()), scale=10, gradient=False)
-
-
-def _factor(draw):
-    x = _regular(draw, 3)
-    upper = draw.flag()
-    return (x.triu() if upper else x.tril()), upper
-
-
-@case("cholesky_solve.default", "_cholesky_solve_helper.default")
-def _cholesky_solve(draw):
-    factor, upper = _factor(draw)
-    return Case((draw.floats((*factor.shape[:-2], 3, 2)), factor, upper), scale=10, gradient=False)
-
-
-@case("cholesky_inverse.default")
-def _cholesky_inverse(draw):
-    return Case(_factor(draw), scale=10, gradient=False)
-
-
-@case("triangular_solve.default")
-def _triangular_solve(draw):
-    a, upper = _factor(draw)
-    return Case((draw.floats((*a.shape[:-2], 3, 2)), a, upper, draw.flag(), draw.flag()), scale=10, gradient=False)
-
-
 @case("_grouped_mm.default")
 def _grouped_mm(draw):
     x, weight, ends = draw.one(
@@ -421,15 +278,3 @@ def _grouped_mm(draw):
     dtype = draw.one(torch.bfloat16, torch.float32)
     ends = None if ends is None else torch.tensor(ends, dtype=torch.int32)
     return Case((draw.floats(x, dtype=dtype), draw.floats(weight, dtype=dtype), ends), gradient=False, scale=2)
-
-
-@case("linalg_cholesky.default")
-def _linalg_cholesky(draw):
-    x = _regular(draw, _size(draw))
-    return Case((x @ x.mT,), {"upper": draw.flag()}, scale=10, gradient=False)
-
-
-@case("linalg_eigh.default", "linalg_eigvalsh.default")
-def _linalg_eigh(draw):
-    x = _regular(draw, 3) * torch.tensor([1.0, 2, 4])
-    return Case((x, draw.one("L", "U")), outputs=1, scale=10)

@@ -2,18 +2,9 @@
 
 import torch
 
-from tests.unit.lowering.compare import Case, Draw
+from tests.unit.lowering.compare import Case, Draw, cases
 
-CASES = {}
-
-
-def case(*names):
-    def add(function):
-        for name in names:
-            CASES[f"aten.{name}"] = function
-        return function
-
-    return add
+CASES, case = cases()
 
 
 def _tensor(draw: Draw, least: int = 0, smallest: int = 0):

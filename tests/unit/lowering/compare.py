@@ -1,6 +1,7 @@
 """One operator, one set of arguments: torch against the table, values and gradients."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,6 +38,21 @@ class Case:
     outputs: int | None = None
     scale: float = 1.0
     fixed: tuple = ()
+
+
+def cases() -> tuple[dict[str, Callable], Callable]:
+    """Return an empty table of cases by operator, and the decorator that enters a function under aten's names."""
+    table: dict[str, Callable] = {}
+
+    def case(*names: str) -> Callable:
+        def add(function: Callable) -> Callable:
+            for name in names:
+                table[f"aten.{name}"] = function
+            return function
+
+        return add
+
+    return table, case
 
 
 class Draw:

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.lowering.cases_elementwise import CASES
+from tests.unit.lowering import cases_arithmetic, cases_elementwise
 from tests.unit.lowering.compare import PROPERTY, Draw, check
+
+CASES = {**cases_elementwise.CASES, **cases_arithmetic.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

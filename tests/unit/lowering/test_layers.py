@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.lowering.cases_layers import CASES
+from tests.unit.lowering import cases_layers, cases_linalg
 from tests.unit.lowering.compare import PROPERTY, Draw, check
+
+CASES = {**cases_layers.CASES, **cases_linalg.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,10 +3,12 @@
 import torch
 
 from tests.unit.lowering import (
+    cases_arithmetic,
     cases_creation,
     cases_elementwise,
     cases_indexing,
     cases_layers,
+    cases_linalg,
     cases_reductions,
     cases_views,
     cases_windows,
@@ -19,10 +21,12 @@ from tests.unit.lowering.test_special import FUNCTIONS
 from torch_bridge.lowering.operators import TABLE
 
 CASES = (
+    cases_arithmetic,
     cases_creation,
     cases_elementwise,
     cases_indexing,
     cases_layers,
+    cases_linalg,
     cases_reductions,
     cases_views,
     cases_windows,

@@ -1,7 +1,5 @@
 """Golden cases of the Sherlock autoencoders: models, training, criteria, learning rates, data pipeline."""
 
-import ast
-import json
 import re
 import zlib
 
@@ -13,15 +11,15 @@ from flax import nnx
 from jaxtrain.config import OptimConfig
 from jaxtrain.nn import Rngs
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.systems.fmri_autoencoder import losses, metrics
+from jaxtrain.systems.fmri_autoencoder import metrics
 from jaxtrain.systems.fmri_autoencoder.blocks import DenseEncoder
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
-from jaxtrain.systems.fmri_autoencoder.original.schedules import OriginalRate, gen1_rate, head_rate
 from jaxtrain.train.state import ModelDef
 from tests.compiling import OPTIMISED
 from tests.parity import fmri_pipeline
+from tests.parity.fmri_losses import criterion, group, narrow, prefixed, rate_of, replay_losses, replay_rates
 from tests.parity.torch_order import in_torch_order
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -65,14 +63,6 @@ def replay(name: str, case: dict, tensors: dict[str, np.ndarray]) -> dict[str, n
     }
     with jax.enable_x64(True):
         return recipes[kind_of(case)](case, tensors)
-
-
-def group(tensors, prefix: str) -> dict[str, np.ndarray]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-
-def prefixed(prefix: str, values) -> dict[str, np.ndarray]:
-    return {f"{prefix}{key}": np.asarray(value) for key, value in values.items()}
 
 
 # --- weights and inputs from the recipe -----------------------------------------------------------------------------
@@ -146,12 +136,6 @@ def build_model(case: dict):
         return nnx.eval_shape(lambda: SherlockAutoencoder(options, rngs=nnx.Rngs(0)))
     options = HeadOptions(**config, widths=case.get("width_map", {}), encoder_dropout=0.0, decoder_dropout=0.0)
     return nnx.eval_shape(lambda: MultimodalAutoencoder(options, statistics_twice=True, rngs=nnx.Rngs(0)))
-
-
-def criterion(kind: str, weights: dict):
-    names = {"plain": losses.CombinedAutoEncoderLoss, "normalized": losses.NormalizedCombinedAutoEncoderLoss}
-    known = {name: weights[name] for name in names["plain"].__dataclass_fields__ if name in weights}
-    return names[kind](**known)
 
 
 def losses_in_float64(case: dict, tensors) -> np.ndarray:
@@ -317,17 +301,6 @@ class _Case:
         return count, lambda index: stream_batch(f"b{index}", shapes, self.case["fill_seed"])
 
 
-def narrow(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.int32) if array.dtype == np.int64 else array
-
-
-def rate_of(head: bool, given: dict, steps: int):
-    keys = {"learning_rate": "base", "num_epochs": "epochs", "warmup_epochs": "warmup_epochs", "min_lr": "min_lr"}
-    values = {ours: given[theirs] for theirs, ours in keys.items() if theirs in given}
-    rule = OriginalRate(steps=steps, kind=given.get("scheduler_type", "cosine"), **values)
-    return head_rate(rule) if head else gen1_rate(rule)
-
-
 def replay_encoders(case: dict, tensors) -> dict[str, np.ndarray]:
     """An encoder alone at its real width: names say which, shapes how wide."""
     out = {}
@@ -352,103 +325,4 @@ def replay_encoders(case: dict, tensors) -> dict[str, np.ndarray]:
         out |= prefixed(f"{name}/param/", weights) | prefixed(f"{name}/grad/", grads)
         out |= {f"{name}/out_eval/y": np.asarray(model(x)), f"{name}/out_train/y": np.asarray(y)}
         out |= {f"{name}/loss/sum": np.asarray(total), **prefixed(f"{name}/buffers_after_train_forward/", moved)}
-    return out
-
-
-# --- criteria and metrics -------------------------------------------------------------------------------------------
-
-
-def replay_losses(case: dict, tensors) -> dict[str, np.ndarray]:
-    shared = (
-        _literal(next((v for v in case["cases"].values() if "{" in str(v) and "Reconstruction" in str(v)), "")) or {}
-    )
-    out = {}
-    for name, what in case["cases"].items():
-        inputs = {k: jnp.asarray(narrow(v)) for k, v in group(tensors, f"{name}/in/").items()}
-        if "p" in inputs:
-            dim = int(re.search(r"dim(\d)", name + str(what)).group(1))
-            out[f"{name}/out/corr"] = np.asarray(metrics.compute_correlation_metric(inputs["p"], inputs["y"], dim))
-            out[f"{name}/out/r2"] = np.asarray(metrics.compute_r2_score(inputs["p"], inputs["y"], dim))
-            continue
-        function = _criterion_of(name, what, shared)
-        predictions = {k: v for k, v in inputs.items() if k.startswith("pred_")}
-
-        def run(predictions, function=function, inputs=inputs):
-            total, parts = function({**inputs, **predictions})
-            return total.sum(), {"total": total, **parts}
-
-        grads, outputs = jax.grad(run, has_aux=True)(predictions)
-        out |= prefixed(f"{name}/out/", outputs) | prefixed(f"{name}/grad/", grads)
-    return out
-
-
-def _criterion_of(name: str, what, shared: dict):
-    """inputs -> (total, parts), by the case's description."""
-    text = what if isinstance(what, str) else json.dumps(what)
-    normalized = name.startswith("n") or "Normalized" in text
-    by_std = "normalize_by_std=False" not in text
-    if name.lstrip("n").startswith("fmri"):
-        kind = re.search(r"'(mse|mae|correlation)'", text) or re.search(r"(mse|mae|correlation)", name + text)
-        reduction = _reduction(name, text)
-        if normalized:
-            criterion_ = losses.NormalizedFMRIMatchingLoss(kind.group(1), reduction, normalize_by_std=by_std)
-            return lambda i: criterion_(i["pred_fmri"], i["tgt_fmri"])
-        criterion_ = losses.FMRIMatchingLoss(kind.group(1), reduction)
-        return lambda i: (criterion_(i["pred_fmri"], i["tgt_fmri"]), {})
-    if "combined" in name:
-        weights = what if isinstance(what, dict) else _literal(text)
-        while weights and isinstance(next(iter(weights.values())), dict):
-            weights = next(iter(weights.values()))
-        made = criterion("normalized" if normalized else "plain", weights or {})
-
-        def combined(i):
-            outputs = {f"{k}_recon": i[f"pred_{k}"] for k in ("video", "audio", "text")}
-            outputs["predicted_fmri"] = i.get("pred_fmri")
-            fmri = None if "no_fmri" in name or "None" in text else i.get("tgt_fmri")
-            return made(outputs, i["tgt_video"], i["tgt_audio"], i["tgt_text"], fmri)
-
-        return combined
-    weights = _literal(text) or shared
-    reduction = _reduction(name, text)
-    if normalized:
-        made = losses.NormalizedReconstructionLoss(**weights, reduction=reduction, normalize_by_std=by_std)
-    else:
-        made = losses.ReconstructionLoss(**weights, reduction=reduction)
-    pairs = lambda i: [i[f"{side}_{kind}"] for kind in ("video", "audio", "text") for side in ("pred", "tgt")]
-    return lambda i: made(*pairs(i))
-
-
-def _reduction(name: str, text: str) -> str:
-    found = re.search(r"reduction='(\w+)'", text) or re.search(r"_(mean|sum|none)\b", name)
-    return found.group(1) if found else "mean"
-
-
-def _literal(text) -> dict | None:
-    found = re.search(r"\{[^{}]*\}", str(text))
-    return ast.literal_eval(found.group(0)) if found else None
-
-
-# --- learning rates -------------------------------------------------------------------------------------------------
-
-
-def replay_rates(case: dict, tensors) -> dict[str, np.ndarray]:
-    """The rate of every step and the one reported for every epoch; empty from where the original stops."""
-    out = {}
-    for name, given in case["cases"].items():
-        steps, epochs = given["steps"], given["num_epochs"]
-        for generation in ("gen1", "head"):
-            used, logged = [], []
-            head = generation == "head"
-            try:
-                rate = rate_of(head, given, steps)
-                for epoch in range(epochs):
-                    for step in range(epoch * steps, (epoch + 1) * steps):
-                        used.append(rate(step))
-                        if head:
-                            after = rate(step + 1)
-                    logged.append(after if head else used[-1])
-            except ValueError:
-                pass
-            out[f"{generation}/{name}/lr"] = np.array(used, np.float64)
-            out[f"{generation}/{name}/logged"] = np.array(logged, np.float64)
     return out

@@ -9,7 +9,7 @@ from jaxtrain.systems.criteria_evidence import csv_files, decoding, metrics, spl
 from jaxtrain.systems.criteria_evidence.examples import find_answer_span, token_span_from_char
 from jaxtrain.systems.criteria_evidence.original import groundtruth
 from jaxtrain.train.loop.early_stop import EarlyStopping
-from tests.parity.criteria_evidence import span_evaluations
+from tests.parity.criteria_heads import span_evaluations
 from tests.unit.criteria_evidence.golden import FOLDER, assert_near, table
 
 CLASSIFICATION = table("metrics_classification")["cases"]

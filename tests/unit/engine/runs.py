@@ -48,6 +48,9 @@ class Plain(nnx.Module):
         return self.fc2(jnp.tanh(self.fc1(x)))[:, 0].astype(jnp.float32)
 
 
+SAVING = {"checkpoint__every_steps": 2, "train__steps": 8, "evaluation__every_epochs": None}
+
+
 def data(samples=SAMPLES):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(samples, 4)).astype(np.float32)

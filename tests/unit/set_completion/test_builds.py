@@ -5,7 +5,7 @@ from safetensors.numpy import load_file
 
 from jaxtrain.systems.set_completion import builds, reconstruct
 from jaxtrain.systems.set_completion.prediction import Predictor
-from tests.parity import set_completion as parity
+from tests.parity import set_training as parity
 from tests.unit.set_completion.golden import FOLDER, table
 
 CASE = table("reconstruct")

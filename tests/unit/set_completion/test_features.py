@@ -17,7 +17,7 @@ from jaxtrain.systems.set_completion.evals import report
 from jaxtrain.systems.set_completion.sae import SparseAutoencoder
 from jaxtrain.train.checkpoint import init_from
 from tests.contract.tasks import tiny
-from tests.parity import set_completion as parity
+from tests.parity import set_training as parity
 from tests.unit.set_completion.golden import FOLDER, config, table
 from torch_bridge import files
 

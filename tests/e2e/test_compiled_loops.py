@@ -1,0 +1,276 @@
+"""Loops around a compiled step change Python's values, evaluate, stop, go on, and bring their own optimizer."""
+
+import copy
+import math
+
+import numpy as np
+import optax
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+
+import jaxtrain
+from jaxtrain import UserError
+from tests.e2e.loops import STEPS, assert_same, batches, check, mse, net, pair, sgd, torch_step
+
+
+def test_a_captured_module_is_a_constant_until_it_changes():
+    teacher = net().eval().requires_grad_(False)
+
+    def distil(module, batch):
+        return F.mse_loss(module(batch[0]), teacher(batch[0]))
+
+    torch.manual_seed(5)
+    theirs = nn.Linear(6, 1)
+    ours = copy.deepcopy(theirs)
+    pairs = [(module, torch.optim.SGD(module.parameters(), 0.1)) for module in (theirs, ours)]
+    check(*pairs, loss_fn=distil)
+    step = jaxtrain.compile(ours, distil, torch.optim.SGD(ours.parameters(), 0.1))
+    step(batches()[0])
+    with torch.no_grad():
+        teacher[0].weight.mul_(2)
+    with pytest.raises(UserError, match="has changed since it was recorded"):
+        step(batches()[1])
+
+
+class Tempered(nn.Module):
+    shift = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.temperature, self.squash = nn.Linear(6, 1), 1.0, False
+
+    def forward(self, x):
+        y = self.net(x) / self.temperature + self.shift
+        return torch.tanh(y) if self.squash else y
+
+
+CHANGES = {
+    "attribute": lambda module, i: setattr(module, "temperature", 1 + i / 5),
+    "class": lambda module, i: setattr(module, "shift", i / 5),
+    "flag": lambda module, i: setattr(module, "squash", i % 3 == 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 2)]
+)
+def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
+    weight, settings = 0.0, {"decay": 0.0, "epoch": 0}
+
+    def loss(module, batch):
+        output = module(batch[0])
+        value = F.mse_loss(output, batch[1]) + (weight + settings["decay"]) * output.pow(2).mean()
+        return value * 2 if settings["epoch"] >= 4 else value
+
+    (theirs, their_optimizer), (ours, optimizer) = pair(lambda: (torch.manual_seed(1), Tempered())[1], sgd)
+    step, plain = jaxtrain.compile(ours, loss, optimizer), torch_step(theirs, their_optimizer, loss)
+    for i, batch in enumerate(batches()[:1] * 8):
+        if name in CHANGES:
+            for module in (theirs, ours):
+                CHANGES[name](module, i)
+        elif name == "closure":
+            weight = i / 5
+        else:
+            settings["decay" if name == "setting" else "epoch"] = i
+        step(batch)
+        plain(batch)
+    step.sync()
+    assert_same(theirs, ours)
+    assert len({id(program) for program in step._programs.values()}) == programs
+
+
+def test_a_value_that_python_branches_on_too_often_is_refused_by_name():
+    state = {"level": 0}
+    loss = lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * len(range(state["level"] + 1))
+    step = jaxtrain.compile(Tempered(), loss, optax.sgd(0.1))
+    for level in range(8):
+        state["level"] = level
+        step(batches()[0])
+    state["level"] = 8
+    with pytest.raises(UserError, match=r"Python branches on state\['level'\], whose values have asked for 8 programs"):
+        step(batches()[0])
+
+
+def test_a_captured_parameter_that_would_train_in_torch_is_refused():
+    centre = nn.Linear(1, 1)
+    module = net()
+    loss = lambda m, batch: F.mse_loss(centre(m(batch[0])), batch[1])
+    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(UserError, match="a parameter of another module is used"):
+        step(batches()[0])
+
+
+def test_evaluation_in_between_sees_the_newest_weights():
+    (theirs, their_optimizer), (ours, optimizer) = pair(lambda: net(nn.BatchNorm1d(8)), sgd)
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    forward = step.eval()
+    for number, batch in enumerate(batches()):
+        plain(batch)
+        step(batch)
+        if number % 5 == 0:
+            theirs.eval()
+            np.testing.assert_allclose(forward(batch[0]), theirs(batch[0]).detach(), atol=1e-5)
+            theirs.train()
+    assert step.count == STEPS
+
+
+def test_a_loop_may_read_log_and_break():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    losses = [torch_step(theirs, their_optimizer)(batch) for batch in batches()]
+    step, total = jaxtrain.compile(ours, mse, optimizer), 0.0
+    for batch in batches():
+        loss = step(batch)
+        total += loss.detach()
+        if step.count == 7 or not math.isfinite(loss.item()):
+            break
+    assert total.item() / 7 == pytest.approx(np.mean(losses[:7]), rel=1e-5)
+
+
+def test_torch_and_jax_take_turns_with_one_optimizer():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    plain, own = torch_step(theirs, their_optimizer), torch_step(ours, optimizer)
+    data = batches()
+    for batch in data[:4]:
+        own(batch)
+    step = jaxtrain.compile(ours, mse, optimizer)  # takes Adam's moments over
+    for batch in data[4:8]:
+        step(batch)
+    step.sync()
+    for batch in data[8:]:
+        own(batch)
+    for batch in data:
+        plain(batch)
+    assert_same(theirs, ours)
+
+
+def test_a_loop_goes_on_from_its_state_dict_bit_for_bit(tmp_path):
+    def start():
+        module = net(nn.Dropout(0.3))
+        optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+        return jaxtrain.compile(module, mse, optimizer, lr_scheduler.StepLR(optimizer, 3), seed=3), module
+
+    data = batches()
+    whole, module = start()
+    losses = [float(whole(batch)) for batch in data]
+    whole.sync()
+    first, _ = start()
+    for batch in data[:6]:
+        first(batch)
+    torch.save(first.state_dict(), tmp_path / "loop.pt")
+    second, resumed = start()
+    second.load_state_dict(torch.load(tmp_path / "loop.pt", weights_only=False))
+    assert [float(second(batch)) for batch in data[6:]] == losses[6:]
+    second.sync()
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: optax.adamw(1e-2), lambda: optax.chain(optax.clip(0.1), optax.sgd(0.1)), lambda: optax.lamb(1e-2)]
+)
+def test_an_optax_optimizer_trains_the_module(make):
+    ours = net()
+    step = jaxtrain.compile(ours, mse, make())
+    data = batches(1) * 30
+    losses = [float(step(batch)) for batch in data]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_weights_changed_in_torch_after_a_sync_are_taken_and_before_it_refused():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    data = batches()
+    for batch in data[:3]:
+        plain(batch), step(batch)
+    with torch.no_grad():
+        ours[0].weight.clamp_(-0.1, 0.1)
+    with pytest.raises(UserError, match=r"step\.sync\(\)"):
+        step(data[3])
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for batch in data:
+        plain(batch), step(batch)
+        step.sync()
+        with torch.no_grad():
+            theirs[0].weight.clamp_(-0.1, 0.1)
+            ours[0].weight.clamp_(-0.1, 0.1)
+    assert_same(theirs, ours)
+
+
+class Twisted(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+
+
+class Lion(torch.optim.Optimizer):
+    """The rule as packages write it."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                mean = state.setdefault("exp_avg", torch.zeros_like(p))
+                b1, b2 = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_((mean * b1 + p.grad * (1 - b1)).sign_(), alpha=-group["lr"])
+                mean.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+class WrongLion(Lion):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.99)
+
+
+WrongLion.__name__ = "Lion"
+
+
+def test_an_optimizer_from_elsewhere_is_compared_with_its_rule_before_it_is_believed():
+    check(*pair(optimizer=lambda module: Lion(module.parameters(), 1e-2, weight_decay=0.1)))
+    module = net()
+    with pytest.raises(UserError, match="does not follow the rule"):
+        jaxtrain.compile(module, mse, WrongLion(module.parameters(), 1e-2))
+
+
+REFUSED = {
+    "another module's parameters": (lambda m: torch.optim.SGD(net().parameters(), 0.1), "not the module's"),
+    "lbfgs": (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS has no counterpart"),
+    "an overridden step": (lambda m: Twisted(m.parameters(), 0.1), "overrides step"),
+    "no optimizer": (lambda m: 0.1, "wanted a torch.optim optimizer"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_converted_is_refused_before_the_first_step(what):
+    module = net()
+    make, words = REFUSED[what]
+    with pytest.raises(UserError, match=words):
+        jaxtrain.compile(module, mse, make(module))
+
+
+def test_a_loss_that_is_no_scalar_is_refused_with_its_shape():
+    module = net()
+    step = jaxtrain.compile(module, lambda m, b: (m(b[0]) - b[1]) ** 2, torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(UserError, match=r"shape \(8, 1\), wanted a scalar"):
+        step(batches(1)[0])
+
+
+def test_bf16_stays_near_torchs_autocast():
+    theirs, ours = pair()
+
+    def autocast(module, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.mse_loss(module(batch[0]).float(), batch[1])
+
+    plain = torch_step(*theirs, loss_fn=autocast)
+    step = jaxtrain.compile(ours[0], mse, ours[1], precision="bf16")
+    for batch in batches():
+        assert float(step(batch)) == pytest.approx(plain(batch), rel=3e-2)

@@ -38,6 +38,13 @@ class Accelerator(accelerate.Accelerator):
         if self.mixed_precision in ("fp16", "fp8"):
             raise UserError(f"mixed_precision={self.mixed_precision!r}: its scales are torch's; use 'bf16' or 'no'")
 
+        for name in ("dynamo_backend", "dynamo_plugin", "parallelism_config", "torch_tp_plugin"):
+            if options.get(name) not in (None, "no", "NO", accelerate.utils.DynamoBackend.NO):
+                raise UserError(f"{name}: the model is compiled whole by XLA; leave it out")
+
+    def lomo_backward(self, *arguments: Any, **options: Any) -> None:
+        raise UserError("lomo_backward updates inside torch's backward pass, which is compiled; use another optimizer")
+
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
         """Compile the model's forward and backward pass, then prepare it as accelerate does."""
         if not isinstance(vars(model).get("forward"), CompiledForward):

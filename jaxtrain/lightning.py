@@ -7,19 +7,23 @@ The loop stays Lightning's own: flags, callbacks, loggers, progress, validation 
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from lightning import pytorch as pl
 from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.utilities import rank_zero_info
 
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
+from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import compiled_forwards
+from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
+from torch_bridge.training.recorded_step import PATH, StepRecorder
 
 GRADIENT_HOOKS = (
     "on_before_backward",
@@ -31,7 +35,6 @@ GRADIENT_HOOKS = (
     "backward",
 )
 BETWEEN_STEPS = ("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad")
-EPOCH, STEP = "jaxtrain_current_epoch", "jaxtrain_global_step"  # beside the batch
 
 
 class Trainer(pl.Trainer):
@@ -41,6 +44,13 @@ class Trainer(pl.Trainer):
         super().__init__(*arguments, **options)
         if self.precision not in ("32-true", "bf16-mixed"):
             raise UserError(f"Trainer(precision={self.precision!r}): take 32-true or bf16-mixed")
+        strategy = type(self.strategy).__name__
+        if strategy in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
+            raise UserError(f"{strategy} takes the parameters apart; jaxtrain.Trainer shards with shard.strategy=fsdp")
+        if self._detect_anomaly:
+            raise UserError("Trainer(detect_anomaly=True) watches torch's autograd, which does not run; leave it out")
+        if self.world_size > 1 and getattr(self.strategy, "_layer_sync", None) is not None:
+            raise UserError("Trainer(sync_batchnorm=True) has no counterpart on several processes; leave it out")
         self.callbacks.insert(0, _Sync())  # before callbacks that read weights
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
@@ -103,98 +113,37 @@ class _CompiledOptimization(_AutomaticOptimization):
         if self.step is None or self._groups != [len(group["params"]) for group in optimizer.param_groups]:
             trainer.sync()  # a callback has added a group: another program, on the weights so far
             self._groups = [len(group["params"]) for group in optimizer.param_groups]
-            self.recorder = _Recorder(module, trainer, "batch_idx" in kwargs)
+            self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
             limit = trainer.gradient_clip_val
             self.step = compile_step(module, self.recorder.loss, optimizer, clip_norm=limit or None)
             self._watched = _read_between_steps(trainer)
+            self.lengths = _rounded_lengths(trainer, module, self.recorder)
+        given = self.lengths.fit(kwargs["batch"])
         updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys
-        batch = {"batch": kwargs["batch"], EPOCH: torch.tensor(float(trainer.current_epoch))}
-        batch[STEP] = torch.tensor(float(trainer.global_step))
+        batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
         with trainer.profiler.profile("[CompiledStep]training_step"):
             result = self.step(batch, update=updating)
         loss, logged = result if isinstance(result, tuple) else (result, {})
         value = torch.tensor(float(loss) * trainer.accumulate_grad_batches)  # as training_step returned it
-        self.recorder.replay(module, trainer, {name: torch.tensor(float(scalar)) for name, scalar in logged.items()})
+        self.recorder.replay(module, batch[PATH], logged)
         if updating and self._watched:
             trainer.sync()
         return ClosureResult.from_training_step_output(value, trainer.accumulate_grad_batches)
 
 
-class _Recorder:
-    """training_step as a loss function, and the log calls that it makes."""
-
-    def __init__(self, module: Any, trainer: Any, takes_index: bool):
-        self.module, self.trainer, self.takes_index = module, trainer, takes_index
-        self.calls: dict[str, dict[str, Any]] = {}
-
-    def loss(self, module: Any, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Run training_step and return its loss and what it logs. Recorded once."""
-        given = [batch["batch"]] + ([_BatchIndex()] if self.takes_index else [])
-        logged: dict[str, torch.Tensor] = {}
-        precision = self.trainer.precision_plugin.train_step_context()
-        with _inside(module, batch[EPOCH], batch[STEP], self._log_into(logged)), precision:
-            output = module.training_step(*given)
-        loss = output["loss"] if isinstance(output, dict) else output
-        if not isinstance(loss, torch.Tensor):
-            raise UserError(f"training_step returned {type(output).__name__}, wanted a loss, or a dict with 'loss'")
-        return loss / self.trainer.accumulate_grad_batches, logged
-
-    def _log_into(self, logged: dict[str, torch.Tensor]) -> Any:
-        def log(name: str, value: Any, *arguments: Any, **options: Any) -> None:
-            if arguments:
-                options["prog_bar"] = arguments[0]
-            self.calls[name] = options
-            value = value.compute() if hasattr(value, "compute") else value
-            logged[name] = torch.as_tensor(value).detach().float()
-
-        return log
-
-    def replay(self, module: Any, trainer: Any, values: dict[str, torch.Tensor]) -> None:
-        """Make the log calls with this step's values, in Lightning's own place for them."""
-        if not values:
-            return
-        before = module._current_fx_name
-        module._current_fx_name = "training_step"
-        try:
-            for name, value in values.items():
-                module.log(name, value, **self.calls[name])
-        finally:
-            module._current_fx_name = before
-
-
-@contextlib.contextmanager
-def _inside(module: Any, epoch: torch.Tensor, step: torch.Tensor, log: Any) -> Iterator[None]:
-    """While recording: current_epoch and global_step are tensors of the program, log calls are kept."""
-    kind = type(module)
-    own = type(kind.__name__, (kind,), {"current_epoch": epoch, "global_step": step, "__module__": kind.__module__})
-
-    def log_dict(values: Any, *arguments: Any, **options: Any) -> None:
-        for name, value in values.items():
-            log(name, value, *arguments, **options)
-
-    module.__class__ = own
-    vars(module).update(log=log, log_dict=log_dict)
-    try:
-        yield
-    finally:
-        module.__class__ = kind
-        for name in ("log", "log_dict"):
-            del vars(module)[name]
-
-
-class _BatchIndex:
-    """batch_idx while training_step is recorded: the record would keep the number of one batch."""
-
-    def _refuse(self, *arguments: Any) -> Any:
-        raise UserError(
-            "training_step uses batch_idx, which a compiled step does not know: use self.global_step, or do it in "
-            "on_train_batch_end"
-        )
-
-    __int__ = __index__ = __bool__ = __float__ = __add__ = __radd__ = __mod__ = __eq__ = __lt__ = __gt__ = _refuse
-    __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __floordiv__ = __le__ = __ge__ = __ne__ = _refuse
-    __hash__ = None  # type: ignore[assignment]
+def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> RoundedLengths:
+    """How batches of many lengths are brought to few, where their collate function is known."""
+    lengths = RoundedLengths(rank_zero_info)
+    loader = trainer.train_dataloader
+    hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    owners = [(module, pl.LightningModule), *([(trainer.datamodule, DataHooks)] if trainer.datamodule else [])]
+    own = any(_overrides(owner, base, hook) for owner, base in owners for hook in hooks)
+    if not own and has_collate(loader) and not uses_batch_statistics(module):
+        loss = lambda rows: recorder.loss(module, recorder.batch(rows, 0, torch.tensor))[0]
+        value = lambda rows: value_of(module, loss, rows)
+        lengths.learn(loader.dataset, loader.collate_fn, loader.batch_size, len(loader), value, [TorchRandom()])
+    return lengths
 
 
 def _overrides(instance: Any, base: type, hook: str) -> bool:

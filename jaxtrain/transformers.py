@@ -13,8 +13,11 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
+from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
 
 __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
 
@@ -28,6 +31,8 @@ REFUSED = {
     "auto_find_batch_size": "choose per_device_train_batch_size yourself",
     "use_liger_kernel": "its kernels are CUDA's; leave it out",
     "accelerator_config.split_batches": "leave it out",
+    "parallelism_config": "train with jaxtrain.Trainer and shard.strategy",
+    "debug": "it watches torch's own forward pass; jaxtrain.Trainer has train.check_numerics",
 }
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
 
@@ -36,6 +41,7 @@ class _CompiledTraining:
     """Replace transformers' training step in both trainers, and write weights back before they are read."""
 
     _step: CompiledStep | None = None
+    _lengths: RoundedLengths | None = None
     _micro = 0  # micro-batches since the last update
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -50,10 +56,6 @@ class _CompiledTraining:
         if self.args.n_gpu > 1:
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
         self._apart = self.args.world_size > 1
-        if self._apart and not isinstance(vars(self.model).get("forward"), CompiledForward):
-            self.model.forward = CompiledForward(
-                self.model
-            )  # gradients are averaged outside of it, updates run in torch
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -65,7 +67,7 @@ class _CompiledTraining:
         if self._apart:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
-        batch = dict(self._prepare_inputs(inputs))
+        batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
         batch[STEPS] = torch.tensor(float(self.current_gradient_accumulation_steps))
         if num_items_in_batch is not None:
             batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()
@@ -77,6 +79,18 @@ class _CompiledTraining:
         if updating and self._watched:
             self.sync()
         return torch.tensor(float(loss), device=self.args.device)
+
+    def _fitted(self, model: Any, inputs: Any) -> Any:
+        """The inputs, rounded up to one of a few shapes where they come in many lengths."""
+        loader = self.callback_handler.train_dataloader
+        if self._lengths is None:
+            self._lengths = RoundedLengths(print)
+            if has_collate(loader) and not uses_batch_statistics(model):
+                loss = lambda rows: self.compute_loss(model, self._prepare_inputs(rows))
+                value = lambda rows: value_of(model, loss, rows)
+                given = loader.dataset, loader.collate_fn, self._train_batch_size, len(loader)
+                self._lengths.learn(*given, value, [TorchRandom()])
+        return self._lengths.fit(inputs)
 
     def _compiled(self, model: Any) -> CompiledStep:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
@@ -111,7 +125,13 @@ class _CompiledTraining:
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
-        self._step, self._micro = None, 0
+        self._step, self._lengths, self._micro = None, None, 0
+        readers = [c for c in self.callback_handler.callbacks if _overrides(c, ("on_pre_optimizer_step",))]
+        self._apart = self.args.world_size > 1 or bool(readers)
+        if self._apart and not isinstance(vars(self.model).get("forward"), CompiledForward):
+            self.model.forward = CompiledForward(self.model)  # gradients and updates are torch's
+            if readers:
+                print(f"{type(readers[0]).__name__}.on_pre_optimizer_step takes part in a step: updates run in torch")
         return super()._inner_training_loop(*arguments, **options)
 
     def _finalize_training(self, *arguments: Any, **options: Any) -> Any:
@@ -133,11 +153,15 @@ class _CompiledTraining:
 
 def _reads_weights(callback: Any) -> bool:
     """Tell whether a callback that is not transformers' own is called between steps, where it may read the model."""
+    return _overrides(callback, ("on_step_begin", "on_step_end", "on_substep_end", "on_optimizer_step"))
+
+
+def _overrides(callback: Any, hooks: tuple[str, ...]) -> bool:
+    """Tell whether a callback that is not transformers' own has one of these hooks."""
     kind = type(callback)
-    hooks = ("on_step_begin", "on_step_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
     plain = transformers.TrainerCallback
     return not kind.__module__.startswith("transformers.") and any(
-        getattr(kind, hook) is not getattr(plain, hook) for hook in hooks
+        getattr(kind, hook, None) is not getattr(plain, hook) for hook in hooks
     )
 
 

@@ -185,9 +185,13 @@ ELSEWHERE = {
     "tests/test_docs.py::test_the_tables_and_the_picture_are_as_the_code_has_them": [
         "python docs/generate_reference.py",
         "python docs/generate_operators.py",
+        "python docs/generate_drop_in_flags.py",
     ],
     "tests/e2e/test_certificate.py::test_the_command_writes_a_page_and_its_json": [
         "jaxtrain verify --module my_pkg:make_model --data my_pkg:make_data --steps 20 --output certificate",
+    ],
+    "tests/e2e/test_drop_in_examples.py::test_an_example_is_the_same_under_both_engines": [
+        "python examples/drop_in/lightning_autoencoder.py --engine jaxtrain --output curve.json",
     ],
 }
 
@@ -223,6 +227,7 @@ NOT_RUN = {
         "python -m benchmarks.compare --rounds 7 --system set_completion",
         "python -m benchmarks.compare --system set_completion --fed shard.threads=null",
         "python -m benchmarks.converted_bert",
+        "python -m benchmarks.drop_in --write",
         "python -m benchmarks.drop_masked",
         "python -m benchmarks.input_pipeline",
         "python -m benchmarks.input_pipeline --config configs/sherlock_full_data.yaml --rounds 3",

@@ -10,6 +10,7 @@ What happens to the loss before backward(), and to the gradients before the upda
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.table import Call
 from torch_bridge.step_record import LossRecord, flags_of, snapshot
 
+TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
+
+log = logging.getLogger(__name__)
+
 
 class CompiledCall:
     """`function(*modules, batch)` with the modules' parameters as they are at every call.
@@ -40,7 +45,8 @@ class CompiledCall:
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
         self.record = LossRecord(self.modules, function)
-        self._programs: dict[int, Callable] = {}
+        self._programs: dict[int, _Program] = {}
+        self._graphs: dict[tuple, Graph] = {}
 
     def __call__(self, batch: Any) -> Any:
         """Raises UserError that lists what cannot be recorded, with its lines."""
@@ -48,22 +54,34 @@ class CompiledCall:
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         self.record.check_captured()
         modes = flags_of([inner for module in self.modules.values() for inner in module.modules()])
-        graph, numbers = self.record.graph([_form(leaf) for leaf in leaves], spec, modes, own)
+        graph, numbers = self._graph(leaves, spec, modes, own)
         leaves = [*leaves, *numbers]
         tensors, aliases = snapshot(self.modules)
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
-        reached = graph.differentiable()
-        state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
-        state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
         if id(graph) not in self._programs:  # the record keeps its graphs
             self._programs[id(graph)] = _Program(graph)
+        program = self._programs[id(graph)]
+        reached = program.reached
+        state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
+        state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
         trained = {name for name, tensor in state.items() if tensor.requires_grad}
         trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
-        outputs, changed = self._programs[id(graph)](state, leaves, trained)
+        outputs, changed = program(state, leaves, frozenset(trained))
         with torch.no_grad():
             for name, value in changed.items():
                 tensors[name].copy_(value)
         return outputs
+
+    def _graph(self, leaves: list, spec: Any, modes: tuple, own: type | None) -> tuple[Graph, list]:
+        """The graph for these inputs, and Python's numbers that it takes: looked up, where they were here before."""
+        forms = [_form(leaf) for leaf in leaves]
+        python, numbers = self.record.python()
+        key = spec, modes, own, tuple((f.shape, f.dtype) if hasattr(f, "shape") else (type(f), f) for f in forms)
+        graph = self._graphs.get((python, key))
+        if graph is None:
+            graph, numbers = self.record.graph(forms, spec, modes, own)
+            self._graphs[self.record.python()[0], key] = graph
+        return graph, numbers
 
 
 class CompiledForward:
@@ -78,14 +96,31 @@ class CompiledForward:
         self.__name__ = "forward"
         self.__signature__ = inspect.signature(self.__wrapped__.__get__(module))
         self._call: CompiledCall | None = None
+        self._shapes: set[tuple] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or self._too_many((args, kwargs)):
             return self.__wrapped__(self.__self__, *args, **kwargs)
         if self._call is None:
             forward = self.__wrapped__
             self._call = CompiledCall(self.__self__, lambda module, inputs: forward(module, *inputs[0], **inputs[1]))
         return self._call((args, kwargs))
+
+    def _too_many(self, inputs: Any) -> bool:
+        """Note the shapes of a call; True where they are new and as many as shall be compiled have been."""
+        key = self.__self__.training, tuple(getattr(leaf, "shape", None) for leaf in pytree.tree_leaves(inputs))
+        if key in self._shapes:
+            return False
+        name, known = type(self.__self__).__name__, len(self._shapes)
+        if known == MOST_SHAPES:
+            log.warning("%s has been compiled for %d shapes; further ones run in torch", name, known)
+            self._shapes.add(())  # told
+        if known >= MOST_SHAPES:
+            return True
+        self._shapes.add(key)
+        if known + 1 == TOLD_SHAPES:
+            log.warning("%s is compiled for its shape number %d: pad batches to a few lengths", name, known + 1)
+        return False
 
     def __reduce__(self):
         return CompiledForward, (self.__self__,)
@@ -128,23 +163,44 @@ def _form(leaf: Any) -> Any:
 
 
 class _Program:
-    """A graph in torch's hands."""
+    """A graph in torch's hands. reached: the parameters that a gradient of its outputs reaches."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
+        self.reached = graph.differentiable()
         self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
         self.run = as_torch(self._run)
+        self._draws: bool | None = None  # whether it takes random numbers; known once traced
+        self._carrying: dict[frozenset[str], list[bool]] = {}
 
-    def __call__(self, state: dict, leaves: list, trained: set[str]) -> tuple[Any, dict[str, torch.Tensor]]:
-        tensors, changed = self.run(state, leaves, torch.randint(1 << 31, ()))
+    def __call__(self, state: dict, leaves: list, trained: frozenset[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+        before = torch.get_rng_state() if self._draws is None else None
+        seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
+        tensors, changed = self.run(state, leaves, seed)
+        if before is not None and not self._draws:
+            torch.set_rng_state(before)  # a call without random numbers leaves those that torch draws next as they were
+        if trained not in self._carrying:
+            self._carrying[trained] = self.graph.carries_gradient(set(trained))
         feed = iter(tensors)
         outputs = []
-        for place, carries in enumerate(self.graph.carries_gradient(trained)):
+        for place, carries in enumerate(self._carrying[trained]):
             value = self.constants[place] if place in self.constants else next(feed)
             outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
         return self.graph.structure.build(outputs), changed
 
     def _run(self, state: dict, leaves: list, seed: jax.Array) -> tuple[list, dict]:
-        outputs, changed = self.graph.run_leaves(state, leaves, Call(Rngs(jax.random.key(seed))))
+        rngs = _CountedRngs(jax.random.key(seed))
+        outputs, changed = self.graph.run_leaves(state, leaves, Call(rngs))
+        self._draws = rngs.drawn
         self.constants = {place: value for place, value in enumerate(outputs) if not hasattr(value, "dtype")}
         return [value for value in outputs if hasattr(value, "dtype")], changed
+
+
+class _CountedRngs(Rngs):
+    """Random keys that remember if one was taken."""
+
+    drawn = False
+
+    def __call__(self) -> jax.Array:
+        self.drawn = True
+        return super().__call__()

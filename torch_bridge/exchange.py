@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+
+_TORCHS = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
+_NUMPYS = frozenset(
+    map(np.dtype, ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+)
 
 
 def any_wide(tensors: Iterable[torch.Tensor]) -> bool:
@@ -26,16 +32,7 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
 
     Raises UserError for integers that 32 bits cannot hold.
     """
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
-        narrow = tensor.to(torch.int32)
-        if not torch.equal(narrow.to(torch.int64), tensor):
-            raise UserError(
-                f"an int64 tensor of shape {tuple(tensor.shape)} holds values from {tensor.min()} to {tensor.max()}, "
-                "and JAX computes with 32-bit integers here. Map the ids to a smaller range, or call "
-                "jax.config.update('jax_enable_x64', True) first"
-            )
-        tensor = narrow
+    tensor = narrowed(tensor.detach().contiguous())
     try:
         return jax.dlpack.from_dlpack(tensor)
     except (RuntimeError, ValueError, TypeError, BufferError) as error:
@@ -46,11 +43,56 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
         ) from None
 
 
+def narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return int64 as int32 where JAX computes in 32 bits; raises UserError for integers that these cannot hold."""
+    if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
+        narrow = tensor.to(torch.int32)
+        if not torch.equal(narrow.to(torch.int64), tensor):
+            raise UserError(
+                f"an int64 tensor of shape {tuple(tensor.shape)} holds values from {tensor.min()} to {tensor.max()}, "
+                "and JAX computes with 32-bit integers here. Map the ids to a smaller range, or call "
+                "jax.config.update('jax_enable_x64', True) first"
+            )
+        tensor = narrow
+    return tensor
+
+
+def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
+    """Return a tensor's memory in the form that a compiled function takes in the least time."""
+    if not tensor.is_cpu or tensor.dtype not in _TORCHS or jax.default_backend() != "cpu":
+        return to_array(tensor)
+    return narrowed(tensor.detach()).numpy()
+
+
 def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The array as a tensor of its own, which torch may write to; int32 becomes int64, torch's integer."""
-    tensor = torch.from_dlpack(array)
+    if array.dtype in _NUMPYS and array.device.platform == "cpu":
+        tensor, own = torch.from_numpy(np.array(array)), True  # a tenth of the time that dlpack takes to begin with
+    else:
+        tensor, own = torch.from_dlpack(array), False
     wanted = dtype or (torch.int64 if tensor.dtype is torch.int32 else tensor.dtype)
-    return tensor.clone() if tensor.dtype is wanted else tensor.to(wanted)
+    if tensor.dtype is not wanted:
+        return tensor.to(wanted)
+    return tensor if own else tensor.clone()
+
+
+class Shared:
+    """Arrays that share the memory of tensors which come again, call by call, as a module's parameters do."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[tuple, jax.Array]] = {}
+
+    def array(self, place: int, tensor: torch.Tensor) -> jax.Array:
+        """Return the tensor's memory as an array, as `to_array`; the same one while it is the same memory."""
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, jax.config.jax_enable_x64
+        held = self._held.get(place)
+        if held is not None and held[0] == key:
+            return held[1]
+        array = to_array(tensor)
+        self._held.pop(place, None)
+        if tensor.is_cpu and array.unsafe_buffer_pointer() == tensor.data_ptr():  # no copy: what torch writes is seen
+            self._held[place] = key, array
+        return array
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from jaxtrain.errors import UserError
-from torch_bridge.exchange import any_wide, precision, pull_back, to_array, to_tensor
+from torch_bridge.exchange import Shared, any_wide, precision, pull_back, to_input, to_tensor
 
 
 def as_torch(function: Callable) -> Callable:
@@ -47,7 +47,9 @@ def as_torch(function: Callable) -> Callable:
         )
         key = (spec, places, constants, tuple(type(leaf) for _, leaf in constants), wanted)
         try:
-            program = programs.setdefault(key, _Program(function, spec, places, constants, wanted))
+            program = programs.get(key)
+            if program is None:
+                program = programs[key] = _Program(function, spec, places, constants, wanted)
         except TypeError:
             odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
             raise UserError(
@@ -68,11 +70,13 @@ class _Program:
         self.structure: Any = None  # of the results; known once traced
         self.floating: list[bool] = []
         self.forward = jax.jit(self._forward)
+        self.shared = Shared()
 
     def run(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """The results' leaves, and the pullback if a gradient is wanted."""
         with precision(any_wide(tensors)):
-            arrays = [to_array(tensor) for tensor in tensors]
+            array = lambda place, t: self.shared.array(place, t) if t.is_leaf and t.requires_grad else to_input(t)
+            arrays = [array(place, tensor) for place, tensor in enumerate(tensors)]
             outputs, pullback = self.forward(arrays)
             jax.block_until_ready(outputs)  # torch may write to the inputs from now on
             return [to_tensor(leaf) for leaf in outputs], pullback
@@ -122,7 +126,7 @@ class _Call(torch.autograd.Function):
     def backward(ctx, *cotangents: torch.Tensor):
         _ = ctx.saved_tensors  # torch raises here if one was changed since
         with precision(ctx.wide):
-            given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
+            given = [to_input(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
         found: list[torch.Tensor | None] = [None] * ctx.count
         for i, gradient in zip(ctx.program.wanted, gradients, strict=True):

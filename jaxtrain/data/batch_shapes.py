@@ -8,6 +8,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,7 +204,7 @@ def probe(source: Any, reader: Any, items: Callable[[], list[Any]], pad_values: 
     try:
         given = items()
         together = lambda *chosen: flatten(reader.collate([copy.deepcopy(given[i]) for i in chosen]))
-        return _axes(together, len(given), pad_values)
+        return axes_of(together, len(given), pad_values)
     finally:
         for state, value in zip(states, before, strict=True):
             state.set(value)
@@ -213,7 +214,13 @@ class NotPadded(Exception):
     """Says why batches of many lengths cannot be padded further."""
 
 
-def _axes(together: Callable[..., dict[str, Any]], count: int, pad_values: Mapping[str, float]) -> list[Axis]:
+def axes_of(
+    together: Callable[..., dict[str, Any]], count: int, pad_values: Mapping[str, float] = MappingProxyType({})
+) -> list[Axis]:
+    """Find the axes that vary between samples. together: (numbers below count) -> those samples, collated, by name.
+
+    Raises NotPadded where an axis varies and it cannot be told what pads it.
+    """
     alone = [together(i) for i in range(count)]
     if len({tuple(arrays) for arrays in alone}) > 1 or len({tuple(a.ndim for a in x.values()) for x in alone}) > 1:
         return []  # the collate function itself will say so, or the step

@@ -14,6 +14,7 @@ from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 
 declare_torchvision()
 lightning = pytest.importorskip("lightning")
+import torchmetrics  # noqa: E402
 from lightning.pytorch import callbacks, loggers  # noqa: E402
 
 import jaxtrain.lightning as ours  # noqa: E402
@@ -93,16 +94,17 @@ def test_curves_metrics_and_files_are_lightnings(tmp_path, options):
 
 
 @pytest.mark.parametrize(("first", "second"), [("lightning", "jaxtrain"), ("jaxtrain", "lightning")])
-def test_each_side_goes_on_from_the_others_ckpt(tmp_path, first, second):
+def test_20_steps_on_each_side_are_40_of_lightnings(tmp_path, first, second):
     whole = Classifier()
-    trainer("lightning", tmp_path / "whole", max_epochs=4).fit(whole, loader(8), loader(32))
+    trainer("lightning", tmp_path / "whole", max_epochs=4).fit(whole, loader(5), loader(32))
     half = trainer(first, tmp_path / "half", max_epochs=2)
-    half.fit(Classifier(), loader(8), loader(32))
+    half.fit(Classifier(), loader(5), loader(32))
+    assert half.global_step == 20
     half.save_checkpoint(tmp_path / "half.ckpt")
     module = Classifier()
-    trainer(second, tmp_path / "rest", max_epochs=4).fit(
-        module, loader(8), loader(32), ckpt_path=tmp_path / "half.ckpt"
-    )
+    rest = trainer(second, tmp_path / "rest", max_epochs=4)
+    rest.fit(module, loader(5), loader(32), ckpt_path=tmp_path / "half.ckpt")
+    assert rest.global_step == 40
     assert_same(whole, module)
     loaded = Classifier.load_from_checkpoint(tmp_path / "half.ckpt")
     assert loaded.hparams.lr == 1e-2
@@ -185,13 +187,128 @@ def test_a_step_that_cannot_be_one_program_trains_on_compiled_modules(tmp_path, 
     assert "forward" not in vars(mine.body)  # a plain module again
 
 
-class UsesIndex(Classifier):
+class UsesNumbers(Classifier):
+    """Computes with the loop's numbers and branches on them."""
+
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1 + batch_idx)
+        loss = super().training_step(batch, batch_idx) * (1 + 0.1 * batch_idx / 7)
+        if batch_idx % 3 == 0:
+            self.log("third", loss)
+        if self.current_epoch >= 1 and self.trainer.global_step < 12:
+            loss = 0.5 * loss
+        self.log("lr", self.optimizers().param_groups[0]["lr"])
+        return {"loss": loss}
 
 
-def test_a_step_that_computes_with_the_batchs_number_is_refused_before_training(tmp_path):
-    module = UsesIndex()
-    with pytest.raises(UserError, match="batch_idx"):
+def test_numbers_of_the_loop_count_as_lightnings(tmp_path):
+    modules = {name: UsesNumbers() for name in ENGINES}
+    for name, module in modules.items():
+        made = trainer(name, tmp_path / name)
+        made.fit(module, loader(8), loader(32))
+    assert_same(*modules.values())
+    for want, got in zip(*(logged(tmp_path / name) for name in ENGINES), strict=True):
+        assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert len(made.fit_loop.epoch_loop.automatic_optimization.recorder.paths.known) == 6
+
+
+class AsksForEach(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * float(batch_idx)
+
+
+def test_a_number_that_python_needs_itself_is_refused_with_its_line_after_8_programs(tmp_path):
+    with pytest.raises(UserError, match=r"8 programs already, at .*test_drop_in_lightning.py:\d+"):
+        trainer("jaxtrain", tmp_path).fit(AsksForEach(), loader(5), loader(32))
+
+
+class Metrics(Classifier):
+    """torchmetrics as members, in a collection and as functions."""
+
+    def __init__(self):
+        super().__init__()
+        one = lambda name: torchmetrics.classification.__dict__[name](num_classes=3)
+        self.acc = one("MulticlassAccuracy")
+        self.more = torchmetrics.MetricCollection([one("MulticlassF1Score"), one("MulticlassPrecision")], prefix="m_")
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        self.log("acc", self.acc(logits, y), on_step=True)
+        self.log("epoch_acc", self.acc, on_step=False, on_epoch=True)
+        self.log_dict(self.more(logits, y))
+        self.log("functional", torchmetrics.functional.accuracy(logits, y, "multiclass", num_classes=3))
+        return F.cross_entropy(logits, y)
+
+
+def test_metrics_of_torchmetrics_are_lightnings(tmp_path):
+    for name in ENGINES:
+        trainer(name, tmp_path / name).fit(Metrics(), loader(8), loader(32))
+    theirs, mine = (logged(tmp_path / name) for name in ENGINES)
+    assert {"acc", "epoch_acc", "m_MulticlassF1Score", "functional"} <= {key for row in theirs for key in row}
+    for want, got in zip(theirs, mine, strict=True):
+        assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
+
+
+class UsesMetric(Metrics):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + self.acc(self(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"detect_anomaly": True}, "detect_anomaly"), ({"precision": "16-mixed"}, "precision")]
+)
+def test_a_flag_without_counterpart_is_named_before_training(tmp_path, options, why):
+    with pytest.raises(UserError, match=why):
+        trainer("jaxtrain", tmp_path, **options)
+
+
+def test_a_loss_of_a_metrics_value_is_refused_before_training(tmp_path):
+    module = UsesMetric()
+    with pytest.raises(UserError, match="MulticlassAccuracy, a torchmetrics metric"):
         trainer("jaxtrain", tmp_path).fit(module, loader(8), loader(32))
-    assert_same(UsesIndex(), module)
+    assert_same(UsesMetric(), module)
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Sequences of 3 to 40 numbers, padded with zeros to the longest of a batch."""
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(index)
+        length = int(torch.randint(3, 41, (), generator=draw))
+        return torch.randint(1, 9, (length,), generator=draw), index % 3
+
+
+def padded(samples):
+    ids = nn.utils.rnn.pad_sequence([ids for ids, _ in samples], batch_first=True)
+    return [ids, torch.tensor([label for _, label in samples])]
+
+
+class OverLengths(Classifier):
+    """masked: padding does not enter the mean."""
+
+    def __init__(self, masked: bool = True):
+        super().__init__()
+        self.table = nn.Embedding(9, 6)
+        self.masked = masked
+
+    def forward(self, ids):
+        if ids.is_floating_point():
+            return super().forward(ids)
+        kept = (ids > 0).float()[..., None] if self.masked else torch.ones(*ids.shape, 1)
+        return super().forward((self.table(ids) * kept).sum(1) / kept.sum(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("masked", "least", "most"), [(True, 1, 8), (False, 9, 30)], ids=["rounded", "exact"])
+def test_batches_of_many_lengths_are_rounded_where_padding_changes_nothing(tmp_path, masked, least, most):
+    modules = {name: OverLengths(masked) for name in ENGINES}
+    for name, module in modules.items():
+        made = trainer(name, tmp_path / name, max_epochs=2)
+        data = torch.utils.data.DataLoader(Sentences(), 4, collate_fn=padded)
+        made.fit(module, data, data)
+    assert_same(*modules.values())
+    programs = made.fit_loop.epoch_loop.automatic_optimization.step._programs
+    assert least <= len({id(program) for program in programs.values()}) <= most

@@ -81,14 +81,13 @@ def test_the_curve_and_the_files_are_transformers(tmp_path, options):
 
 
 @pytest.mark.parametrize(("first", "second"), [("transformers", "jaxtrain"), ("jaxtrain", "transformers")])
-def test_each_side_goes_on_from_the_others_checkpoint(tmp_path, first, second):
-    whole = trainer("transformers", tmp_path / "whole")
-    whole.train()
-    trainer(first, tmp_path / "parts", max_steps=7, num_train_epochs=1, lr_scheduler_type="constant").train()
-    reference = trainer("transformers", tmp_path / "reference", max_steps=14, lr_scheduler_type="constant")
+def test_20_steps_on_each_side_are_40_of_transformers(tmp_path, first, second):
+    more = {"lr_scheduler_type": "constant", "eval_strategy": "no", "save_strategy": "steps", "save_steps": 20}
+    trainer(first, tmp_path / "parts", max_steps=20, **more).train()
+    reference = trainer("transformers", tmp_path / "reference", max_steps=40, **more)
     reference.train()
-    resumed = trainer(second, tmp_path / "parts", max_steps=14, lr_scheduler_type="constant")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "parts/checkpoint-7"))
+    resumed = trainer(second, tmp_path / "parts", max_steps=40, **more)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "parts/checkpoint-20"))
     for key, value in reference.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
@@ -144,6 +143,48 @@ def test_a_callback_that_changes_weights_between_steps_is_obeyed(tmp_path):
         made.train()
         ends[name] = made.model.classifier.bias.detach()
     torch.testing.assert_close(ends["jaxtrain"], ends["transformers"], rtol=1e-4, atol=1e-6)
+
+
+class ReadsGradients(transformers.TrainerCallback):
+    def __init__(self):
+        self.norms = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.norms.append(float(model.classifier.weight.grad.norm()))
+
+
+def test_a_callback_that_reads_gradients_sees_transformers(tmp_path):
+    norms = {}
+    for name in ENGINES:
+        made = trainer(name, tmp_path / name, max_steps=5, eval_strategy="no", save_strategy="no")
+        norms[name] = ReadsGradients()
+        made.add_callback(norms[name])
+        made.train()
+    np.testing.assert_allclose(norms["jaxtrain"].norms, norms["transformers"].norms, rtol=1e-4)
+
+
+class Lengths(Sentences):
+    def __getitem__(self, index):
+        ids = torch.randint(1, 60, (3 + index % 30,), generator=torch.Generator().manual_seed(index)).tolist()
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": sum(ids) % 3}
+
+
+def collate(samples):
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    fill = lambda name, value: [sample[name] + [value] * (longest - len(sample[name])) for sample in samples]
+    made = {"input_ids": fill("input_ids", 0), "attention_mask": fill("attention_mask", 0)}
+    return {k: torch.tensor(v) for k, v in (made | {"labels": [sample["labels"] for sample in samples]}).items()}
+
+
+@pytest.mark.slow
+def test_batches_of_many_lengths_are_rounded_to_8_shapes_at_most(tmp_path, capsys):
+    runs = {name: trainer(name, tmp_path / name, eval_strategy="no", save_strategy="no") for name in ENGINES}
+    for made in runs.values():
+        made.train_dataset, made.data_collator = Lengths(), collate
+        made.train()
+    np.testing.assert_allclose(curve(runs["jaxtrain"]), curve(runs["transformers"]), rtol=1e-4, atol=1e-6)
+    assert "input_ids, attention_mask), which are rounded up to at most 8 shapes" in capsys.readouterr().out
+    assert len({id(program) for program in runs["jaxtrain"]._step._programs.values()}) <= 8
 
 
 @pytest.mark.parametrize("option", [{"torch_compile": True}, {"push_to_hub": True}])

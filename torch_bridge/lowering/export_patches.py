@@ -270,4 +270,6 @@ _PLAIN = {
     torch.corrcoef: _corrcoef,
     torch.Tensor.corrcoef: _corrcoef,
     F.ctc_loss: sequence_losses.ctc_loss,
+    torch.masked_select: sequence_losses.masked_select,
+    torch.Tensor.masked_select: sequence_losses.masked_select,
 }

@@ -11,6 +11,7 @@ from torch_bridge.lowering.dtypes import wide
 from torch_bridge.lowering.table import lowering
 
 Size = int | Sequence[int]
+MOST_ENTRIES = 27  # of a window whose maximum is found entry by entry
 
 
 def _fit(values, rank: int, default: Sequence[int] = ()) -> list[int]:
@@ -46,7 +47,9 @@ def _max_pool_with_indices(rank: int):
         """The maxima, and their positions in the flattened space of x."""
         kernel = _fit(kernel_size, rank)
         stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
-        sizes, _ = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
+        sizes, pads = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
+        if math.prod(kernel) <= MOST_ENTRIES:
+            return _maximum_by_entries(x, pads, sizes, kernel, stride, padding, dilation)
         positions = [
             np.arange(count)[:, None] * s - p + np.arange(k) * d
             for count, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True)
@@ -62,7 +65,7 @@ def _max_pool(rank: int):
     def lower(call, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
         kernel = _fit(kernel_size, rank)
         stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
-        if max(dilation) > 1:  # reduce_window has no gradient then
+        if math.prod(kernel) <= MOST_ENTRIES or max(dilation) > 1:  # reduce_window has no gradient then
             return with_indices(call, x, kernel, stride, padding, dilation, ceil_mode)[0]
         _, pads = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
         lowest = np.asarray(_lowest(x.dtype), x.dtype)
@@ -86,6 +89,36 @@ for _rank in (1, 2, 3):
 
 for _rank in (2, 3):
     lowering(f"max_pool{_rank}d_with_indices.default")(_max_pool_with_indices(_rank))
+
+
+def _maximum_by_entries(x, pads, sizes, kernel, stride, padding, dilation):
+    """As `_pick_maximum`, entry by entry over all windows at once: without a gather, whose gradient is slow on a CPU.
+
+    The first of equal maxima and the last NaN win, as in torch.
+    """
+    rank = len(kernel)
+    padded = jax.lax.pad(x, np.asarray(_lowest(x.dtype), x.dtype), pads)
+    best, where = None, np.zeros((), np.int32)
+    for entry in np.ndindex(*kernel):
+        starts = [0] * (x.ndim - rank) + [o * d for o, d in zip(entry, dilation, strict=True)]
+        spans = [*x.shape[: x.ndim - rank], *((n - 1) * s + 1 for n, s in zip(sizes, stride, strict=True))]
+        ends = [start + span for start, span in zip(starts, spans, strict=True)]
+        values = jax.lax.slice(padded, starts, ends, [1] * (x.ndim - rank) + list(stride))
+        place = np.zeros((), np.int32)
+        for axis, (o, count) in enumerate(zip(entry, sizes, strict=True)):
+            index = np.arange(count) * stride[axis] - padding[axis] + o * dilation[axis]
+            first = index % dilation[axis]  # inside, if the window begins in the padding
+            index = np.where(index < 0, first, np.minimum(index, x.shape[x.ndim - rank + axis] - 1))
+            place = place * x.shape[x.ndim - rank + axis] + index.reshape(-1, *[1] * (rank - 1 - axis))
+        place = np.broadcast_to(place, sizes).astype(np.int32)
+        if best is None:
+            best, where = values, jnp.broadcast_to(place, values.shape)
+            continue
+        better = values > best
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            better = better | jnp.isnan(values)
+        best, where = jnp.where(better, values, best), jnp.where(better, place, where)
+    return best, where
 
 
 def _pick_maximum(x, positions):

@@ -51,7 +51,10 @@ class _ClassValue:
         self.owner = owner
 
     def __getitem__(self, key: Any) -> Any:
-        return vars(self.owner)[key] if key in vars(self.owner) else inspect.getattr_static(self.owner, key)
+        for scope in (self.owner, *type(self.owner).__mro__):
+            if key in vars(scope):
+                return vars(scope)[key]
+        raise KeyError(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if inspect.getattr_static(type(self.owner), key) is value:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import library
+from torch.utils._pytree import tree_map
 
 library.define(
     "torch_bridge::ctc_loss",
@@ -24,6 +25,54 @@ def _refuse_backward(ctx, *gradients):
 library.register_autograd("torch_bridge::ctc_loss", _refuse_backward)
 
 
+class Selected:
+    """The labels that a mask selects, in a row, whose number is not known: as speech models hand them to the CTC loss.
+
+    For any other use it is what torch makes of it, whose size depends on values.
+    """
+
+    __slots__ = ("mask", "values")
+
+    def __init__(self, values: torch.Tensor, mask: torch.Tensor):
+        self.values, self.mask = values, mask
+
+    def real(self) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return torch.masked_select(self.values, self.mask)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        exchange = lambda item: item.real() if isinstance(item, Selected) else item
+        args, kwargs = tree_map(exchange, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.real(), name)
+
+    def rows(self, lengths: torch.Tensor) -> torch.Tensor:
+        """The labels as [batch, label], of which `lengths` count: consecutive pieces of the row."""
+        count = self.mask.shape[1]
+        order = torch.argsort((~self.mask).flatten().to(torch.int32), stable=True)
+        start = torch.cumsum(lengths, 0) - lengths
+        places = (start[:, None] + torch.arange(count)).clamp(0, order.shape[0] - 1)
+        return self.values.flatten()[order][places]
+
+
+def _define(name: str) -> None:
+    setattr(Selected, name, lambda self, *args: getattr(self.real(), name)(*args))
+
+
+for _name in "add radd sub rsub mul rmul truediv eq ne lt le gt ge getitem len iter neg bool int float".split():
+    _define(f"__{_name}__")
+
+
+def masked_select(values: torch.Tensor, mask: torch.Tensor) -> "torch.Tensor | Selected":
+    """Compute torch.masked_select; labels [batch, label] are left as they are until it is seen what they are for."""
+    if values.dim() == 2 and values.shape == mask.shape and not values.is_floating_point():
+        return Selected(values, mask)
+    return torch.masked_select(values, mask)
+
+
 def ctc_loss(
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False
 ) -> torch.Tensor:
@@ -36,8 +85,14 @@ def ctc_loss(
     single = log_probs.dim() == 2
     if single:
         log_probs, targets = log_probs[:, None], targets[None]
-    lengths = [torch.as_tensor(length).reshape(-1) for length in (input_lengths, target_lengths)]
+    most = targets.mask.shape[1] if isinstance(targets, Selected) else targets.shape[-1]
+    given = [torch.as_tensor(length).reshape(-1) for length in (input_lengths, target_lengths)]
+    lengths = [length.clamp(0, limit) for length, limit in zip(given, (log_probs.shape[0], most), strict=True)]
+    if isinstance(targets, Selected):
+        targets = targets.rows(lengths[1])
     value = torch.ops.torch_bridge.ctc_loss(
         log_probs, targets, *lengths, blank, _REDUCTIONS[reduction], bool(zero_infinity)
     )
+    beyond = [(was != now).any() for was, now in zip(given, lengths, strict=True)]
+    value = torch.where(beyond[0] | beyond[1], torch.nan, value)  # where torch raises an error
     return value[0] if single and reduction == "none" else value

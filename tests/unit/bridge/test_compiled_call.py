@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from jaxtrain import UserError
-from torch_bridge.compiled_call import CompiledCall
+from torch_bridge import compiled_call
+from torch_bridge.compiled_call import CompiledCall, CompiledForward
 
 
 class Net(nn.Module):
@@ -100,3 +101,25 @@ def test_what_cannot_be_recorded_is_named_with_its_line():
 
     with pytest.raises(UserError, match="return loss if loss > 0 else -loss"):
         CompiledCall(net, branching)(batch)
+
+
+def test_a_call_without_random_numbers_takes_none_of_torchs():
+    module = torch.nn.Linear(3, 2)
+    call = CompiledCall(module, lambda module, x: module(x))
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    for _ in range(2):
+        call(torch.ones(1, 3))
+    assert torch.equal(torch.rand(4), wanted)
+
+
+def test_a_modules_65th_shape_runs_in_torch_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(compiled_call, "MOST_SHAPES", 2)
+    module = torch.nn.Linear(3, 2)
+    module.forward = CompiledForward(module)
+    for rows in (1, 2, 3, 4, 3):
+        module(torch.ones(rows, 3)).sum().backward()
+    assert module.weight.grad.sum() == 2 * 3 * 13
+    told = [record.message for record in caplog.records if record.name == compiled_call.log.name]
+    assert told == ["Linear has been compiled for 2 shapes; further ones run in torch"]

@@ -76,3 +76,18 @@ def test_an_argument_that_nothing_can_be_compiled_for_is_named():
     prediction, target = inputs()
     with pytest.raises(UserError, match="an argument is set"):
         smooth(prediction, target, scale={1.0})
+
+
+def test_a_parameter_that_torch_changes_in_place_or_replaces_is_seen():
+    module = torch.nn.Linear(3, 2)
+    call = as_torch(lambda weight, x: x @ weight.T)
+    x = torch.ones(1, 3)
+    for change in (
+        lambda: None,
+        lambda: module.weight.data.mul_(2),
+        lambda: setattr(module.weight, "data", torch.ones(2, 3)),
+    ):
+        change()
+        torch.testing.assert_close(call(module.weight, x), x @ module.weight.T)
+    module.weight = torch.nn.Parameter(torch.zeros(2, 3))
+    torch.testing.assert_close(call(module.weight, x), torch.zeros(1, 2))

@@ -4,7 +4,10 @@ import jax
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
+from jaxtrain import UserError
+from torch_bridge.compiled_call import CompiledCall
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
 
@@ -21,3 +24,28 @@ def test_gradient_of_the_logits_equals_torch_to_1e_5(reduction):
 
     ours = jax.grad(loss)(logits.detach().numpy())
     np.testing.assert_allclose(ours, logits.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_that_a_mask_selects_are_torchs_and_nothing_else_is_made_of_them():
+    net = torch.nn.Linear(3, 5)
+    x = torch.randn(2, 9, 3, generator=torch.manual_seed(0))
+    labels = torch.tensor([[-100, 4, -100, 2], [1, 1, 3, -100]])
+
+    def loss(net, batch):
+        kept = batch["labels"] >= 0
+        log_p = net(batch["x"]).log_softmax(-1).transpose(0, 1)
+        flat = batch["labels"].masked_select(kept)
+        return F.ctc_loss(log_p, flat, torch.tensor([9, 7]), kept.sum(-1), zero_infinity=True)
+
+    batch = {"x": x, "labels": labels}
+    wanted = loss(net, batch)
+    (gradient,) = torch.autograd.grad(wanted, [net.weight])
+    got = CompiledCall(net, loss)(batch)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.autograd.grad(got, [net.weight])[0], gradient)
+
+    def other(net, batch):
+        return net(batch["x"]).mean() * batch["labels"].masked_select(batch["labels"] > 0).sum()
+
+    with pytest.raises(UserError, match="masked_select"):
+        CompiledCall(net, other)(batch)

@@ -1,0 +1,147 @@
+"""Run examples/drop_in under the original libraries and under jaxtrain: `python -m benchmarks.drop_in`.
+
+Compares loss curves, metrics and lists of files, measures the median second between two steps, and writes the table of
+docs/drop_in.md. Each run is a process of its own, one after another, with a compilation cache that begins empty.
+"""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from benchmarks import parser
+
+ROOT = pathlib.Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples/drop_in"
+PAGE = ROOT / "docs/drop_in.md"
+BEGIN, END = "<!-- benchmarks.drop_in begins -->", "<!-- benchmarks.drop_in ends -->"
+TOLERANCE = 1e-4  # relative, of every loss and metric
+
+
+def scripts() -> list[str]:
+    """The names of the examples, each `<library>_<what>`."""
+    return sorted(path.stem for path in EXAMPLES.glob("*_*.py"))
+
+
+def run(name: str, engine: str, folder: pathlib.Path, *more: str) -> dict[str, Any]:
+    """Run an example in a process of its own; what it has written to --output.
+
+    Raises RuntimeError with the end of its output where it fails.
+    """
+    output = folder / f"{name}_{engine}.json"
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--engine", engine, "--output", str(output)]
+    command += ["--output_dir", str(folder / engine / name), *more]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} --engine {engine} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    return json.loads(output.read_text())
+
+
+def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Distances of the two runs and their speeds.
+
+    loss, metric: largest relative difference; infinite where one has more. files: whether the lists are equal.
+    seconds: of a step, median. compile_s: what our run takes beyond its steps, less what theirs takes beyond its own.
+    """
+    steady = [
+        statistics.median(b - a for a, b in zip(x["seconds"], x["seconds"][1:], strict=False)) for x in (theirs, ours)
+    ]
+    rest = [x["whole_s"] - second * len(x["seconds"]) for x, second in zip((theirs, ours), steady, strict=True)]
+    named = [sorted(x["metrics"]) for x in (theirs, ours)]
+    values = [[x["metrics"][name] for name in names] for x, names in zip((theirs, ours), named, strict=True)]
+    return {
+        "steps": len(theirs["loss"]),
+        "loss": _distance(theirs["loss"], ours["loss"]),
+        "metric": _distance(*values) if named[0] == named[1] else math.inf,
+        "files": theirs["files"] == ours["files"],
+        "seconds": steady,
+        "compile_s": rest[1] - rest[0],
+    }
+
+
+def equal(found: dict[str, Any]) -> bool:
+    """Return True where curve and metrics are within the tolerance and the files are the same."""
+    return max(found["loss"], found["metric"]) <= TOLERANCE and found["files"]
+
+
+def _distance(wanted: list[float], got: list[float]) -> float:
+    if len(wanted) != len(got):
+        return math.inf
+    pairs = zip(wanted, got, strict=True)
+    return max((abs(a - b) / max(abs(a), 1e-6) if a == a and b == b else math.inf for a, b in pairs), default=0.0)
+
+
+def table(found: dict[str, dict[str, Any]], machine: str) -> str:
+    """The table of docs/drop_in.md."""
+    lines = [
+        f"{machine}: 60 steps of each example, dropout off, float32. Largest relative "
+        "differences of the loss curve and of the evaluation's metrics, the list of files, median seconds per step "
+        "(original, here), and what compiling adds to a run.",
+        "",
+        "| example | loss | metrics | files | original | here | ratio | compile |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    ratios = []
+    for name, row in found.items():
+        theirs, ours = row["seconds"]
+        ratios.append(theirs / ours)
+        cells = [f"{row['loss']:.0e}", f"{row['metric']:.0e}", "same" if row["files"] else "differ"]
+        cells += [f"{1000 * theirs:.1f} ms", f"{1000 * ours:.1f} ms", f"{ratios[-1]:.2f}", f"{row['compile_s']:.0f} s"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    same, slower = sum(map(equal, found.values())), sum(ratio < 1 for ratio in ratios)
+    lines += ["", f"{same} of {len(found)} equal; geometric mean of the ratios {mean:.2f}; slower: {slower}."]
+    return "\n".join(lines)
+
+
+def write(text: str) -> None:
+    """Put the table between the markers of docs/drop_in.md."""
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+
+
+def main() -> None:
+    p = parser(__doc__, figures=False)
+    p.add_argument("--only", nargs="+", choices=scripts(), default=scripts(), help="which examples (default: all)")
+    p.add_argument("--max-steps", type=int, default=60)
+    p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
+    p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
+    p.add_argument("--json", help="write what was found to this file, and begin with what is there")
+    arguments = p.parse_args()
+    kept = pathlib.Path(arguments.json) if arguments.json else None
+    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    failed = False
+    for name in arguments.only:
+        with tempfile.TemporaryDirectory() as folder:
+            engines = (name.partition("_")[0], "jaxtrain")
+            try:
+                runs = [
+                    run(name, engine, pathlib.Path(folder), "--max_steps", str(arguments.max_steps))
+                    for engine in engines
+                ]
+            except RuntimeError as error:
+                print(error)
+                failed = True
+                continue
+        found[name] = compare(*runs)
+        failed |= not equal(found[name])
+        print(f"{name}: {'equal' if equal(found[name]) else 'DIFFERS'} {found[name]}", flush=True)
+        if kept:
+            kept.write_text(json.dumps(found, indent=1))
+    text = table(dict(sorted(found.items())), arguments.machine)
+    print(text)
+    if arguments.write:
+        write(text)
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Plain numbers that change from call to call (batch_idx, an epoch), in torch code that is recorded once.
+
+With tensors a `Number` computes as a tensor of the record. What Python itself asks of it (a comparison, a range, a
+text) is answered from its present value and kept as a condition: the record holds for values that give these answers.
+"""
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from jaxtrain.errors import UserError
+from torch_bridge.lowering.errors import MACHINERY
+
+MOST_PATHS = 8  # ways through the code, each of which is recorded and compiled
+
+Values = Mapping[str, Any]
+_BINARY = "add sub mul truediv floordiv mod pow".split()
+_COMPARISONS = "eq ne lt le gt ge".split()
+
+
+class Path:
+    """One way through the code. conditions: (asked of the values, answer, line of the user's that asked)."""
+
+    __slots__ = ("conditions",)
+
+    def __init__(self) -> None:
+        self.conditions: list[tuple[Callable[[Values], Any], Any, str]] = []
+
+    def holds(self, values: Values) -> bool:
+        """Return True if every condition gives the same answer for these values."""
+        for ask, answer, _ in self.conditions:
+            try:
+                got = ask(values)
+            except ArithmeticError:
+                return False
+            if type(got) is not type(answer) or got != answer:
+                return False
+        return True
+
+    def number(self, name: str, values: Values, tensor: torch.Tensor) -> "Number":
+        """Return the number of this name: its present value, and the 0-d tensor that it is in the record."""
+        return Number(self, values[name], lambda now: now[name], lambda: tensor)
+
+
+class Paths:
+    """The ways through a function that changing numbers have led to so far."""
+
+    __slots__ = ("known", "name", "values")
+
+    def __init__(self, name: str):
+        self.name = name  # of the function, for messages
+        self.known: list[Path] = []
+        self.values: Values = {}
+
+    def of(self, values: Values) -> int:
+        """Return the place of the path that holds for these values; a new one has no conditions yet.
+
+        Raises UserError where there are too many.
+        """
+        self.values = values
+        for place, path in enumerate(self.known):
+            if path.holds(values):
+                return place
+        if len(self.known) >= MOST_PATHS:
+            lines = [where for path in self.known for _, _, where in path.conditions]
+            raise UserError(
+                f"{self.name} asks of a number that changes from step to step what has led to {MOST_PATHS} programs "
+                f"already, at {max(set(lines), key=lines.count)}: compute with the number itself, or with torch.where"
+            )
+        self.known.append(Path())
+        return len(self.known) - 1
+
+
+class Number:
+    """A number of a path. value: at present. of: from the values. tensor: gives the 0-d tensor that stands for it."""
+
+    __slots__ = ("of", "path", "tensor", "value")
+    __array_ufunc__ = None
+
+    def __init__(self, path: Path, value: Any, of: Callable[[Values], Any], tensor: Callable[[], torch.Tensor]):
+        self.path, self.value, self.of, self.tensor = path, value, of, tensor
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        """Compute with the tensor in place of the number."""
+        exchange = lambda item: item.tensor() if isinstance(item, Number) else item
+        return function(*map(exchange, args), **{key: exchange(item) for key, item in (kwargs or {}).items()})
+
+    def _asked(self, ask: Callable[[Any], Any]) -> Any:
+        """Answer Python now, and keep the answer as a condition."""
+        of = self.of
+        answer = ask(self.value)
+        self.path.conditions.append((lambda now: ask(of(now)), answer, _line()))
+        return answer
+
+    def plain(self) -> Any:
+        """Return the present value; the record then holds for this value alone."""
+        return self._asked(lambda value: value)
+
+    def _with(self, other: Any, operate: Callable, reflected: bool) -> Any:
+        ordered = (lambda a, b: operate(b, a)) if reflected else operate
+        if isinstance(other, torch.Tensor):
+            return ordered(self.tensor(), other)
+        if isinstance(other, Number):
+            of, mine, theirs = self.of, self.tensor, other
+            return Number(
+                self.path, ordered(self.value, other.value), lambda now: ordered(of(now), theirs.of(now)),
+                lambda: ordered(mine(), theirs.tensor())
+            )  # fmt: skip
+        if isinstance(other, (bool, int, float)):
+            of, mine = self.of, self.tensor
+            return Number(
+                self.path, ordered(self.value, other), lambda now: ordered(of(now), other),
+                lambda: ordered(mine(), other)
+            )  # fmt: skip
+        return NotImplemented
+
+    def _compared(self, other: Any, operate: Callable) -> Any:
+        if isinstance(other, torch.Tensor):
+            return operate(self.tensor(), other)
+        if isinstance(other, Number):
+            return bool(self._with(other, operate, False))
+        return self._asked(lambda value: operate(value, other))
+
+    def _alone(self, operate: Callable) -> "Number":
+        of, mine = self.of, self.tensor
+        return Number(self.path, operate(self.value), lambda now: operate(of(now)), lambda: operate(mine()))
+
+    def __neg__(self) -> "Number":
+        return self._alone(operator.neg)
+
+    def __pos__(self) -> "Number":
+        return self
+
+    def __abs__(self) -> "Number":
+        return self._alone(abs)
+
+    def __bool__(self) -> bool:
+        return self._asked(bool)
+
+    def __int__(self) -> int:
+        return self._asked(int)
+
+    __trunc__ = __int__
+
+    def __index__(self) -> int:
+        return self._asked(operator.index)
+
+    def __float__(self) -> float:
+        return self._asked(float)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._asked(lambda value: round(value, digits))
+
+    def __hash__(self) -> int:
+        return hash(self.plain())
+
+    def __repr__(self) -> str:
+        return repr(self.plain())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.plain(), spec)
+
+
+def _define(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Number, f"__{name}__", lambda self, other: self._with(other, function, False))
+    setattr(Number, f"__r{name}__", lambda self, other: self._with(other, function, True))
+
+
+def _define_comparison(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Number, f"__{name}__", lambda self, other: self._compared(other, function))
+
+
+for _name in _BINARY:
+    _define(_name)
+for _name in _COMPARISONS:
+    _define_comparison(_name)
+
+
+def _line() -> str:
+    """The innermost line of the user's own code, as file:line."""
+    frame = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename == __file__ or any(part in frame.f_code.co_filename for part in MACHINERY)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"

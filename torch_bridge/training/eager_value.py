@@ -1,0 +1,38 @@
+"""A loss and its gradients in torch itself, in evaluation mode: to see if two forms of a batch are worth the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.datasets import to_torch
+
+
+def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch: Any) -> tuple[float, dict]:
+    """The loss of a batch of arrays, and its gradients by parameter. Modes and random numbers stay as they were."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    tensors = torch.utils._pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            module.eval()
+            found = loss(tensors)
+            grads = torch.autograd.grad(found, list(named.values()), allow_unused=True)
+        finally:
+            for inner, training in modes:
+                inner.training = training
+    pairs = zip(named, grads, strict=True)
+    return float(found.detach()), {name: grad.numpy(force=True) for name, grad in pairs if grad is not None}
+
+
+def uses_batch_statistics(module: torch.nn.Module) -> bool:
+    """Return True where padding would enter statistics over a batch."""
+    return any(isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) for inner in module.modules())
+
+
+def has_collate(loader: Any) -> bool:
+    """Return True for a loader over a map-style data set whose batches a collate function makes."""
+    dataset = getattr(loader, "dataset", None)
+    sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset) > 1
+    return sized and getattr(loader, "batch_size", None) is not None and callable(getattr(loader, "collate_fn", None))

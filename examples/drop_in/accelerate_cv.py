@@ -93,4 +93,4 @@ def training_function(config):
 
 
 if __name__ == "__main__":
-    training_function({"lr": 2e-2, "seed": 42, "batch_size": 32})
+    training_function({"lr": 5e-3, "seed": 42, "batch_size": 32})

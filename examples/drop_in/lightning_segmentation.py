@@ -63,7 +63,7 @@ class UNet(nn.Module):
 
 
 class SegModel(L.LightningModule):
-    def __init__(self, lr: float = 2e-3):
+    def __init__(self, lr: float = 5e-4):
         super().__init__()
         self.save_hyperparameters()
         self.net = UNet()

@@ -255,7 +255,7 @@ class UsesMetric(Metrics):
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [({"detect_anomaly": True}, "detect_anomaly"), ({"precision": "16-mixed"}, "precision")]
+    ("options", "why"), [({"detect_anomaly": True}, "detect_anomaly"), ({"precision": "64-true"}, "precision")]
 )
 def test_a_flag_without_counterpart_is_named_before_training(tmp_path, options, why):
     with pytest.raises(UserError, match=why):

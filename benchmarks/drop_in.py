@@ -44,16 +44,22 @@ def run(name: str, engine: str, folder: pathlib.Path, *more: str) -> dict[str, A
     return json.loads(output.read_text())
 
 
+def _both(name: str, engines: tuple[str, str], *more: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [run(name, engine, pathlib.Path(folder), *more) for engine in engines]
+
+
 def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Distances of the two runs and their speeds.
 
     loss, metric: largest relative difference; infinite where one has more. files: whether the lists are equal.
-    seconds: of a step, median. compile_s: what our run takes beyond its steps, less what theirs takes beyond its own.
+    seconds, processor: of a step, median; by the clock, and of all cores. compile_s: processor seconds of our run beyond
+    its steps, less theirs beyond its own.
     """
-    steady = [
-        statistics.median(b - a for a, b in zip(x["seconds"], x["seconds"][1:], strict=False)) for x in (theirs, ours)
-    ]
-    rest = [x["whole_s"] - second * len(x["seconds"]) for x, second in zip((theirs, ours), steady, strict=True)]
+    runs = (theirs, ours)
+    steady = {key: [_median_step(run[key]) for run in runs] for key in ("seconds", "processor")}
+    pairs = zip(runs, steady["processor"], strict=True)
+    rest = [run["whole_processor_s"] - second * len(run["processor"]) for run, second in pairs]
     named = [sorted(x["metrics"]) for x in (theirs, ours)]
     values = [[x["metrics"][name] for name in names] for x, names in zip((theirs, ours), named, strict=True)]
     return {
@@ -61,9 +67,13 @@ def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         "loss": _distance(theirs["loss"], ours["loss"]),
         "metric": _distance(*values) if named[0] == named[1] else math.inf,
         "files": theirs["files"] == ours["files"],
-        "seconds": steady,
+        **steady,
         "compile_s": rest[1] - rest[0],
     }
+
+
+def _median_step(times: list[float]) -> float:
+    return statistics.median(after - before for before, after in zip(times, times[1:], strict=False))
 
 
 def equal(found: dict[str, Any]) -> bool:
@@ -81,23 +91,25 @@ def _distance(wanted: list[float], got: list[float]) -> float:
 def table(found: dict[str, dict[str, Any]], machine: str) -> str:
     """The table of docs/drop_in.md."""
     lines = [
-        f"{machine}: 60 steps of each example, dropout off, float32. Largest relative "
-        "differences of the loss curve and of the evaluation's metrics, the list of files, median seconds per step "
-        "(original, here), and what compiling adds to a run.",
+        f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve and "
+        "of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of processor "
+        "time, original and here; processor seconds that compiling adds to a run.",
         "",
-        "| example | loss | metrics | files | original | here | ratio | compile |",
-        "|---|---|---|---|---|---|---|---|",
+        "| example | loss | metrics | files | clock | ratio | processor | ratio | compile |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    ratios = []
+    ratios: dict[str, list[float]] = {"seconds": [], "processor": []}
     for name, row in found.items():
-        theirs, ours = row["seconds"]
-        ratios.append(theirs / ours)
         cells = [f"{row['loss']:.0e}", f"{row['metric']:.0e}", "same" if row["files"] else "differ"]
-        cells += [f"{1000 * theirs:.1f} ms", f"{1000 * ours:.1f} ms", f"{ratios[-1]:.2f}", f"{row['compile_s']:.0f} s"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    same, slower = sum(map(equal, found.values())), sum(ratio < 1 for ratio in ratios)
-    lines += ["", f"{same} of {len(found)} equal; geometric mean of the ratios {mean:.2f}; slower: {slower}."]
+        for key, known in ratios.items():
+            theirs, ours = row[key]
+            known.append(theirs / ours)
+            cells += [f"{1000 * theirs:.1f}, {1000 * ours:.1f}", f"{known[-1]:.2f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['compile_s']:.0f} s |")
+    means = [math.exp(statistics.fmean(map(math.log, known))) for known in ratios.values()]
+    slower = [sum(ratio < 1 for ratio in known) for known in ratios.values()]
+    told = f"geometric means of the ratios {means[0]:.2f} and {means[1]:.2f}; slower: {slower[0]} and {slower[1]}."
+    lines += ["", f"{sum(map(equal, found.values()))} of {len(found)} equal; {told}"]
     return "\n".join(lines)
 
 
@@ -114,23 +126,26 @@ def main() -> None:
     p.add_argument("--max-steps", type=int, default=60)
     p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
     p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
+    p.add_argument(
+        "--runs", help="compare what earlier runs have written there, <example>_<engine>.json, and run nothing"
+    )
     p.add_argument("--json", help="write what was found to this file, and begin with what is there")
     arguments = p.parse_args()
     kept = pathlib.Path(arguments.json) if arguments.json else None
     found = json.loads(kept.read_text()) if kept and kept.exists() else {}
     failed = False
     for name in arguments.only:
-        with tempfile.TemporaryDirectory() as folder:
-            engines = (name.partition("_")[0], "jaxtrain")
-            try:
-                runs = [
-                    run(name, engine, pathlib.Path(folder), "--max_steps", str(arguments.max_steps))
-                    for engine in engines
-                ]
-            except RuntimeError as error:
-                print(error)
-                failed = True
-                continue
+        engines = (name.partition("_")[0], "jaxtrain")
+        try:
+            if arguments.runs:
+                paths = [pathlib.Path(arguments.runs, f"{name}_{engine}.json") for engine in engines]
+                runs = [json.loads(path.read_text()) for path in paths]
+            else:
+                runs = _both(name, engines, "--max_steps", str(arguments.max_steps))
+        except (RuntimeError, FileNotFoundError) as error:
+            print(error)
+            failed = True
+            continue
         found[name] = compare(*runs)
         failed |= not equal(found[name])
         print(f"{name}: {'equal' if equal(found[name]) else 'DIFFERS'} {found[name]}", flush=True)

@@ -1,7 +1,7 @@
 """What the examples share: their command line, and the loss curve, metrics and files that a run leaves as JSON.
 
 --engine E          which Trainer or Accelerator: the library's own, or jaxtrain's
---output FILE       write {"engine", "loss", "seconds", "metrics", "files"}
+--output FILE       write {"engine", "loss", "seconds", "processor", "metrics", "files"}
 --output_dir DIR    where the run's own files go (default: runs/drop_in/<script>_<engine>)
 --max_steps N       optimizer steps (default: 60)
 """
@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 
-STARTED = time.perf_counter()
+STARTED, STARTED_PROCESSOR = time.perf_counter(), time.process_time()
 if importlib.util.find_spec("torchvision") is not None:  # its CUDA wheel does not load beside a CPU build of torch
     from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 
@@ -46,11 +46,12 @@ class Curve:
     """The loss of every step and when it was known."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.loss, self.seconds = args, [], []
+        self.args, self.loss, self.seconds, self.processor = args, [], [], []
 
     def add(self, loss) -> None:
         self.loss.append(float(loss))
         self.seconds.append(time.perf_counter() - STARTED)
+        self.processor.append(time.process_time() - STARTED_PROCESSOR)
 
     def finish(self, **metrics) -> None:
         """Print the curve, and write it with the run's metrics and files to --output."""
@@ -61,6 +62,8 @@ class Curve:
             "loss": self.loss,
             "seconds": self.seconds,
             "whole_s": time.perf_counter() - STARTED,
+            "processor": self.processor,  # seconds of all cores together, which other processes do not lengthen
+            "whole_processor_s": time.process_time() - STARTED_PROCESSOR,
             "metrics": {name: float(value) for name, value in metrics.items()},
             "files": files,
         }

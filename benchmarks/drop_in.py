@@ -53,8 +53,8 @@ def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Distances of the two runs and their speeds.
 
     loss, metric: largest relative difference; infinite where one has more. files: whether the lists are equal.
-    seconds, processor: of a step, median; by the clock, and of all cores. compile_s: processor seconds of our run beyond
-    its steps, less theirs beyond its own.
+    seconds, processor: of a step, median; by the clock, and of all cores. compile_s: processor seconds of our run
+    beyond its steps, less theirs beyond its own.
     """
     runs = (theirs, ours)
     steady = {key: [_median_step(run[key]) for run in runs] for key in ("seconds", "processor")}
@@ -91,8 +91,8 @@ def _distance(wanted: list[float], got: list[float]) -> float:
 def table(found: dict[str, dict[str, Any]], machine: str) -> str:
     """The table of docs/drop_in.md."""
     lines = [
-        f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve and "
-        "of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of processor "
+        f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve "
+        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of processor "
         "time, original and here; processor seconds that compiling adds to a run.",
         "",
         "| example | loss | metrics | files | clock | ratio | processor | ratio | compile |",
@@ -126,9 +126,7 @@ def main() -> None:
     p.add_argument("--max-steps", type=int, default=60)
     p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
     p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
-    p.add_argument(
-        "--runs", help="compare what earlier runs have written there, <example>_<engine>.json, and run nothing"
-    )
+    p.add_argument("--runs", help="compare what earlier runs have left there, EXAMPLE_ENGINE.json")
     p.add_argument("--json", help="write what was found to this file, and begin with what is there")
     arguments = p.parse_args()
     kept = pathlib.Path(arguments.json) if arguments.json else None

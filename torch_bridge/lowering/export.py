@@ -76,7 +76,6 @@ def export(
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
-    sizes = pytree.tree_map(_any_size, inputs)
     unready = list(_unready(module))
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
@@ -86,19 +85,26 @@ def export(
     program: Any = None
     error, obstacles = None, []
     watch = python_state.Watch(module)
-    with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin):
-        try:
-            with python_state.watched(module, watch, plain.known.begin, plain.known.end):
-                program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
-            frozen_state = list(python_state.obstacles(module, inputs, watch))
-            hooks.check_frozen(program, plain.frozen.names(plain.parameters))
-            untrack(program.graph_module)
-            program = program.run_decompositions(decompositions())
-            hooks.enclose_hooks(program.graph_module)
-            gradients.enclose(program.graph_module)
-        except Exception as caught:  # anything the module's own code may raise while it is recorded
-            error = caught
-            obstacles = _obstacles_of(module, inputs, error, plain.reads)
+    for sizes in (pytree.tree_map(_any_size, inputs), None):
+        with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin):
+            try:
+                with python_state.watched(module, watch, plain.known.begin, plain.known.end):
+                    program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+                frozen_state = list(python_state.obstacles(module, inputs, watch))
+                hooks.check_frozen(program, plain.frozen.names(plain.parameters))
+                untrack(program.graph_module)
+                program = program.run_decompositions(decompositions())
+                hooks.enclose_hooks(program.graph_module)
+                gradients.enclose(program.graph_module)
+                error = None
+                break
+            except Exception as caught:  # anything the module's own code may raise while it is recorded
+                error = error or caught
+                if sizes is None or not _symbols_stood_in_the_way(caught):
+                    obstacles = _obstacles_of(module, inputs, error, plain.reads)
+                    break
+                watch.restore()
+                inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
     if error is not None:
         fault = _own_fault(module, inputs)
         if fault is not None:
@@ -146,6 +152,12 @@ def _any_size(leaf):
     if not isinstance(leaf, torch.Tensor):
         return None
     return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
+
+
+def _symbols_stood_in_the_way(error: Exception) -> bool:
+    """Tell whether Python needed a size as a plain number, as the key of a dict say: fixed sizes are recorded then, and
+    other sizes anew."""
+    return "SymInt" in str(error) or "symbolic" in str(error)
 
 
 @contextlib.contextmanager

@@ -109,6 +109,17 @@ class Tied(nn.Module):
         return self.output(self.embedding(ids))
 
 
+def test_sizes_that_python_needs_as_plain_numbers_are_recorded_once_for_each():
+    class Table(nn.Module):
+        def forward(self, x):
+            parts = {(0, i): x[:, i] * i for i in range(x.size(1))}
+            return parts[0, x.size(1) - 1]
+
+    converted = from_torch(Table(), torch.randn(2, 5))
+    close(converted(np.ones((2, 5), np.float32)), torch.full((2,), 4.0))
+    close(converted(np.ones((3, 7), np.float32)), torch.full((3,), 6.0))
+
+
 def test_tied_parameters_are_one_variable_with_both_gradients():
     module, ids = Tied(), torch.tensor([[1, 2], [3, 3]])
     model = from_torch(module, ids, ["evaluation"])

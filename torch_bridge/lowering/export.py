@@ -17,7 +17,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import gradients, hooks, python_state
+from torch_bridge.lowering import gradients, hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
@@ -187,6 +187,8 @@ def decompositions() -> dict[Any, Callable]:
 
 def _obstacles(program: torch.export.ExportedProgram):
     """Operators without a lowering, and values whose shape depends on the data."""
+    for node, what in selections.obstacles(program.graph_module.graph):
+        yield Obstacle(what, source_line(node.stack_trace), module_path(node))
     for graph_module in program.graph_module.modules():
         if not isinstance(graph_module, torch.fx.GraphModule):
             continue
@@ -197,11 +199,12 @@ def _obstacles(program: torch.export.ExportedProgram):
             if isinstance(node.target, torch._ops.OpOverload):
                 given = set().union(*(_free_sizes(used.meta.get("val")) for used in node.all_input_nodes))
                 strange = _strange_dtypes(node.meta.get("val"))
+                inner = graph_module is not program.graph_module
                 if strange:
                     what = f"{name} makes numbers of {strange}, which JAX does not have"
-                elif _free_sizes(node.meta.get("val")) - given:
+                elif inner and _free_sizes(node.meta.get("val")) - given:
                     what = f"the shape of {name}'s result depends on the values of a tensor"
-                elif name not in TABLE and name not in HIGHER_ORDER:
+                elif name not in TABLE and name not in HIGHER_ORDER and not selections.makes(node):
                     what = f"{name} has no lowering"
                 else:
                     continue

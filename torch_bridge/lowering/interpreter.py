@@ -15,7 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
-from torch_bridge.lowering import wide_integers
+from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
 from torch_bridge.lowering.hooks import HOOK
 from torch_bridge.lowering.operators import TABLE
@@ -291,12 +291,17 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
     if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in _HIGHER_ORDER:
         return _HIGHER_ORDER[str(target)](call, *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
-        lower = TABLE[str(target)]
+        lower = cast(Callable, TABLE.get(str(target)))  # some that select by values have none of their own
+        plain = lambda args, kwargs: wide_integers.evaluate(lower, call, node, args, kwargs)
         try:
-            return wide_integers.evaluate(lower, call, node, args, kwargs)
+            if selections.concern(node, (args, kwargs)):
+                return selections.compute(node, args, kwargs, plain)
+            return plain(args, kwargs)
         except Exception as error:
             error.add_note(f"while running {node.name} = {target} at\n{node.stack_trace or 'an unknown line'}")
             raise
+    if selections.concern(node, (args, kwargs)):
+        return selections.compute(node, args, kwargs, target)
     return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple
 
 

@@ -6,7 +6,7 @@ and so is what follows until the bounds fit again (a remainder, a clamp). What h
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.reductions import axes_of
 
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 COUNTER = (-(2**31) + 2**16, 2**31 - 2**16)  # a buffer that counts calls is taken to stay below
@@ -142,7 +143,7 @@ _SAME = set(
 )
 
 
-def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds], args: tuple) -> Bounds:
+def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds], args: Sequence[Any]) -> Bounds:
     """Bound the result of a node; INT32 if nothing is known of a number that is stored in 32 bits."""
     of = lambda place: _of(node.args[place], known, args[place])
     if name in ("cat", "stack"):
@@ -173,13 +174,11 @@ def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds
         c, d = sorted((c * scale, d * scale))
         return (a + c, b + d) if name == "add" else (a - d, b - c)
     if name in ("sum", "cumsum"):
-        count = (
-            math.prod(args[0].shape) // max(math.prod(node.meta["val"].shape), 1)
-            if name == "sum"
-            else max(args[0].shape, default=1)
-        )
+        shape = args[0].shape
+        summed = axes_of(args[0], args[1] if len(args) > 1 else node.kwargs.get("dim"))
+        count = math.prod(shape[axis] for axis in summed) if name == "sum" else max(shape, default=1)
         low, high = of(0)
-        return (min(low * int(count), low, 0), max(high * int(count), high, 0))
+        return (min(low * count, low, 0), max(high * count, high, 0))
     if name == "remainder" and isinstance(args[1], int) and args[1]:
         return (0, args[1] - 1) if args[1] > 0 else (args[1] + 1, 0)
     if name in ("clamp", "clamp_min", "clamp_max"):

@@ -1,0 +1,181 @@
+"""Operators that make selections, and those that read or write at positions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from torch_bridge.lowering.selections.values import (
+    Site,
+    data_axes,
+    is_row,
+    new_symbol,
+    plain,
+    run,
+    shape_of,
+    value_of,
+)
+
+
+def _selected(site: Site, array: jax.Array, mask: jax.Array, axis: int = 0) -> Any:
+    """The node's value: `array` along the axis where mask [array.shape[axis]] is True."""
+    symbol = new_symbol(site.node)
+    if not symbol:  # torch has proven how many there are
+        (order,) = jnp.nonzero(mask, size=int(shape_of(value_of(site.node))[axis]), fill_value=0)
+        return jnp.take(array, order, axis=axis)
+    count = jnp.sum(mask, dtype=jnp.int32)
+    order = jnp.nonzero(mask, size=mask.size, fill_value=0)[0].astype(jnp.int32)
+    order = jnp.where(jnp.arange(mask.size) < count, order, order[0] if mask.size else 0)
+    site.lengths = site.lengths | {symbol: (mask.size, count)}
+    taken = jnp.take(array, order, axis=axis)
+    return site.result(jnp.where(count > 0, taken, jnp.ones((), array.dtype)))  # no rows: numbers that do no harm
+
+
+def _masked(site: Site, mask_node: Any, mask: Any) -> jax.Array:
+    """A mask, False beyond the rows of a selection."""
+    array = getattr(mask, "array", mask)
+    for axis, count in site.counts(value_of(mask_node), array).items():
+        array = array & is_row(array, axis, count)
+    return array
+
+
+def find_index(node):
+    x, indices = value_of(node.args[0]), node.args[1]
+    tensors = [value_of(i) for i in indices if i is not None]
+    masks = [t for t in tensors if t.dtype is torch.bool]
+    lead = next(place for place, i in enumerate(indices) if i is not None)
+    if masks:
+        return _index_by_mask if len(tensors) == 1 and _counted(node) else None
+    axes = {place for place, i in enumerate(indices) if i is not None}
+    contiguous = axes == set(range(lead, lead + len(axes)))
+    return _index_by_numbers if contiguous or not data_axes(x) else None
+
+
+def _index_by_mask(site: Site, x, indices):
+    lead = next(place for place, index in enumerate(indices) if index is not None)
+    mask = _masked(site, site.node.args[1][lead], indices[lead])
+    x = getattr(x, "array", x)
+    rows = x.reshape(*x.shape[:lead], -1, *x.shape[lead + mask.ndim :])
+    return _selected(site, rows, mask.reshape(-1), lead)
+
+
+def _index_by_numbers(site: Site, x, indices):
+    """Numbers below 0 count from the last row, not from the last copy."""
+    counts = site.counts(value_of(site.node.args[0]), getattr(x, "array", x))
+    found = list(plain(indices))
+    for axis, count in counts.items():
+        if axis < len(found) and found[axis] is not None:
+            found[axis] = jnp.where(found[axis] < 0, found[axis] + count, found[axis])
+    return site.run((x, found), {})
+
+
+def masked_select(site: Site, x, mask):
+    node = site.node
+    array, mask = getattr(x, "array", x), getattr(mask, "array", mask)
+    shape = jnp.broadcast_shapes(array.shape, mask.shape)
+    mask = jnp.broadcast_to(mask, shape)
+    for given in node.args:
+        value, lead = value_of(given), len(shape) - value_of(given).dim()
+        for axis, symbol in data_axes(value).items():
+            most, count = site.lengths[symbol]
+            mask = mask & is_row(mask, lead + axis, count * (shape[lead + axis] // max(most, 1)))
+    return _selected(site, jnp.broadcast_to(array, shape).reshape(-1), mask.reshape(-1))
+
+
+def nonzero(site: Site, x):
+    mask = _masked(site, site.node.args[0], x) if data_axes(value_of(site.node.args[0])) else x
+    mask = mask != 0
+    places = jnp.stack([p.reshape(-1) for p in jnp.indices(mask.shape)], -1).astype(jnp.int32)
+    return _selected(site, places, mask.reshape(-1))
+
+
+def unique(site: Site, x, sorted=True, return_inverse=False, return_counts=False):
+    """The numbers in ascending order, as torch gives them on a CPU."""
+    flat = x.reshape(-1)
+    values, inverse, counts = jnp.unique(flat, return_inverse=True, return_counts=True, size=flat.size, equal_nan=False)
+    count = jnp.max(inverse, initial=-1).astype(jnp.int32) + 1
+    site.lengths = site.lengths | {new_symbol(site.node): (flat.size, count)}
+    parts = [values, inverse.reshape(x.shape).astype(jnp.int32), counts.astype(jnp.int32)]
+    return tuple(site.result(parts, again=(0,)))
+
+
+def find_producer(way):
+    def find(node):
+        plain = not any(data_axes(value_of(n)) for n in node.all_input_nodes)
+        return way if _counted(node) and (plain or way is not unique) else None
+
+    return find
+
+
+def _counted(node: torch.fx.Node) -> bool:
+    """Tell whether the node's length is one new symbol, or known where it is along a plain axis."""
+    value = value_of(node)
+    return bool(new_symbol(node)) or (isinstance(value, torch.Tensor) and all(n.is_number for n in shape_of(value)))
+
+
+def find_select(node):
+    x, dim, index = value_of(node.args[0]), node.args[1], node.args[2]
+    if dim % x.dim() not in data_axes(x):
+        return run
+    return _select if isinstance(index, int) else None
+
+
+def _select(site: Site, x, dim, index):
+    array = x.array
+    count = site.counts(value_of(site.node.args[0]), array)[dim % array.ndim]
+    place = jnp.maximum(count + index, 0) if index < 0 else index
+    return site.result(jnp.take(array, place, axis=dim, mode="clip"))
+
+
+def find_put(node):
+    x, indices = value_of(node.args[0]), node.args[1]
+    tensors = [value_of(i) for i in indices if i is not None]
+    if any(t.dtype is torch.bool for t in tensors):
+        lead = next(place for place, i in enumerate(indices) if i is not None)
+        return run if len(tensors) == 1 and lead == 0 and not data_axes(x) and not data_axes(tensors[0]) else None
+    return _put if not data_axes(x) else None
+
+
+def _outside(site: Site, index_node: Any, index: Any, size: int) -> jax.Array:
+    """Positions, outside of the target beyond the rows: JAX drops what is written there."""
+    array = getattr(index, "array", index)
+    array = jnp.where(array < 0, array + size, array)
+    for axis, count in site.counts(value_of(index_node), array).items():
+        array = jnp.where(is_row(array, axis, count), array, size)
+    return array
+
+
+def _put(site: Site, x, indices, values, accumulate=False):
+    nodes, found = site.node.args[1], list(indices)
+    for place, index in enumerate(indices):
+        if index is not None:
+            found[place] = _outside(site, nodes[place], index, x.shape[place])
+    return site.run((x, found, values, accumulate), {})
+
+
+def find_add(node):
+    x, dim = value_of(node.args[0]), node.args[1]
+    return _add if x.dim() and isinstance(dim, int) else None
+
+
+def _add(site: Site, x, dim, index, *rest, **kwargs):
+    size = getattr(x, "array", x).shape[dim]
+    outside = _outside(site, site.node.args[2], index, size)
+    return site.run((x, dim, outside, *rest), kwargs, again=tuple(data_axes(value_of(site.node))))
+
+
+def find_scatter(node):
+    x, dim, index = value_of(node.args[0]), node.args[1], value_of(node.args[2])
+    if not x.dim():
+        return None
+    others = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
+    same = all(data_axes(x).get(axis) == data_axes(index).get(axis) for axis in others)
+    return _add if same or not data_axes(x) else None
+
+
+def find_gather(node):
+    x, dim, index = value_of(node.args[0]), node.args[1], value_of(node.args[2])
+    along = dim % max(x.dim(), 1)
+    same = all(data_axes(x).get(axis) == data_axes(index).get(axis) for axis in range(x.dim()) if axis != along)
+    return run if same else None

@@ -174,7 +174,10 @@ _FINDERS: dict[str, Callable] = {
     "expand": shaping.find_expand,
     "repeat": shaping.find_expand,
     **dict.fromkeys(("permute", "transpose", "t", "numpy_T", "unsqueeze", "squeeze", "movedim"), shaping.find_moved),
-    **dict.fromkeys(("zeros", "ones", "full", "empty", "arange", "rand", "randn"), shaping.find_creation),
+    **dict.fromkeys(
+        ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "new_zeros", "new_ones", "new_empty"),
+        shaping.find_creation,
+    ),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk", "narrow"), shaping.find_cut),
     "unbind": _along(1, None),
     **dict.fromkeys(("cat", "stack"), shaping.find_join),

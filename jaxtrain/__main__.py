@@ -14,6 +14,7 @@ COMMANDS = {
     "export": "write the weights as a torch state dict",
     "report": "write an HTML report of one or more runs",
     "checkpoints": "list, verify or prune a run's checkpoints",
+    "debug": "replay a step and name the first module whose result is not finite",
     "tune": "search hyper-parameters",
     "lr_find": "run a learning-rate range test",
     "plan": "predict memory and communication on GPUs you don't have",

@@ -76,6 +76,12 @@ LONG = {
 }
 
 ELSEWHERE = {
+    "tests/e2e/test_lora.py::test_a_run_from_a_yaml_exports_both_folders": [
+        "jaxtrain export --run DIR --format peft adapter",
+    ],
+    "tests/e2e/test_debug.py::test_the_command_that_the_message_names_finds_the_line": [
+        "jaxtrain debug --run DIR --step 12",
+    ],
     "tests/unit/engine/test_lr_find.py::test_the_command_writes_json_and_a_picture": [
         "python -m jaxtrain.lr_find --config F [--min-lr 1e-7 --max-lr 1 --steps 100 --no-clip]",
     ],

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from jaxtrain import Trainer, TrainingConfig
+from jaxtrain import Trainer, TrainingConfig, export, run
 from jaxtrain.errors import UserError
 from jaxtrain.systems.torch_module.torch_examples import declare_torchvision, keywords
+from torch_bridge import files
 from torch_bridge.training import lora
 
 SETTINGS = {"rank": 4, "alpha": 8, "match": ["query", "value"], "modules_to_save": ["classifier"]}
@@ -157,3 +158,19 @@ def test_the_layers_of_a_fused_encoder_are_refused():
     settings = TrainingConfig(lora={"rank": 2, "match": "linear1"}).lora
     with pytest.raises(UserError, match="layers.0.linear1 is a part of nn.TransformerEncoderLayer"):
         lora.adapt(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 1), settings, seed=0)
+
+
+@pytest.mark.slow
+def test_a_run_from_a_yaml_exports_both_folders(tmp_path):
+    folder, settings = str(tmp_path / "run"), "lora={rank: 2, match: [head], modules_to_save: [conv]}"
+    assert (
+        run.main(["--config", "configs/torch_module_tiny.yaml", f"run.dir={folder}", settings, "train.epochs=1"]) == 0
+    )
+    for form in ("peft", "merged"):
+        assert export.main(["--run", folder, "--format", form, str(tmp_path / form)]) == 0
+    adapter = files.load(tmp_path / "peft" / "adapter_model.safetensors")
+    down, up = (adapter[f"base_model.model.head.lora_{part}.weight"] for part in "AB")
+    merged = files.load(tmp_path / "merged" / "model.safetensors")
+    trained = files.load(tmp_path / "run" / "exports" / "best.pt")
+    np.testing.assert_allclose(merged["head.weight"], trained["head.base_layer.weight"] + 8 * up @ down, atol=1e-6)
+    assert {key for key in adapter if ".conv." in key} == {"base_model.model.conv.weight", "base_model.model.conv.bias"}

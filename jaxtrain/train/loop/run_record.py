@@ -128,10 +128,15 @@ class RunRecord:
             path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
             newest = self.checkpoints.newest
             last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
+            folder = run_dir.folder_of(self.config)
+            command = f"`jaxtrain debug --run {folder} --step {step}`"
+            if self.config.task is None:
+                command = f"jaxtrain.debug.examine(trainer, {step}) in Python, with a trainer made anew,"
             raise NotFiniteError(
                 f"{what}. The update was not applied; the batch's sample indices are in {path}. {last}. "
-                "Lower optim.lr, set optim.clip_norm, or train.nan_policy=skip, and go on with "
-                f"resume={str(run_dir.folder_of(self.config))!r} (--resume)"
+                f"{command} names the module and the line. Lower "
+                "optim.lr, set optim.clip_norm, or train.nan_policy=skip, and go on with "
+                f"resume={str(folder)!r} (--resume)"
             )
 
     def _may_continue(self) -> bool:

@@ -92,8 +92,8 @@ def table(found: dict[str, dict[str, Any]], machine: str) -> str:
     """The table of docs/drop_in.md."""
     lines = [
         f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve "
-        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of processor "
-        "time, original and here; processor seconds that compiling adds to a run.",
+        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of "
+        "processor time, original and here; processor seconds that compiling adds to a run.",
         "",
         "| example | loss | metrics | files | clock | ratio | processor | ratio | compile |",
         "|---|---|---|---|---|---|---|---|---|",

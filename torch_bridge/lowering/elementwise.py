@@ -362,7 +362,7 @@ def angle(call, x):
     if category(x.dtype) == 3:
         return atan2(call, x.imag, x.real)
     (x,) = promote_float(x)
-    return jax.lax.stop_gradient(jnp.where(x != x, x, jnp.angle(x)))
+    return jnp.where(x != x, jax.lax.stop_gradient(x), jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))  # 0 of -0 too
 
 
 @lowering("view_as_real.default", "view_as_real_copy.default")

@@ -57,7 +57,10 @@ def pinv(call, x, *, atol=None, rtol=None, hermitian=False):
     Source: Golub and Pereyra 1973, equation 4.12, as in torch."""
     if not x.size:
         return jnp.swapaxes(x, -1, -2)
-    u, s, vh = jnp.linalg.svd(jax.lax.stop_gradient(x), full_matrices=False)
+    fixed = jax.lax.stop_gradient(x)
+    if hermitian:  # of which one triangle is read
+        fixed = jnp.tril(fixed) + _adjoint(jnp.tril(fixed, -1))
+    u, s, vh = jnp.linalg.svd(fixed, full_matrices=False)
     if rtol is None:
         rtol = 0 if atol is not None else max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
     floor = jnp.maximum(0 if atol is None else atol, rtol * jnp.max(s, axis=-1))

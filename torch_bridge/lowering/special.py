@@ -49,13 +49,19 @@ def polygamma(call, order, x):
     (x,) = promote_float(x)
     if not order:
         return digamma(x)
-    return jnp.where(x == 0, jnp.inf if order % 2 else -jnp.inf, jax.scipy.special.polygamma(order, x))
+    pole = jnp.inf if order % 2 else -jnp.inf
+    return jnp.where(_at_pole(x), pole, jax.scipy.special.polygamma(order, x))
+
+
+def _at_pole(x):
+    return (x <= 0) & (x == jnp.floor(x))
 
 
 @lowering("special_zeta.default")
 def zeta(call, x, q):
     x, q = promote_float(x, q)
-    return jnp.where(x < 1, jnp.nan, jax.scipy.special.zeta(x, q))
+    value = jnp.where((x > 1) & _at_pole(q), jnp.inf, jax.scipy.special.zeta(x, q))
+    return jnp.where(x < 1, jnp.nan, value)
 
 
 @lowering("ldexp.Tensor")

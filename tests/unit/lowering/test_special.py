@@ -32,9 +32,9 @@ def test_a_derivative_that_torch_does_not_have_is_refused():
         jax.grad(lambda x: TABLE["aten.special_bessel_j0.default"](Call(), x))(1.0)
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_polygamma_at_its_pole_is_torchs_infinity(order):
-    x = torch.tensor([0.0, 0.5])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 4])
+def test_polygamma_at_its_poles_is_torchs_infinity(order):
+    x = torch.tensor([0.0, 0.5] if order < 2 else [-2.0, -1.0, 0.0, 0.5])  # torch rounds those of the first below 0
     ours = TABLE["aten.polygamma.default"](Call(), order, x.numpy())
     np.testing.assert_allclose(ours, torch.polygamma(order, x), rtol=1e-5)
 
@@ -46,3 +46,14 @@ def test_info_of_a_factorization_names_the_failing_row(name):
     theirs = operator(f"aten.{name}.default")(matrices, *more)[-1]
     ours = TABLE[f"aten.{name}.default"](Call(), matrices.numpy(), *(m.numpy() for m in more))[-1]
     assert np.asarray(ours).tolist() == theirs.tolist() == [0, 2, 1]
+
+
+def test_the_angle_of_minus_zero_is_torchs():
+    x = torch.tensor([-1.0, -0.0, 0.0, 2.0])
+    np.testing.assert_allclose(TABLE["aten.angle.default"](Call(), x.numpy()), torch.angle(x), rtol=1e-6)
+
+
+def test_a_hermitian_pseudoinverse_reads_one_triangle():
+    x = torch.tensor([[2.0, 7.0, -3.0], [1.0, 3.0, 9.0], [0.5, -1.0, 1.0]])
+    ours = TABLE["aten.linalg_pinv.atol_rtol_tensor"](Call(), x.numpy(), hermitian=True)
+    np.testing.assert_allclose(ours, torch.linalg.pinv(x, hermitian=True), rtol=1e-4, atol=1e-5)

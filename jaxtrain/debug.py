@@ -161,7 +161,6 @@ def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str
         lines.append(f"torch: {config.task or 'this model'} has no torch twin with a loss to look into")
         return True
     import jax
-    import torch
 
     from torch_bridge import verify
     from torch_bridge.datasets import to_torch
@@ -172,9 +171,7 @@ def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str
     twin = task.twin.build(config)
     twin.load_state_dict({key: to_torch(value) for key, value in state_dict(model).items()}, strict=True)
     twin.train()
-    for layer in twin.modules():  # torch would draw other noise than the step did
-        if isinstance(layer, torch.nn.modules.dropout._DropoutNd):
-            layer.eval()
+    faults.silence_dropout(twin)
     given = jax.tree.map(to_torch, dict(rows))
     found = faults.find(twin, lambda: task.twin.loss(twin, given, config), len(index))
     strange = _listed(found.gradients) or "none"

@@ -86,6 +86,13 @@ def find(module: torch.nn.Module, loss: Callable[[], torch.Tensor], rows: int) -
     return found
 
 
+def silence_dropout(module: torch.nn.Module) -> None:
+    """Put dropout layers in evaluation mode: torch would draw other noise than a step in JAX did."""
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.modules.dropout._DropoutNd):
+            layer.eval()
+
+
 class _Watch(TorchFunctionMode):
     """Looks at the result of every torch function that is called, and knows in which module."""
 

@@ -5,7 +5,7 @@ data set; that more of it changes neither loss nor gradients is seen from one ba
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -139,8 +139,8 @@ def _plain(batch: Any) -> Any:
 def _nested(batch: Any, like: Any) -> Any:
     """The batch with the containers of `like`."""
     if isinstance(like, Mapping):
-        inner = {key: _nested(batch[key], like[key]) for key in like}
-        return inner if type(like) is dict else type(like)(inner)
+        inner, kind = {key: _nested(batch[key], like[key]) for key in like}, type(like)
+        return inner if kind is dict else cast(Callable, kind)(inner)
     if isinstance(like, (list, tuple)) and not hasattr(like, "_fields"):
         return type(like)(_nested(a, b) for a, b in zip(batch, like, strict=True))
     return batch

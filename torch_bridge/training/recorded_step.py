@@ -18,7 +18,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.python_numbers import Number, Paths
 
-LOOP = ("current_epoch", "global_step", "batch_idx")
+LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
 PATH = "path"
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
 _METRICS = (torchmetrics.Metric, torchmetrics.MetricCollection)
@@ -34,6 +34,7 @@ class StepRecorder:
         self.trainer, self.takes_index = trainer, takes_index
         self.paths = Paths("training_step")
         self.calls: dict[int, list[tuple[str, Any, Any]]] = {}
+        self.kind: Callable[[Any], Any] = lambda batch: batch
         self.metrics: tuple[Any, ...] = tuple(_topmost(module))
 
     def batch(self, batch: Any, batch_idx: int, array: Callable = np.asarray) -> dict[str, Any]:
@@ -42,7 +43,7 @@ class StepRecorder:
         array: makes numbers 0-d arrays, or tensors.
         """
         trainer = self.trainer
-        values = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
+        values: dict[str, Any] = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             values[f"lr {number}"] = float(group["lr"])
         own = type(batch) if isinstance(batch, Mapping) else dict  # as transformers' BatchEncoding

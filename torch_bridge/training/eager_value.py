@@ -33,6 +33,6 @@ def uses_batch_statistics(module: torch.nn.Module) -> bool:
 
 def has_collate(loader: Any) -> bool:
     """Return True for a loader over a map-style data set whose batches a collate function makes."""
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset) > 1
     return sized and getattr(loader, "batch_size", None) is not None and callable(getattr(loader, "collate_fn", None))

@@ -5,10 +5,15 @@ loops, so several steps in one call would pay twice over: here the form is spelt
 """
 
 import functools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a channel's own kernel, convolutions one after another
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -30,7 +35,37 @@ def correlate(
     ones = (1,) * (x.ndim - 2)
     pads = tuple((before, after) for before, after in pads)
     shape = (tuple(stride), pads, tuple(gaps or ones), tuple(dilation or ones))
-    return _by_group(x, weight, *shape, groups) if groups > 1 else _correlate(x, weight, *shape)
+    if groups == 1:
+        return _correlate(x, weight, *shape)
+    together = lambda x, weight: _by_group(x, weight, *shape, groups)
+    if groups == x.shape[1] == weight.shape[0] and shape[2] == ones and math.prod(weight.shape[2:]) <= MOST_TAPS:
+        apart = lambda x, weight: _by_tap(x, weight, stride, pads, shape[3])
+    elif groups <= MOST_GROUPS:
+        apart = lambda x, weight: _one_by_one(x, weight, shape, groups)
+    else:
+        return together(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=apart, default=together)
+
+
+def _by_tap(x, weight, stride, pads: Pads, dilation):
+    """Each channel by its own kernel, as a sum over the kernel's entries: XLA's CPU backend has no fast kernel for it,
+    and makes one loop of these."""
+    padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(*pad, 0) for pad in pads])
+    spans = [_span(k, d) for k, d in zip(weight.shape[2:], dilation, strict=True)]
+    sizes = [(n - span) // s + 1 for n, span, s in zip(padded.shape[2:], spans, stride, strict=True)]
+    total: Any = 0
+    for entry in np.ndindex(*weight.shape[2:]):
+        starts = [place * d for place, d in zip(entry, dilation, strict=True)]
+        ends = [first + _span(n, s) for first, n, s in zip(starts, sizes, stride, strict=True)]
+        seen = jax.lax.slice(padded, [0, 0, *starts], [*x.shape[:2], *ends], [1, 1, *stride])
+        total = total + seen * weight[(slice(None), 0, *entry)].reshape(-1, *[1] * len(sizes))
+    return total
+
+
+def _one_by_one(x, weight, shape, groups: int):
+    """A convolution per group, each in the fast form."""
+    parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups, axis=0), strict=True)
+    return jnp.concatenate([_correlate(part, kernel, *shape) for part, kernel in parts], axis=1)
 
 
 def _by_group(x, weight, stride, pads: Pads, gaps, dilation, groups: int = 1):

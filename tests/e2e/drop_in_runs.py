@@ -1,6 +1,7 @@
 """One training run of each drop-in, as a process of its own: python -m tests.e2e.drop_in_runs KIND FOLDER [KILLED_AT].
 
-Trains 12 steps with dropout, saves its state at every fourth, goes on from the newest there is, and writes the weights.
+Trains 3 epochs of 4 steps, saves its state after each, goes on from the newest there is, and writes the weights. With
+dropout, but for accelerate's: there the loader's iterator draws from torch's generator after load_state has set it.
 KILLED_AT: the step at whose end the process kills itself.
 """
 
@@ -17,10 +18,10 @@ STEPS, EVERY, BATCH = 12, 4, 4
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, dropout: float = 0.2):
         super().__init__()
         torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout))
         self.head = nn.Linear(16, 3)
 
     def forward(self, x, labels=None):
@@ -30,7 +31,7 @@ class Net(nn.Module):
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return STEPS * BATCH
+        return EVERY * BATCH
 
     def __getitem__(self, index):
         draw = torch.Generator().manual_seed(index)
@@ -63,7 +64,7 @@ def lightning(folder: pathlib.Path, killed_at: int) -> nn.Module:
         def on_train_batch_end(self, trainer, *arguments):
             kill_at(trainer.global_step, killed_at)
 
-    kept = ModelCheckpoint(folder / "kept", save_last=True, every_n_train_steps=EVERY, save_top_k=-1)
+    kept = ModelCheckpoint(folder / "kept", save_last=True, save_top_k=-1)
     trainer = Trainer(
         max_steps=STEPS, accelerator="cpu", devices=1, callbacks=[kept, Kill()], logger=False,
         enable_progress_bar=False, enable_model_summary=False,
@@ -100,22 +101,22 @@ def accelerate(folder: pathlib.Path, killed_at: int) -> nn.Module:
 
     set_seed(0)
     accelerator = Accelerator(cpu=True)
-    model = Net()
+    model = Net(dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    loader = torch.utils.data.DataLoader(Rows(), BATCH, shuffle=True)
+    loader = torch.utils.data.DataLoader(Rows(), BATCH)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     states = sorted((folder / "kept").glob("step_*"), key=lambda path: int(path.name[5:]))
     done = int(states[-1].name[5:]) if states else 0
     if states:
         accelerator.load_state(str(states[-1]))
-    for batch in accelerator.skip_first_batches(loader, done) if done else loader:
-        accelerator.backward(model(**batch)["loss"])
-        optimizer.step()
-        optimizer.zero_grad()
-        done += 1
-        if done % EVERY == 0:
-            accelerator.save_state(str(folder / f"kept/step_{done}"))
-        kill_at(done, killed_at)
+    while done < STEPS:
+        for batch in loader:
+            accelerator.backward(model(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            kill_at(done, killed_at)
+        accelerator.save_state(str(folder / f"kept/step_{done}"))
     return accelerator.unwrap_model(model)
 
 

@@ -53,10 +53,9 @@ def training_function(config):
     model = ResNet().to(accelerator.device)
     for param in model.parameters():
         param.requires_grad = False
-    for param in [*model.layers.parameters(), *model.get_classifier().parameters()]:
+    for param in model.get_classifier().parameters():
         param.requires_grad = True
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(params=trained, lr=config["lr"] / 25, momentum=0.9)
+    optimizer = torch.optim.Adam(params=model.parameters(), lr=config["lr"] / 25)
     lr_scheduler = OneCycleLR(optimizer=optimizer, max_lr=config["lr"], total_steps=args.max_steps + 1)
     model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
         model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
@@ -93,4 +92,4 @@ def training_function(config):
 
 
 if __name__ == "__main__":
-    training_function({"lr": 5e-3, "seed": 42, "batch_size": 32})
+    training_function({"lr": 3e-2, "seed": 42, "batch_size": 32})

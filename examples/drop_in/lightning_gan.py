@@ -59,7 +59,7 @@ class Discriminator(nn.Module):
 
 
 class GAN(L.LightningModule):
-    def __init__(self, latent_dim: int = 100, lr: float = 0.0002, b1: float = 0.5, b2: float = 0.999):
+    def __init__(self, latent_dim: int = 100, lr: float = 0.00005, b1: float = 0.5, b2: float = 0.999):
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False

@@ -36,7 +36,7 @@ class DigitsDataModule(L.LightningDataModule):
 
 
 class ImageClassifier(L.LightningModule):
-    def __init__(self, lr: float = 5e-4):
+    def __init__(self, lr: float = 3e-4):
         super().__init__()
         self.save_hyperparameters()
         self.conv1 = nn.Conv2d(1, 32, 3)

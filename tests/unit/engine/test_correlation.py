@@ -35,3 +35,18 @@ def test_output_and_gradients_equal_jaxs_own_to_1e_5(case):
 def test_groups_keep_to_their_own_channels():
     x, weight = np.ones((1, 4, 5), np.float32), np.ones((2, 2, 1), np.float32)
     np.testing.assert_array_equal(correlate(x, weight, (1,), ((0, 0),), groups=2), np.full((1, 2, 5), 2.0))
+
+
+@pytest.mark.parametrize(("groups", "outputs"), [(6, 6), (3, 6), (6, 12)], ids=["by tap", "one by one", "multiplied"])
+def test_groups_and_their_gradients_equal_jaxs_own_to_1e_5(groups, outputs):
+    shape = (2, 1), ((1, 0), (2, 1)), (1, 1), (1, 2)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 6, 9, 8), np.float32)
+    weight = rng.standard_normal((outputs, 6 // groups, 3, 2), np.float32)
+    reference = lambda x, w: jax.lax.conv_general_dilated(x, w, *shape, feature_group_count=groups)
+    y, gradients = jax.vjp(lambda x, w: correlate(x, w, *shape, groups), x, weight)
+    expected, theirs = jax.vjp(reference, x, weight)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    dy = rng.standard_normal(y.shape, np.float32)
+    for ours, wanted in zip(gradients(dy), theirs(dy), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=2e-5)

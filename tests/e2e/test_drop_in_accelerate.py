@@ -114,3 +114,9 @@ def test_scaled_precisions_are_refused():
     accelerate.state.AcceleratorState._reset_state(True)
     with pytest.raises((UserError, ValueError), match="fp16"):
         ours.Accelerator(cpu=True, mixed_precision="fp16")
+
+
+def test_another_compiler_is_refused():
+    accelerate.state.AcceleratorState._reset_state(True)
+    with pytest.raises(UserError, match="dynamo_backend"):
+        ours.Accelerator(cpu=True, dynamo_backend="inductor")

@@ -22,7 +22,7 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
-from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
+from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
 from torch_bridge.training.recorded_step import PATH, StepRecorder
 
 GRADIENT_HOOKS = (
@@ -142,7 +142,7 @@ def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> Round
     if not own and has_collate(loader) and not uses_batch_statistics(module):
         loss = lambda rows: recorder.loss(module, recorder.batch(rows, 0, torch.tensor))[0]
         value = lambda rows: value_of(module, loss, rows)
-        lengths.learn(loader.dataset, loader.collate_fn, loader.batch_size, len(loader), value, [TorchRandom()])
+        lengths.learn(loader.dataset, loader.collate_fn, rows_of(loader) or 1, len(loader), value, [TorchRandom()])
     return lengths
 
 

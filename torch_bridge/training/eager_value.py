@@ -35,4 +35,10 @@ def has_collate(loader: Any) -> bool:
     """Return True for a loader over a map-style data set whose batches a collate function makes."""
     dataset: Any = getattr(loader, "dataset", None)
     sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset) > 1
-    return sized and getattr(loader, "batch_size", None) is not None and callable(getattr(loader, "collate_fn", None))
+    return sized and rows_of(loader) is not None and callable(getattr(loader, "collate_fn", None))
+
+
+def rows_of(loader: Any) -> int | None:
+    """Samples of a batch, by the loader or by its batch sampler; None where batches are not put together at all."""
+    own = getattr(loader, "batch_size", None)
+    return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if own is None else own

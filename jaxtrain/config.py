@@ -79,6 +79,10 @@ class DataConfig(Section):
     placement: Literal["auto", "host", "device"] = "auto"  # device: the whole dataset lives there, gathered in the step
     device_limit_bytes: int = Field(default=1 << 30, ge=0)  # auto places a dataset on the device up to this size
     shapes: Literal["auto", "exact", "one"] = "auto"  # batches of many lengths: auto pads them to a few, exact does not
+    micro_batch: int | Literal["auto"] | None = (
+        None  # samples of one; auto: as many as fit. Sets train.accumulate_steps
+    )
+    memory_limit_bytes: int | None = Field(default=None, ge=1)  # of a device, for micro_batch=auto; its own if left out
     pad_values: dict[str, float] = {}  # by entry of a batch: what fills it up, where the collate function does not tell
     timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
 

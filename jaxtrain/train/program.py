@@ -20,7 +20,7 @@ from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION
 from jaxtrain.task import Task
-from jaxtrain.train.compilation import out_of_memory, padding
+from jaxtrain.train.compilation import micro_batch, out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
@@ -79,6 +79,7 @@ class Program:
             self.state = self.start.abstract()
             return
         self._start_afresh(model)
+        self.accumulate(micro_batch.steps_of(self))
         self.train_loader.batch_shapes = padding.choose(self, "train", self.train_loader)
         user_metrics.settle(self)
         if self.config.train.accumulate_steps > 1 and not task.pads_batches:
@@ -223,10 +224,17 @@ class Program:
         peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
         return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
 
-    def abstract_arguments(self, steps: int = 1) -> tuple:
+    def accumulate(self, steps: int) -> None:
+        """Cut every batch into so many micro-batches from here on."""
+        if steps != self.config.train.accumulate_steps:
+            train = self.config.train.model_copy(update={"accumulate_steps": steps})
+            self.config = self.data.config = self.config.model_copy(update={"train": train})
+            self.data.lay_out(self.layout)
+
+    def abstract_arguments(self, steps: int = 1, accumulate: int | None = None, batch_size: int | None = None) -> tuple:
         """Shapes and shardings of the training step's arguments, from the first sample of the data. steps: in one
-        call."""
-        accumulate = self.config.train.accumulate_steps
+        call. accumulate, batch_size: the config's, if left out."""
+        accumulate = accumulate or self.config.train.accumulate_steps
         loader = self.train_loader
         columns = (
             jax.tree.map(lambda c: placed_shape(c, self.layout.replicated), loader.source.columns)
@@ -235,7 +243,7 @@ class Program:
         )
         leading = (accumulate,) if steps == 1 else (steps, accumulate)
         sharding = self.layout.batch(leading=len(leading))
-        size = self.config.data.batch_size // accumulate
+        size = (batch_size or self.config.data.batch_size) // accumulate
         one = loader.host_batch(0, rows=np.arange(1))
         batch = jax.tree.map(
             lambda row: jax.ShapeDtypeStruct((*leading, size, *row.shape[1:]), row.dtype, sharding=sharding), one

@@ -23,6 +23,7 @@ from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.mirror import Mirror
+from jaxtrain.train.compilation import micro_batch
 from jaxtrain.train.loop import rehearsal
 from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation, Loop
@@ -270,6 +271,17 @@ class Trainer:
     def verify(self, steps: int = 20) -> Certificate:
         """Compare the torch module with torch: layers, gradients, `steps` updates; see docs/verify.md."""
         return certifier.of(self, steps)
+
+    def lr_find(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> lr_range.RangeTest:
+        """Raise the rate over so many steps, on a copy of the state; `.steepest` is a rate to take."""
+        return lr_range.range_test(self.program, min_lr, max_lr, steps)
+
+    def find_batch_size(self, limit_bytes: int | None = None) -> int:
+        """Find the largest data.batch_size whose step fits into a device's memory, within a sixteenth. Runs no step.
+
+        limit_bytes: of one device; data.memory_limit_bytes, or what the device offers, if left out.
+        """
+        return micro_batch.largest_batch(self.program, limit_bytes)
 
     def describe(self) -> str:
         """Describe the run in a few lines."""

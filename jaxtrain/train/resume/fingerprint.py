@@ -41,7 +41,7 @@ FREE = (  # settings that a run may change when it goes on: its length, what it 
     "train.nan_policy", "train.max_skipped_steps", "evaluation.every_epochs", "evaluation.every_steps",
     "evaluation.patience", "evaluation.min_delta", "evaluation.test", "data.eval_batch_size", "data.num_workers",
     "data.start_method", "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
-    "profile.*",
+    "profile.*", "data.micro_batch", "data.memory_limit_bytes",
 )  # fmt: skip
 SHOWN = 3  # differences in a sentence
 SAMPLED_STEPS = 32  # of a schedule

@@ -1,0 +1,111 @@
+"""Choose micro-batches, or a batch, that a device's memory holds, from what the compiler says of the step."""
+
+from typing import Any
+
+import jax
+
+from jaxtrain.errors import UserError
+from jaxtrain.train.compilation.out_of_memory import is_out_of_memory
+
+ROOM = 0.95  # of a device's memory; the allocator needs the rest
+
+
+def limit_of(program: Any, given: int | None = None) -> int | None:
+    """Bytes that a step may take on one device: given, of the config, or what the device offers; None if unknown."""
+    known = given or program.config.data.memory_limit_bytes
+    if known is not None:
+        return known
+    offered = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return None if offered is None else int(ROOM * offered)
+
+
+def step_bytes(program: Any, accumulate: int, batch_size: int | None = None) -> float:
+    """Bytes on one device that the training step takes with so many micro-batches; infinite where it does not compile
+    for want of memory. Compiles it; nothing runs."""
+    arguments = program.abstract_arguments(accumulate=accumulate, batch_size=batch_size)
+    try:
+        compiled = program.jit(program.step(), donate_argnums=0).lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return float("inf")
+    memory = compiled.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return float(held + memory.temp_size_in_bytes)
+
+
+def steps_of(program: Any) -> int:
+    """Return train.accumulate_steps as `data.micro_batch` asks for it: the fewest micro-batches that fit.
+
+    Raises UserError where none fits, or where micro-batches would change the result.
+    """
+    data, present = program.config.data, program.config.train.accumulate_steps
+    wanted, size = data.micro_batch, data.batch_size
+    if wanted is None:
+        return present
+    if present != 1:
+        raise UserError(f"data.micro_batch: decides train.accumulate_steps, which is {present}; leave one of them out")
+    if wanted != "auto":
+        if size % wanted:
+            raise UserError(f"data.micro_batch: {wanted} does not divide the {size} samples of data.batch_size")
+        return size // wanted
+    limit = limit_of(program)
+    if limit is None:
+        program.data.notes.append("data.micro_batch: auto keeps whole batches, as this device does not tell its memory")
+        return 1
+    found = _fewest(program, limit)
+    note = f"data.micro_batch: auto takes {size // found} samples at a time ({found} micro-batches)"
+    program.data.notes.append(f"{note}, for {limit / 1e9:.3g} GB on each device")
+    if found > 1 and program.task.couples_samples:
+        raise UserError(
+            f"data.micro_batch: auto: a batch of {size} does not fit, and {found} micro-batches would change the "
+            "result, as the loss of a sample depends on the others (BatchNorm, a contrastive loss); set "
+            f"data.micro_batch={size // found} if that is wanted"
+        )
+    return found
+
+
+def _fewest(program: Any, limit: int) -> int:
+    """Number of micro-batches. What the first compilations say narrows down which others are tried."""
+    size = program.config.data.batch_size
+    counts = [n for n in range(1, size + 1) if size % n == 0 and (size // n) % program.layout.batch_devices == 0]
+    whole = step_bytes(program, counts[0])
+    if whole <= limit:
+        return counts[0]
+    least = step_bytes(program, counts[-1])
+    if least > limit:
+        raise UserError(
+            f"data.micro_batch: auto: even {size // counts[-1]} sample(s) at a time take {least / 1e9:.3g} GB of the "
+            f"{limit / 1e9:.3g} GB on each device; shard.strategy=fsdp, train.remat=full or precision.policy=bf16 take "
+            "less"
+        )
+    low, high = 0, len(counts) - 1  # too large, fits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if step_bytes(program, counts[middle]) <= limit else (middle, high)
+    return counts[high]
+
+
+def largest_batch(program: Any, limit: int | None = None) -> int:
+    """Samples of the largest batch, in whole micro-batches per device, that a step without further accumulation fits.
+
+    limit: bytes on one device; the config's or the device's own if left out. Grows by doubling, then halves what is
+    left; compiles a step for each, and runs none. Raises UserError where memory is unknown, or one sample is too many.
+    """
+    limit = limit_of(program, limit)
+    if limit is None:
+        raise UserError("find_batch_size: this device does not tell its memory; give limit_bytes")
+    accumulate = program.config.train.accumulate_steps
+    unit = program.layout.batch_devices * accumulate
+    fits = lambda units: step_bytes(program, accumulate, units * unit) <= limit
+    if not fits(1):
+        raise UserError(f"find_batch_size: a batch of {unit} takes more than the {limit / 1e9:.3g} GB on each device")
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+        if high * unit > 1 << 24:
+            return low * unit
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * unit

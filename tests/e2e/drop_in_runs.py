@@ -45,7 +45,7 @@ def kill_at(step: int, killed_at: int) -> None:
 
 def lightning(folder: pathlib.Path, killed_at: int) -> nn.Module:
     import lightning as L
-    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from lightning.pytorch.callbacks import Callback
 
     from jaxtrain.lightning import Trainer
 
@@ -64,13 +64,19 @@ def lightning(folder: pathlib.Path, killed_at: int) -> nn.Module:
         def on_train_batch_end(self, trainer, *arguments):
             kill_at(trainer.global_step, killed_at)
 
-    kept = ModelCheckpoint(folder / "kept", save_last=True, save_top_k=-1)
-    trainer = Trainer(
-        max_steps=STEPS, accelerator="cpu", devices=1, callbacks=[kept, Kill()], logger=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    module, last = Module(), folder / "kept/last.ckpt"
-    trainer.fit(module, torch.utils.data.DataLoader(Rows(), BATCH), ckpt_path=last if last.exists() else None)
+    def trainer(epochs: int) -> Trainer:
+        return Trainer(
+            max_epochs=epochs, accelerator="cpu", devices=1, callbacks=[Kill()], logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+
+    first = folder / "first.ckpt"  # after a fit: from one inside a fit Lightning's loop goes on with a step too many
+    if not first.exists():
+        made = trainer(1)
+        made.fit(Module(), torch.utils.data.DataLoader(Rows(), BATCH))
+        made.save_checkpoint(first)
+    module = Module()
+    trainer(STEPS // EVERY).fit(module, torch.utils.data.DataLoader(Rows(), BATCH), ckpt_path=first)
     return module.net
 
 

@@ -62,17 +62,11 @@ TASKS = {name: _task(name) for name in ("criteria", "evidence", "share", "joint"
 
 
 ORIGINAL_NAMES = {
-    "original.torch_compat": (
+    "csv_files": ("criterion_text",),
+    "original.datasets": ("CriteriaDataset", "EvidenceDataset", "JointDataset", "ShareDataset"),
+    "original.loaders": (
         "ClassificationDataset",
-        "CriteriaDataset",
-        "EvidenceDataset",
-        "JointDataset",
-        "ShareDataset",
-        "compute_total_steps",
         "create_dataloaders",
-        "criterion_text",
-        "criterion_texts",
-        "get_device",
         "get_optimal_dataloader_kwargs",
         "group_split_by_post_id",
         "load_criteria_dataset",
@@ -80,11 +74,16 @@ ORIGINAL_NAMES = {
         "load_joint_dataset",
         "load_share_dataset",
         "load_splits_json",
-        "print_system_info",
         "random_split_indices",
         "save_splits_json",
-        "set_seed",
         "split_dataset",
+    ),
+    "original.torch_compat": (
+        "compute_total_steps",
+        "criterion_texts",
+        "get_device",
+        "print_system_info",
+        "set_seed",
     ),
     "original.encoder_models": ("CriteriaModel", "EvidenceModel", "TransformerEncoder"),
     "original.groundtruth": ("normalize_status", "parse_cases"),

@@ -1,5 +1,8 @@
 """The family `architectures`: a choice of pooling, deeper heads, text and criterion read as a pair."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from flax import nnx
 
 from jaxtrain import nn
@@ -11,30 +14,33 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import SequencePooler
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu", "geglu": "gelu"}  # geglu is the original's name for gelu
 
 
-def hidden_stack(in_features: int, layers: int, hidden, activation: str, dropout: float, rngs) -> tuple:
-    """[Linear, activation, dropout] x (layers - 1) and the width after it. One layer ignores hidden and activation.
+def hidden_widths(width: int, layers: int, hidden: int | Sequence[int] | None, activation: str) -> list[int]:
+    """Return the widths of the layers - 1 hidden layers behind `width` columns; of one layer none, whatever is given.
 
-    hidden: one width for all, a list of layers - 1, or None for in_features.
+    hidden: one width for all, a list of layers - 1, or None for `width`.
     Raises UserError for layers < 1, a list of another length, an unknown activation.
     """
     if layers < 1:
         raise UserError("layers must be >= 1")
     if layers == 1:
-        return nn.Sequential(), in_features
-    widths = (
-        [in_features if hidden is None else hidden] * (layers - 1)
-        if hidden is None or isinstance(hidden, int)
-        else list(hidden)
-    )
+        return []
+    one = width if hidden is None else hidden
+    widths = [one] * (layers - 1) if isinstance(one, int) else list(one)
     if len(widths) != layers - 1:
         raise UserError("Number of hidden dimensions must equal layers - 1.")
     if activation not in ACTIVATIONS:
         raise UserError(f"Unsupported activation '{activation}'")
+    return widths
+
+
+def hidden_stack(in_features: int, layers: int, hidden, activation: str, dropout: float, rngs) -> tuple:
+    """[Linear, activation, dropout] x (layers - 1), arguments as in hidden_widths, and the width after it."""
+    widths = hidden_widths(in_features, layers, hidden, activation)
     parts = []
     for before, width in zip([in_features, *widths], widths, strict=False):
         act = nn.Activation(nn.ACTIVATIONS[ACTIVATIONS[activation]])
         parts += [nn.Linear(before, width, rngs=rngs), act, nn.Dropout(dropout)]
-    return nn.Sequential(*parts), widths[-1]
+    return nn.Sequential(*parts), [in_features, *widths][-1]
 
 
 class ClassificationHead(nnx.Module):
@@ -64,7 +70,7 @@ class SpanPredictionHead(nnx.Module):
         return y[..., 0], y[..., 1]
 
 
-def first_given(*values):
+def first_given(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
@@ -232,11 +238,11 @@ class Joint(nnx.Module):
         both = (input_ids, attention_mask, token_type_ids)
         criteria = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         evidence = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
-        criteria = tuple(first_given(own, shared) for own, shared in zip(criteria, both, strict=True))
-        evidence = tuple(first_given(own, shared) for own, shared in zip(evidence, both, strict=True))
-        first = self.criteria_encoder(*criteria, rngs)
-        pooled = self.pooler(first.hidden, criteria[1], first.pooled)
-        second = self.evidence_encoder(*evidence, rngs)
+        ids, mask, types = (first_given(own, shared) for own, shared in zip(criteria, both, strict=True))
+        first = self.criteria_encoder(ids, mask, types, rngs)
+        pooled = self.pooler(first.hidden, mask, first.pooled)
+        ids, mask, types = (first_given(own, shared) for own, shared in zip(evidence, both, strict=True))
+        second = self.evidence_encoder(ids, mask, types, rngs)
         fused = second.hidden + self.fusion_dropout(self.align(pooled), rngs)[:, None]
         start, end = self.evidence_head(fused, rngs)
         return {"logits": self.criteria_head(pooled, rngs), "start_logits": start, "end_logits": end}

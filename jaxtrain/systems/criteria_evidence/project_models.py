@@ -4,6 +4,8 @@ Every model takes the batch's tensors by name and gives a dict: logits float [ba
 end_logits float [batch, token], whichever it has.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -11,6 +13,19 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 from jaxtrain.systems.criteria_evidence.encoders import build_encoder
+
+
+def hidden_widths(width: int, layer_num: int, hidden_dims: Sequence[int] | None) -> list[int]:
+    """Return the widths of the layer_num - 1 hidden layers: hidden_dims, or `width` for each.
+
+    Raises UserError where their number is another.
+    """
+    if layer_num < 1:
+        raise UserError(f"layer_num must be >= 1, got {layer_num}")
+    widths = [width] * (layer_num - 1) if hidden_dims is None else list(hidden_dims)
+    if len(widths) != layer_num - 1:
+        raise UserError(f"hidden_dims must have layer_num - 1 = {layer_num - 1} entries, got {widths}")
+    return widths
 
 
 class ClassificationHead(nnx.Module):
@@ -23,11 +38,7 @@ class ClassificationHead(nnx.Module):
     def __init__(
         self, in_features: int, num_labels: int, dropout: float = 0.1, layer_num: int = 1, hidden_dims=None, *, rngs
     ):
-        if layer_num < 1:
-            raise UserError(f"layer_num must be >= 1, got {layer_num}")
-        widths = [in_features] * (layer_num - 1) if hidden_dims is None else list(hidden_dims)
-        if len(widths) != layer_num - 1:
-            raise UserError(f"hidden_dims must have layer_num - 1 = {layer_num - 1} entries, got {widths}")
+        widths = hidden_widths(in_features, layer_num, hidden_dims)
         self.dropout = nn.Dropout(dropout)
         parts = []
         for before, width in zip([in_features, *widths], widths, strict=False):

@@ -64,9 +64,9 @@ ORIGINAL_NAMES = {
         "VideoEncoder",
     ),
     "evals.lesions": ("Lesion", "simulate", "effects"),
+    "original.legacy_config": ("TrainingConfig",),
+    "original.trainer": ("Trainer",),
     "original.torch_compat": (
-        "Trainer",
-        "TrainingConfig",
         "cleanup_distributed",
         "create_autoencoder",
         "prepare_for_distributed",

@@ -57,35 +57,33 @@ TASKS = {
 
 
 ORIGINAL_NAMES = {
-    "original.torch_compat": (
+    "config": ("get_memory_bank_assignments", "get_memory_layer_indices"),
+    "original.datasets": ("TextDataset", "create_dataloader"),
+    "original.inference_routers": ("create_inference_router",),
+    "original.legacy_config": ("TrainingConfig",),
+    "original.torch_compat": ("load_config", "save_config"),
+    "original.torch_generation": ("generate", "generate_batch"),
+    "original.torch_models": (
         "ChapterRouter",
-        "ChapteredMemoryBank",
         "Config",
-        "FactorizedMemoryBank",
         "LoRALinear",
         "MemoryAdapter",
-        "MemoryBank",
         "MemoryConfig",
         "MemoryCrossAttention",
         "MemoryTransformer",
         "ModelConfig",
-        "QuantizedMemoryBank",
-        "ReducedDimMemoryBank",
-        "TextDataset",
-        "Trainer",
-        "TrainingConfig",
         "compute_router_auxiliary_loss",
-        "create_dataloader",
-        "create_inference_router",
         "extract_memory_weights",
-        "generate",
-        "generate_batch",
-        "get_memory_bank_assignments",
-        "get_memory_layer_indices",
-        "load_config",
         "merge_adapter_weights",
         "quantize_memory_for_deployment",
-        "save_config",
-    )
+    ),
+    "original.trainer": ("Trainer",),
+    "torch_memory": (
+        "ChapteredMemoryBank",
+        "FactorizedMemoryBank",
+        "MemoryBank",
+        "QuantizedMemoryBank",
+        "ReducedDimMemoryBank",
+    ),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

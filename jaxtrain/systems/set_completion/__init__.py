@@ -83,13 +83,8 @@ ORIGINAL_NAMES = {
         "train_model",
         "validate",
     ),
-    "original.torch_compat": (
-        "DataLoader",
-        "DistributedDataParallel",
-        "EarlyStopping",
-        "convert_ddp_state",
-        "fit",
-        "save_artifacts",
-    ),
+    "original.early_stopping": ("EarlyStopping",),
+    "original.torch_compat": ("DataLoader", "DistributedDataParallel", "fit", "save_artifacts"),
+    ":torch_bridge.state_dict": ("convert_ddp_state",),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -12,6 +12,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import Rngs
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.runtime import traced_hparams
+from jaxtrain.systems import criteria_evidence
 from jaxtrain.systems.criteria_evidence import TASKS, losses, metrics
 from jaxtrain.systems.criteria_evidence.config import Decode
 from jaxtrain.systems.criteria_evidence.original import torch_compat
@@ -179,7 +180,7 @@ def test_original_compat_follows_the_originals_schedule():
 @pytest.mark.parametrize("case", table("misc_tables")["dataloader_kwargs"])
 def test_dataloader_options_are_the_originals(case, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: case["cpu_count"])
-    assert torch_compat.get_optimal_dataloader_kwargs(case["device"], **case["args"]) == case["result"]
+    assert criteria_evidence.get_optimal_dataloader_kwargs(case["device"], **case["args"]) == case["result"]
 
 
 @pytest.mark.parametrize(("arguments", "steps"), table("misc_tables")["compute_total_steps"])

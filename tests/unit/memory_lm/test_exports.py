@@ -14,10 +14,10 @@ from flax import nnx
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn.lora import LoRALinear, named_layers
+from jaxtrain.systems import memory_lm
 from jaxtrain.systems.memory_lm import adapter, exports
 from jaxtrain.systems.memory_lm.adapter import build_model
 from jaxtrain.systems.memory_lm.config import Memory, Model
-from jaxtrain.systems.memory_lm.original import torch_compat
 from tests.unit.memory_lm.models import MODEL, ids, logits, small
 from torch_bridge import files
 from torch_bridge.state_dict import load_state_dict, open_state_dict
@@ -135,7 +135,7 @@ def test_the_originals_checkpoint_folder_loads_strictly_with_its_config(tmp_path
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.yaml", "trainer_state.json"}
     progress = json.loads((folder / "trainer_state.json").read_text())
     assert progress == {"best_loss": 2.25, "epoch": 2, "global_step": 7, "loss": 2.5, "patience_counter": 0}
-    other = torch_compat.MemoryTransformer(torch_compat.load_config(folder / "config.yaml")).eval()
+    other = memory_lm.MemoryTransformer(memory_lm.load_config(folder / "config.yaml")).eval()
     other.load_state_dict(files.open_weights(folder), strict=True)
     theirs = other(torch.from_numpy(np.array(ids())).long())["logits"].detach()
     np.testing.assert_allclose(theirs, model.logits(ids()), atol=2e-5)

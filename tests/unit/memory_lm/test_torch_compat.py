@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from jaxtrain.systems import memory_lm
 from jaxtrain.systems.memory_lm import losses, torch_twin
 from jaxtrain.systems.memory_lm.config import Memory, Model
-from jaxtrain.systems.memory_lm.original import torch_compat
 from tests.unit.memory_lm.models import ids, small, strategy
 from torch_bridge.state_dict import state_dict
 
@@ -21,17 +20,12 @@ GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "memory_lm"
 def original(name: str):
     """The config of a golden case as the original's object, and the case's tensors."""
     given = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
-    config = torch_compat.Config(
-        torch_compat.ModelConfig(**given["model"]),
-        torch_compat.MemoryConfig(**given["memory"]),
-        torch_compat.TrainingConfig(**given["training"]),
+    config = memory_lm.Config(
+        memory_lm.ModelConfig(**given["model"]),
+        memory_lm.MemoryConfig(**given["memory"]),
+        memory_lm.TrainingConfig(**given["training"]),
     )
     return config, load_file(GOLDEN / f"{name}.safetensors")
-
-
-@pytest.mark.parametrize("name", torch_compat.__all__)
-def test_every_promised_name_is_importable_from_the_system(name):
-    assert getattr(memory_lm, name) is getattr(torch_compat, name)
 
 
 def test_importing_the_system_is_cheap():
@@ -44,24 +38,24 @@ def test_importing_the_system_is_cheap():
 
 def test_a_saved_config_is_read_back(tmp_path):
     config = original("scratch_moc_seq_shared")[0]
-    torch_compat.save_config(config, tmp_path / "new" / "c.yaml")
-    assert torch_compat.load_config(tmp_path / "new" / "c.yaml") == config
+    memory_lm.save_config(config, tmp_path / "new" / "c.yaml")
+    assert memory_lm.load_config(tmp_path / "new" / "c.yaml") == config
 
 
 def test_small_numbers_are_read_as_numbers_and_wrong_keys_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("training: {memory_lr: 1e-4}")
-    assert torch_compat.load_config(path).training.memory_lr == 1e-4
+    assert memory_lm.load_config(path).training.memory_lr == 1e-4
     path.write_text("model: {hiden_dim: 4}")
     with pytest.raises(TypeError, match="hiden_dim"):
-        torch_compat.load_config(path)
+        memory_lm.load_config(path)
     with pytest.raises(FileNotFoundError):
-        torch_compat.load_config(tmp_path / "none.yaml")
+        memory_lm.load_config(tmp_path / "none.yaml")
 
 
 def test_a_checkpoint_of_the_original_loads_strictly_and_gives_its_logits_and_loss():
     config, tensors = original("scratch_moc_token")
-    model = torch_compat.MemoryTransformer(config).eval()
+    model = memory_lm.MemoryTransformer(config).eval()
     model.load_state_dict(
         {k.removeprefix("param/"): torch.tensor(v) for k, v in tensors.items() if k.startswith("param/")}
     )
@@ -102,8 +96,8 @@ def test_the_torch_twin_evaluates_as_jax_does(options):
 
 
 def test_memory_weights_come_with_their_norms():
-    model = torch_compat.MemoryTransformer(original("scratch_dense_factorized_lowrankproj_variantB")[0])
-    names = set(torch_compat.extract_memory_weights(model))
+    model = memory_lm.MemoryTransformer(original("scratch_dense_factorized_lowrankproj_variantB")[0])
+    names = set(memory_lm.extract_memory_weights(model))
     assert {"memory_banks.0.A", "layers.0.memory_layernorm.weight", "layers.0.post_memory_mlp.up_proj.weight"} <= names
     assert "layers.0.mlp.up_proj.weight" not in names
 
@@ -118,6 +112,6 @@ def test_the_trainer_trains_from_an_original_config(tmp_path):
     training.dataset_name, training.text_field, training.training_mode = str(tmp_path), "text", "pretraining"
     training.max_length, training.num_epochs, training.max_steps, training.eval_steps = 16, None, 4, 4
     training.output_dir, training.mixed_precision = str(tmp_path / "out"), "no"
-    trainer = torch_compat.Trainer(config)
+    trainer = memory_lm.Trainer(config)
     history = trainer.train()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(history["best_val_loss"], rel=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxtrain.optim.plateau import Plateau
-from jaxtrain.systems.set_completion.original.torch_compat import EarlyStopping, convert_ddp_state
+from jaxtrain.systems.set_completion import EarlyStopping, convert_ddp_state
 from tests.unit.set_completion.golden import table
 
 TABLE = table("schedules")

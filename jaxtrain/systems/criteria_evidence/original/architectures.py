@@ -14,6 +14,7 @@ from jaxtrain.systems.criteria_evidence.architecture_models import (
     ACTIVATIONS,
     classifier_of,
     first_given,
+    hidden_widths,
     labels_of,
     nested,
     pooling_of,
@@ -60,21 +61,12 @@ class SequencePooler(nn.Module):
 
 
 def hidden_stack(width: int, layers: int, hidden: Hidden, activation: str, dropout: float) -> tuple[nn.Module, int]:
-    """[Linear, activation, dropout] x (layers - 1) and the width after it. One layer ignores hidden and activation."""
-    if layers < 1:
-        raise UserError("layers must be >= 1")
-    if layers == 1:
-        return nn.Identity(), width
-    one = hidden is None or isinstance(hidden, int)
-    widths = [width if hidden is None else hidden] * (layers - 1) if one else list(hidden)
-    if len(widths) != layers - 1:
-        raise UserError("Number of hidden dimensions must equal layers - 1.")
-    if activation not in ACTIVATIONS:
-        raise UserError(f"Unsupported activation '{activation}'")
+    """[Linear, activation, dropout] x (layers - 1), arguments as in hidden_widths, and the width after it."""
+    widths = hidden_widths(width, layers, hidden, activation)
     parts: list[nn.Module] = []
     for before, after in zip([width, *widths], widths, strict=False):
         parts += [nn.Linear(before, after), MODULES[ACTIVATIONS[activation]](), nn.Dropout(dropout)]
-    return nn.Sequential(*parts), widths[-1]
+    return (nn.Sequential(*parts), widths[-1]) if widths else (nn.Identity(), width)
 
 
 class ClassificationHead(nn.Module):

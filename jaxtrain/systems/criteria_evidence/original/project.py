@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
-from jaxtrain.errors import UserError
-from jaxtrain.systems.criteria_evidence.project_models import classifier_options, part
+from jaxtrain.systems.criteria_evidence.project_models import classifier_options, hidden_widths, part
 
 Hidden = Sequence[int] | None
 Config = Mapping[str, Any] | None
@@ -34,11 +33,7 @@ class ClassificationHead(nn.Module):
         hidden_dims: Hidden = None,
     ):
         super().__init__()
-        if layer_num < 1:
-            raise UserError(f"layer_num must be >= 1, got {layer_num}")
-        widths = [input_dim] * (layer_num - 1) if hidden_dims is None else list(hidden_dims)
-        if len(widths) != layer_num - 1:
-            raise UserError(f"hidden_dims must have layer_num - 1 = {layer_num - 1} entries, got {widths}")
+        widths = hidden_widths(input_dim, layer_num, hidden_dims)
         self.input_dim, self.num_labels = input_dim, num_labels
         self.dropout = nn.Dropout(dropout_prob)
         parts: list[nn.Module] = []

@@ -8,52 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxtrain.systems.criteria_evidence.csv_files import criterion_map, criterion_text
-from jaxtrain.systems.criteria_evidence.original.datasets import (
-    CriteriaDataset,
-    EvidenceDataset,
-    JointDataset,
-    ShareDataset,
-)
-from jaxtrain.systems.criteria_evidence.original.loaders import (
-    ClassificationDataset,
-    create_dataloaders,
-    get_optimal_dataloader_kwargs,
-    group_split_by_post_id,
-    load_criteria_dataset,
-    load_evidence_dataset,
-    load_joint_dataset,
-    load_share_dataset,
-    load_splits_json,
-    random_split_indices,
-    save_splits_json,
-    split_dataset,
-)
-
-__all__ = [
-    "ClassificationDataset",
-    "CriteriaDataset",
-    "EvidenceDataset",
-    "JointDataset",
-    "ShareDataset",
-    "compute_total_steps",
-    "create_dataloaders",
-    "criterion_text",
-    "criterion_texts",
-    "get_device",
-    "get_optimal_dataloader_kwargs",
-    "group_split_by_post_id",
-    "load_criteria_dataset",
-    "load_evidence_dataset",
-    "load_joint_dataset",
-    "load_share_dataset",
-    "load_splits_json",
-    "print_system_info",
-    "random_split_indices",
-    "save_splits_json",
-    "set_seed",
-    "split_dataset",
-]
+from jaxtrain.systems.criteria_evidence.csv_files import criterion_map
 
 
 def set_seed(

@@ -3,21 +3,11 @@
 from typing import Any
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.fmri_autoencoder.original.legacy_config import HEAD_ONLY, TrainingConfig
-from jaxtrain.systems.fmri_autoencoder.original.trainer import Trainer
+from jaxtrain.systems.fmri_autoencoder.original.legacy_config import HEAD_ONLY
 from jaxtrain.systems.fmri_autoencoder.torch_blocks import Autoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
-
-__all__ = [
-    "Trainer",
-    "TrainingConfig",
-    "cleanup_distributed",
-    "create_autoencoder",
-    "prepare_for_distributed",
-    "setup_distributed",
-]
 
 
 def create_autoencoder(generation: str | None = None, **options: Any) -> Autoencoder:

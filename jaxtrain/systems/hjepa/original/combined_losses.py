@@ -16,7 +16,22 @@ from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, 
 from jaxtrain.systems.hjepa.original.regularizer_losses import NTXentLoss, SIGRegLoss, VICRegLoss
 
 
-class CombinedLoss(LossModule):
+class LevelRegularized(LossModule):
+    """HJEPALoss plus a VICReg with a weight per level. vicreg_weight: one for all levels, or a list."""
+
+    def __init__(self, jepa_loss: HJEPALoss, vicreg_weight: float | list[float], num_hierarchies: int):
+        super().__init__()
+        self.num_hierarchies, self.jepa_loss = num_hierarchies, jepa_loss
+        weights = of_levels(vicreg_weight, num_hierarchies, "vicreg_weight")
+        self.register_buffer("_vicreg_weights", torch.tensor(weights))
+
+    @property
+    def vicreg_weights(self) -> torch.Tensor:
+        """float [level]."""
+        return self._vicreg_weights
+
+
+class CombinedLoss(LevelRegularized):
     """HJEPALoss plus VICReg: on the halves of the batch of context features where given, else on the levels' features.
 
     Gives the terms of both: loss, jepa_loss, vicreg_loss (weighted), loss_h*, loss_unweighted and, with context
@@ -41,19 +56,9 @@ class CombinedLoss(LossModule):
         reduction: str = "mean",
         huber_delta: float = 1.0,
     ):
-        super().__init__()
-        self.num_hierarchies = num_hierarchies
+        jepa = (jepa_loss_type, jepa_hierarchy_weights, num_hierarchies, reduction, normalize_embeddings, huber_delta)
+        super().__init__(HJEPALoss(*jepa, eps, detach_targets), vicreg_weight, num_hierarchies)
         self.apply_vicreg_per_level, self.vicreg_on_targets = apply_vicreg_per_level, vicreg_on_targets
-        self.jepa_loss = HJEPALoss(
-            jepa_loss_type,
-            jepa_hierarchy_weights,
-            num_hierarchies,
-            reduction,
-            normalize_embeddings,
-            huber_delta,
-            eps,
-            detach_targets,
-        )
         self.vicreg_loss = VICRegLoss(
             vicreg_invariance_weight,
             vicreg_variance_weight,
@@ -61,13 +66,6 @@ class CombinedLoss(LossModule):
             vicreg_variance_threshold,
             eps,
         )
-        weights = of_levels(vicreg_weight, num_hierarchies, "vicreg_weight")
-        self.register_buffer("_vicreg_weights", torch.tensor(weights))
-
-    @property
-    def vicreg_weights(self) -> torch.Tensor:
-        """float [level]."""
-        return self._vicreg_weights
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:
@@ -115,7 +113,7 @@ def views_of_level(prediction, target):
     return (prediction, target) if len(prediction) == 1 else halves(prediction)[:2]
 
 
-class HierarchicalCombinedLoss(LossModule):
+class HierarchicalCombinedLoss(LevelRegularized):
     """HJEPALoss plus a VICReg of its own for every level; vicreg_configs holds each one's arguments."""
 
     def __init__(
@@ -131,29 +129,12 @@ class HierarchicalCombinedLoss(LossModule):
         reduction: str = "mean",
         huber_delta: float = 1.0,
     ):
-        super().__init__()
         configs = [{}] * num_hierarchies if vicreg_configs is None else list(vicreg_configs)
         if len(configs) != num_hierarchies:
             raise ValueError(f"vicreg_configs: {len(configs)} for {num_hierarchies} levels (num_hierarchies)")
-        self.num_hierarchies = num_hierarchies
-        self.jepa_loss = HJEPALoss(
-            jepa_loss_type,
-            jepa_hierarchy_weights,
-            num_hierarchies,
-            reduction,
-            normalize_embeddings,
-            huber_delta,
-            eps,
-            detach_targets,
-        )
+        jepa = (jepa_loss_type, jepa_hierarchy_weights, num_hierarchies, reduction, normalize_embeddings, huber_delta)
+        super().__init__(HJEPALoss(*jepa, eps, detach_targets), vicreg_weight, num_hierarchies)
         self.vicreg_losses = nn.ModuleList(VICRegLoss(**config) for config in configs)
-        weights = of_levels(vicreg_weight, num_hierarchies, "vicreg_weight")
-        self.register_buffer("_vicreg_weights", torch.tensor(weights))
-
-    @property
-    def vicreg_weights(self) -> torch.Tensor:
-        """float [level]."""
-        return self._vicreg_weights
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:

@@ -1,64 +1,10 @@
-"""The original's names, for scripts that change only their imports. Training and inference run in JAX."""
+"""The original's config files: YAML of three sections."""
 
 import dataclasses
 import pathlib
 
-from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
-from jaxtrain.systems.memory_lm.original.datasets import TextDataset, create_dataloader
-from jaxtrain.systems.memory_lm.original.inference_routers import create_inference_router
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
-from jaxtrain.systems.memory_lm.original.torch_generation import generate, generate_batch
-from jaxtrain.systems.memory_lm.original.torch_models import (
-    ChapteredMemoryBank,
-    ChapterRouter,
-    Config,
-    FactorizedMemoryBank,
-    LoRALinear,
-    MemoryAdapter,
-    MemoryBank,
-    MemoryConfig,
-    MemoryCrossAttention,
-    MemoryTransformer,
-    ModelConfig,
-    QuantizedMemoryBank,
-    ReducedDimMemoryBank,
-    compute_router_auxiliary_loss,
-    extract_memory_weights,
-    merge_adapter_weights,
-    quantize_memory_for_deployment,
-)
-from jaxtrain.systems.memory_lm.original.trainer import Trainer
-
-__all__ = [
-    "ChapterRouter",
-    "ChapteredMemoryBank",
-    "Config",
-    "FactorizedMemoryBank",
-    "LoRALinear",
-    "MemoryAdapter",
-    "MemoryBank",
-    "MemoryConfig",
-    "MemoryCrossAttention",
-    "MemoryTransformer",
-    "ModelConfig",
-    "QuantizedMemoryBank",
-    "ReducedDimMemoryBank",
-    "TextDataset",
-    "Trainer",
-    "TrainingConfig",
-    "compute_router_auxiliary_loss",
-    "create_dataloader",
-    "create_inference_router",
-    "extract_memory_weights",
-    "generate",
-    "generate_batch",
-    "get_memory_bank_assignments",
-    "get_memory_layer_indices",
-    "load_config",
-    "merge_adapter_weights",
-    "quantize_memory_for_deployment",
-    "save_config",
-]
+from jaxtrain.systems.memory_lm.original.torch_models import Config, MemoryConfig, ModelConfig
 
 
 def load_config(path: str | pathlib.Path) -> Config:

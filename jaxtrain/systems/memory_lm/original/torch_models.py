@@ -16,32 +16,9 @@ from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
 from jaxtrain.systems.memory_lm.torch_memory import (
     ChapteredMemoryBank,
-    FactorizedMemoryBank,
-    MemoryBank,
     QuantizedMemoryBank,
-    ReducedDimMemoryBank,
     View,
 )
-
-__all__ = [
-    "ChapterRouter",
-    "ChapteredMemoryBank",
-    "Config",
-    "FactorizedMemoryBank",
-    "LoRALinear",
-    "MemoryAdapter",
-    "MemoryBank",
-    "MemoryConfig",
-    "MemoryCrossAttention",
-    "MemoryTransformer",
-    "ModelConfig",
-    "QuantizedMemoryBank",
-    "ReducedDimMemoryBank",
-    "compute_router_auxiliary_loss",
-    "extract_memory_weights",
-    "merge_adapter_weights",
-    "quantize_memory_for_deployment",
-]
 
 IGNORE = torch_twin.IGNORE
 LOSSES = ("load_balance", "auxiliary", "z_loss")

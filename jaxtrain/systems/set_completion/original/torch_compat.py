@@ -7,10 +7,6 @@ import numpy as np
 import torch
 
 from jaxtrain.systems.set_completion.original import training
-from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from torch_bridge.state_dict import convert_ddp_state
-
-__all__ = ["DataLoader", "DistributedDataParallel", "EarlyStopping", "convert_ddp_state", "fit", "save_artifacts"]
 
 
 def DistributedDataParallel(module, *arguments, **options):

@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pydantic
 from omegaconf import OmegaConf
@@ -23,6 +23,8 @@ from jaxtrain.config import Section, TrainingConfig, nest_flat_names
 from jaxtrain.errors import UserError
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
+
+Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 BEST = "best_config="  # of an override that names a file with the best values of a search
 TEXTS = ("run.name", "run.dir", "init_from", "task")  # settings whose value on a command line is a text as it is
@@ -168,7 +170,7 @@ def check(values: Mapping[str, Any], source: str | pathlib.Path = "config") -> t
     return task, config
 
 
-def validate(kind: type[TrainingConfig], values: Mapping[str, Any], source: str | pathlib.Path = "config"):
+def validate(kind: type[Schema], values: Mapping[str, Any], source: str | pathlib.Path = "config") -> Schema:
     """An instance of the schema, or one UserError that lists every mistake."""
     try:
         return kind.model_validate(dict(values))

@@ -183,7 +183,10 @@ def write_state(
                     entries[name] = new.to(device=device, dtype=parameter.dtype if new.dim() else torch.float32)
 
 
-def probe(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[list[dict], list[np.ndarray], list[np.ndarray]]:
+Arrays = list[np.ndarray]
+
+
+def probe(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[dict[str, Any], Arrays, Arrays]:
     """A few steps of this optimizer's own code on a small parameter, to compare a rule with.
 
     Returns the options of the first group, the gradients that were given and the parameter after each step (the first

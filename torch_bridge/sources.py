@@ -15,11 +15,11 @@ class RandomState(Protocol):
 
     def get(self) -> Any: ...
 
-    def set(self, state: Any) -> None: ...
+    def set(self, state: Any, /) -> None: ...
 
-    def seed(self, seed: int) -> None: ...
+    def seed(self, seed: int, /) -> None: ...
 
-    def same(self, first: Any, second: Any) -> bool: ...
+    def same(self, first: Any, second: Any, /) -> bool: ...
 
 
 class ForeignSource:
@@ -89,6 +89,9 @@ class OrderedSource(ForeignSource):
     batch_size: int | None = None
     constant: bool = False
     replays: bool = True
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} must define __len__")
 
     def begin(self) -> "BatchOrder":
         """Return the order from its first epoch on, as if nothing had been drawn."""

@@ -193,7 +193,7 @@ class FirstBatches:
 
     drop_last = False
 
-    def __init__(self, stream: IndexStream | SamplerStream, count: int):
+    def __init__(self, stream: "IndexStream | SamplerStream | FirstBatches", count: int):
         self.stream = stream
         self.steps_per_epoch = min(count, stream.steps_per_epoch)
         self.batch_size = stream.batch_size

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -114,7 +114,8 @@ class Loader:
             pool = workers.InlinePool(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
             return self._without_texts(step, next(self._sequence(pool, step, rows))[1])
         _, batch, request = self._request(step, rows, together)
-        return batch if request is None else row_keys.join(batch, self._without_texts(step, self.reader(request)))
+        reader = cast(Reader, self.reader)  # of a map-style source
+        return batch if request is None else row_keys.join(batch, self._without_texts(step, reader(request)))
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
         arrays, texts = split_texts(batch)
@@ -217,6 +218,7 @@ class Loader:
             calls, ahead = itertools.tee(calls)  # not a list: a run has millions
             batches = self._positions(ahead)
             del ahead
+        first, count = 0, 0
         for first, count in calls:
             together = list(itertools.islice(batches, count))
             if len(together) < count:

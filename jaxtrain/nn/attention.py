@@ -30,7 +30,7 @@ def attention(
         raise ValueError("attention: a mask or lengths, not both; put the lengths into the mask")
     if bias is None and not dropped and fused_attention.takes(q, k, v, mask, causal, window):
         return fused_attention.fused(q, k, v, **visibility, scale=scale)
-    if bias is None and dropped and fused_attention.takes_dropout(q, k, v, mask, causal, window):
+    if bias is None and rngs is not None and dropped and fused_attention.takes_dropout(q, k, v, mask, causal, window):
         kept = 1 - traced_hparams.current(dropout_rate)
         return fused_attention.dropped(q, k, v, rngs(), kept, lengths=lengths, causal=causal, scale=scale)
     fused_attention.chosen["formula"] += 1

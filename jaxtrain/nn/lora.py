@@ -103,7 +103,7 @@ def replace_linears(
         if isinstance(parent, nnx.List):
             parent[name] = make(base)
         else:
-            setattr(parent, name, make(base))
+            setattr(parent, str(name), make(base))
     return [name for name, *_ in found]
 
 

@@ -166,8 +166,7 @@ def _kernel(program: Program, card: Card, each: Instruction, near: Computation, 
     elif target.endswith("triton") and "dropped_attention" in each.op_name:
         kind, (flops, dtype, scores) = "fused attention with dropout", _dropped_attention(each, near)
         efficiency, extra = FUSED_ATTENTION["triton"], scores * 10 * INTEGER_SHARE / (card.plain / 2)
-    elif each.opcode == "sort" or (each.opcode == "fusion" and _inner(program, each, "sort")):
-        sort = each if each.opcode == "sort" else _inner(program, each, "sort")
+    elif (sort := _sort_of(program, each)) is not None:
         kind, launches = "sort", _sort_passes(sort)
         size = 2 * launches * sort.size
     elif each.opcode == "fusion":
@@ -186,6 +185,13 @@ def _kernel(program: Program, card: Card, each: Instruction, near: Computation, 
 
 def _text(each: Instruction) -> str:
     return " ".join(f"{dtype}[{','.join(map(str, dims))}]" for dtype, dims in each.shapes[:2])
+
+
+def _sort_of(program: Program, each: Instruction) -> Instruction | None:
+    """Return the instruction itself where it sorts, or the sort in a fusion."""
+    if each.opcode == "sort":
+        return each
+    return _inner(program, each, "sort") if each.opcode == "fusion" else None
 
 
 def _inner(program: Program, fusion: Instruction, opcode: str) -> Instruction | None:

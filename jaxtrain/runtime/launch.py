@@ -74,14 +74,15 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     if launch.processes == 1 or jax.distributed.is_initialized():
         return launch
     host_memory.one_arena()  # before the connection's threads have heaps of their own
-    bind = None
+    bind, coordinator = None, launch.coordinator
+    assert coordinator is not None  # several processes have one
     if launch.process == 0:
-        listener = rendezvous.open_port(launch.coordinator, launch.locals == launch.processes)
+        listener = rendezvous.open_port(coordinator, launch.locals == launch.processes)
         address, port = listener.getsockname()[:2]
         bind = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        rendezvous.gather(listener, launch.coordinator, launch.processes, timeout_s)
+        rendezvous.gather(listener, coordinator, launch.processes, timeout_s)
     else:
-        rendezvous.report(launch.coordinator, launch.process, timeout_s)
+        rendezvous.report(coordinator, launch.process, timeout_s)
     os.environ.setdefault("XLA_FLAGS", "")
     if "nccl_termination_timeout" not in os.environ["XLA_FLAGS"] and os.environ.get("JAX_PLATFORMS") == "cuda":
         os.environ["XLA_FLAGS"] += " --xla_gpu_nccl_termination_timeout_seconds=600"

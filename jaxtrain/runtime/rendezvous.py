@@ -11,6 +11,7 @@ import re
 import selectors
 import socket
 import time
+from typing import cast
 
 from jaxtrain.errors import UserError
 
@@ -34,7 +35,10 @@ def open_port(coordinator: str, one_machine: bool) -> socket.socket:
         if listener is not None:
             return listener
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    return _bound(family, "::" if family == socket.AF_INET6 else "", port)
+    listener = _bound(family, "::" if family == socket.AF_INET6 else "", port)
+    if listener is None:
+        raise UserError(f"launch: port {port} cannot be opened at all addresses of this machine")
+    return listener
 
 
 def gather(listener: socket.socket, coordinator: str, processes: int, timeout_s: float) -> None:
@@ -108,7 +112,7 @@ def split(coordinator: str) -> tuple[str, int]:
 
 def _hear(key: selectors.SelectorKey, selector: selectors.BaseSelector, come: dict, processes: int) -> str:
     """Take in what a guest says; a reason to give up, or nothing. A stranger on the port is sent away."""
-    guest, said = key.fileobj, key.data
+    guest, said = cast(socket.socket, key.fileobj), key.data  # what `gather` has registered
     try:
         received = guest.recv(MOST_BYTES)
     except OSError:

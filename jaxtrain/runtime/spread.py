@@ -59,7 +59,8 @@ def over_devices(function: Callable, arrays: Sequence[Any], kinds: Sequence[Axes
     """Run function(*arrays) on every device's part: kinds says which axes of each array are batch or heads (one of
     length 1 is everywhere), result the same of what it gives. Called as it is on one device, or where the devices do
     not divide an axis."""
-    if _spread.get() is None or math.prod(_spread.get()[0].shape.values()) == 1:
+    spread = _spread.get()
+    if spread is None or math.prod(spread[0].shape.values()) == 1:
         return function(*arrays)
     mesh, axes = _mesh_and_axes()
     sizes = {kind: {x.shape[a] for x, names in zip(arrays, kinds, strict=True) for a, name in enumerate(names)
@@ -82,7 +83,9 @@ def over_devices(function: Callable, arrays: Sequence[Any], kinds: Sequence[Axes
 
 
 def _mesh_and_axes() -> tuple[Mesh, dict[str, tuple[str, ...]]]:
-    mesh, axes = _spread.get()
+    spread = _spread.get()
+    assert spread is not None  # callers have asked parts()
+    mesh, axes = spread
     return mesh, dict(axes)
 
 

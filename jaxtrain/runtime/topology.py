@@ -74,10 +74,14 @@ def memory_bytes(target: str) -> int:
 def card(target: str, hosts: int) -> Card:
     """Peaks of a target, of GPUs on so many machines."""
     kind = target.upper().replace("A6000", "RTX A6000")
-    half, single, plain = (
-        peak_flops(kind, dtype, matmul)
-        for dtype, matmul in (("bfloat16", "default"), ("float32", "default"), ("float32", "highest"))
-    )
+
+    def peak(dtype: str, matmul: str) -> float:
+        found = peak_flops(kind, dtype, matmul)
+        if found is None:
+            raise UserError(f"--target {target}: its peak in {dtype} is not known")
+        return found
+
+    half, single, plain = peak("bfloat16", "default"), peak("float32", "default"), peak("float32", "highest")
     _, cores, _, bandwidth, *_ = TARGETS[target]
     link = LINKS[target] if hosts == 1 else min(LINKS[target], NETWORK[target])
     return Card(half, single, plain, bandwidth, link, cores)

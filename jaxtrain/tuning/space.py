@@ -20,23 +20,23 @@ Values = dict[str, Any]
 
 class Sampler(Section):
     name: Literal["tpe", "random", "grid"] = "tpe"  # grid: every combination of categorical choices
-    startup_trials: int = Field(10, ge=1)  # tpe: drawn at random before the model of the results is used
+    startup_trials: int = Field(default=10, ge=1)  # tpe: drawn at random before the model of the results is used
 
 
 class Pruner(Section):
     """Counts are evaluations of a trial."""
 
     name: Literal["none", "median", "asha", "hyperband"] = "median"
-    startup_trials: int = Field(5, ge=0)  # median: finished trials before any is pruned
-    warmup_evaluations: int = Field(2, ge=0)  # median: of each trial, before it is judged
-    min_evaluations: int = Field(1, ge=1)  # asha, hyperband: before the first rung
-    reduction_factor: int = Field(3, ge=2)  # asha, hyperband: of as many trials one goes on
+    startup_trials: int = Field(default=5, ge=0)  # median: finished trials before any is pruned
+    warmup_evaluations: int = Field(default=2, ge=0)  # median: of each trial, before it is judged
+    min_evaluations: int = Field(default=1, ge=1)  # asha, hyperband: before the first rung
+    reduction_factor: int = Field(default=3, ge=2)  # asha, hyperband: of as many trials one goes on
 
 
 class StudySettings(Section):
-    trials: int = Field(20, ge=1)
-    timeout_s: float | None = Field(None, gt=0)  # start no trial later than this
-    seed: int = Field(0, ge=0)  # of the sampler; the trials' own is the config's `seed`
+    trials: int = Field(default=20, ge=1)
+    timeout_s: float | None = Field(default=None, gt=0)  # start no trial later than this
+    seed: int = Field(default=0, ge=0)  # of the sampler; the trials' own is the config's `seed`
     sampler: Sampler = Sampler()
     pruner: Pruner = Pruner()
     keep_checkpoints: Literal["best", "all"] = "best"  # best: those of other finished trials are deleted
@@ -49,7 +49,7 @@ class Setting(Section):
     type: Literal["uniform", "loguniform", "float", "int", "categorical"]
     low: float | None = None
     high: float | None = None
-    step: float | None = Field(None, gt=0)
+    step: float | None = Field(default=None, gt=0)
     log: bool = False
     choices: list[Any] | None = None
     when: dict[str, Any] = {}
@@ -78,17 +78,24 @@ class Setting(Section):
         if self.type == "categorical":
             return trial.suggest_categorical(name, self.choices)
         if self.type == "int":
-            low, high = int(self.low), int(self.high)
+            low, high = map(int, self._range)
             step = {} if self.logarithmic else {"step": int(self.step or 1)}
             return trial.suggest_int(name, low, high, log=self.logarithmic, **step)
-        return trial.suggest_float(name, self.low, self.high, log=self.logarithmic, step=self.step)
+        return trial.suggest_float(name, *self._range, log=self.logarithmic, step=self.step)
 
     @property
     def ends(self) -> tuple[Any, Any]:
         """Two values between which the others lie."""
-        if self.type == "categorical":
+        if self.choices is not None and self.type == "categorical":
             return self.choices[0], self.choices[-1]
-        return (int(self.low), int(self.high)) if self.type == "int" else (self.low, self.high)
+        low, high = self._range
+        return (int(low), int(high)) if self.type == "int" else (low, high)
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        assert self.low is not None  # _complete has asked
+        assert self.high is not None
+        return self.low, self.high
 
 
 class Space(Section):

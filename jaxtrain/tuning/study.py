@@ -138,7 +138,7 @@ def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, wo
         )
     study.sampler = _sampler(space, (space.study.seed * 1_000_003 + len(study.trials) * 1009 + worker) % 2**32)
     if space.study.sampler.name == "grid":
-        for choices in itertools.product(*(setting.choices for setting in space.settings.values())):
+        for choices in itertools.product(*(setting.choices or () for setting in space.settings.values())):
             study.enqueue_trial(dict(zip(space.settings, choices, strict=True)), skip_if_exists=True)
     return study
 

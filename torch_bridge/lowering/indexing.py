@@ -152,8 +152,9 @@ def scatter_reduce(call, x, dim, index, source, reduce, *, include_self=True):
 
     @result.defjvp
     def derivative(primals, moves):
-        value = result(*primals)
-        own, theirs = slopes_of(run, *primals, value, where)
+        x, source = primals
+        value = result(x, source)
+        own, theirs = slopes_of(run, x, source, value, where)
         own = own if include_self else zero_where(touched, own)
         return value, (own * moves[0]).at[where].add(theirs * moves[1])
 

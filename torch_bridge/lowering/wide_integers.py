@@ -183,7 +183,7 @@ def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds
         return (0, args[1] - 1) if args[1] > 0 else (args[1] + 1, 0)
     if name in ("clamp", "clamp_min", "clamp_max"):
         low, high = of(0)
-        limits = args[1:] if name != "clamp_max" else (None, *args[1:])
+        limits: list[Any] = [*args[1:]] if name != "clamp_max" else [None, *args[1:]]
         floor = limits[0] if limits and isinstance(limits[0], int) else low
         top = limits[1] if len(limits) > 1 and isinstance(limits[1], int) else high
         return (max(low, floor), min(high, top)) if floor <= top else (min(floor, top), max(floor, top))

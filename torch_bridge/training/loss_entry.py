@@ -36,9 +36,11 @@ class LossEntry(torch.nn.Module):
         return _parts_of(self._criterion(output, batch))
 
     def _criterion(self, output, batch):
-        if takes_target(self.criterion):
-            return self.criterion(main_output(output), batch[self.plan.target])
-        return self.criterion(output, BatchView(batch))
+        criterion = self.criterion
+        assert criterion is not None  # forward has asked
+        if takes_target(criterion):
+            return criterion(main_output(output), batch[self.plan.target])
+        return criterion(output, BatchView(batch))
 
 
 def _parts_of(found: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ __all__ = ["Data", "Decode", "Encoder", "Head", "JointModel", "LossSettings", "L
 class Head(Section):
     """One head. Keys left out take the family's own defaults; `pooling` and `activation` are family architectures'."""
 
-    dropout: float | None = Field(None, ge=0, lt=1)  # 0.1 if left out
-    layers: int | None = Field(None, ge=1, le=MOST_LAYERS)  # 1 if left out: a single Linear
+    dropout: float | None = Field(default=None, ge=0, lt=1)  # 0.1 if left out
+    layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS)  # 1 if left out: a single Linear
     hidden: int | list[int] | None = None  # widths of the layers before the last one
     activation: str | None = None  # relu, silu, gelu
     pooling: Literal["cls", "mean", "max", "attn"] | None = None
@@ -30,15 +30,15 @@ class Model(Section):
     family: Literal["project", "architectures", "base"] = "project"
     pretrained: str | None = None  # a local Hugging Face folder or a hub id: sizes, weights and tokenizer; null: random
     encoder: Encoder = Encoder()  # sizes; filled in from `pretrained`
-    num_labels: int = Field(2, ge=2)
+    num_labels: int = Field(default=2, ge=2)
     criteria: Head = Head()  # the classifier
     evidence: Head = Head()  # the span head
-    encoder_dropout: float | None = Field(None, ge=0, lt=1)  # in place of both dropout rates of the encoder
-    freeze_layers: int = Field(0, ge=0)  # keep the embeddings and the first n layers fixed
+    encoder_dropout: float | None = Field(default=None, ge=0, lt=1)  # in place of both dropout rates of the encoder
+    freeze_layers: int = Field(default=0, ge=0)  # keep the embeddings and the first n layers fixed
     freeze_encoder: bool = False
     lora: Lora = Lora()
     base_pooling: Literal["cls", "mean"] = "cls"  # family base
-    base_hidden: int | None = Field(None, ge=1)  # family base: width of a hidden layer
+    base_hidden: int | None = Field(default=None, ge=1)  # family base: width of a hidden layer
 
     @model_validator(mode="before")
     @classmethod
@@ -58,7 +58,7 @@ class JointModel(Model):
 
     evidence_pretrained: str | None = None  # `pretrained` if left out
     evidence_encoder: Encoder = Encoder()
-    fusion_dropout: float = Field(0.1, ge=0, lt=1)
+    fusion_dropout: float = Field(default=0.1, ge=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +100,7 @@ def named_sizes(name: str) -> dict[str, Any]:
 
 class Data(DataConfig):
     path: str | None = None  # CSV with the columns below; null: synthetic posts with a learnable signal
-    synthetic_posts: int = Field(150, ge=20)  # posts, four sentences each, where there is no path
+    synthetic_posts: int = Field(default=150, ge=20)  # posts, four sentences each, where there is no path
     sentence_column: str = "sentence_text"  # what criteria reads, and the answer that evidence looks for
     status_column: str = "status"  # 1 present, 0 absent
     context_column: str = "post_text"  # what evidence, share and joint search
@@ -109,14 +109,14 @@ class Data(DataConfig):
     criteria_file: str | None = None  # JSON list of {id, text}: the criteria in words
     pair_with_criterion: bool | None = None  # read (text, criterion); family architectures does, project does not
     tokenizer: str | None = None  # tokenizer.json, folder or hub id; model.pretrained if left out
-    max_length: int = Field(256, ge=8)  # tokens of a sentence
-    evidence_max_length: int = Field(512, ge=8)  # tokens of a post
+    max_length: int = Field(default=256, ge=8)  # tokens of a sentence
+    evidence_max_length: int = Field(default=512, ge=8)  # tokens of a post
     split: Literal["posts", "rows"] | None = None  # null: posts, and rows where compat is original
-    split_seed: int = Field(42, ge=0)  # apart from `seed`, so that runs are scored on the same rows
+    split_seed: int = Field(default=42, ge=0)  # apart from `seed`, so that runs are scored on the same rows
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     on_missing_answer: Literal["drop", "error", "keep"] = "drop"  # keep: the row counts for its label only
     padding: Literal["fixed", "buckets"] = "fixed"  # buckets: to the batch's longest text, rounded up to one of a few
-    num_buckets: int = Field(4, ge=1)  # widths, and so compiled programs
+    num_buckets: int = Field(default=4, ge=1)  # widths, and so compiled programs
     cache_dir: str | None = None  # keep tokens here; null: tokenize anew every time
 
     @model_validator(mode="after")
@@ -127,16 +127,16 @@ class Data(DataConfig):
 
 
 class LossWeights(Section):
-    criteria: float = Field(1.0, ge=0)
-    evidence: float = Field(1.0, ge=0)
+    criteria: float = Field(default=1.0, ge=0)
+    evidence: float = Field(default=1.0, ge=0)
 
 
 class LossSettings(Section):
     weights: LossWeights = LossWeights()  # share and joint: criteria * classification + evidence * span
     class_weights: Literal["none", "balanced", "effective"] | list[float] = "none"  # of the training rows
-    effective_beta: float = Field(0.999, gt=0, lt=1)  # class_weights effective: Cui et al. 2019
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    focal_gamma: float = Field(0.0, ge=0)  # 0: plain cross-entropy
+    effective_beta: float = Field(default=0.999, gt=0, lt=1)  # class_weights effective: Cui et al. 2019
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    focal_gamma: float = Field(default=0.0, ge=0)  # 0: plain cross-entropy
     mask_padding: bool = False  # spans compete among the text's own tokens only; the original lets padding in
 
 
@@ -144,4 +144,4 @@ class Decode(Section):
     """How a span is read off the logits."""
 
     valid_only: bool = False  # start <= end, inside the text; false: both maxima on their own, as the original
-    max_tokens: int = Field(128, ge=1)  # valid_only: longest span
+    max_tokens: int = Field(default=128, ge=1)  # valid_only: longest span

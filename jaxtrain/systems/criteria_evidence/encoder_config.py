@@ -20,19 +20,19 @@ class Encoder(Section):
 
     kind: Literal["bert", "roberta", "deberta"] = "bert"
     model_type: str | None = None  # what config.json says: bert, roberta, xlm-roberta, deberta-v2, ...
-    vocab_size: int = Field(30522, ge=1)
-    hidden_size: int = Field(768, ge=1)
-    num_hidden_layers: int = Field(12, ge=0)
-    num_attention_heads: int = Field(12, ge=1)
-    intermediate_size: int = Field(3072, ge=1)
-    max_position_embeddings: int = Field(512, ge=1)  # roberta: two more than the longest text, positions start at 2
-    type_vocab_size: int = Field(2, ge=0)
-    layer_norm_eps: float = Field(1e-12, gt=0)
+    vocab_size: int = Field(default=30522, ge=1)
+    hidden_size: int = Field(default=768, ge=1)
+    num_hidden_layers: int = Field(default=12, ge=0)
+    num_attention_heads: int = Field(default=12, ge=1)
+    intermediate_size: int = Field(default=3072, ge=1)
+    max_position_embeddings: int = Field(default=512, ge=1)  # roberta: the longest text + 2, positions start at 2
+    type_vocab_size: int = Field(default=2, ge=0)
+    layer_norm_eps: float = Field(default=1e-12, gt=0)
     hidden_act: str = "gelu"
-    pad_token_id: int = Field(0, ge=0)
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
-    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
-    initializer_range: float = Field(0.02, gt=0)  # standard deviation of freshly drawn weights
+    pad_token_id: int = Field(default=0, ge=0)
+    hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
+    initializer_range: float = Field(default=0.02, gt=0)  # standard deviation of freshly drawn weights
     # DeBERTa-v2 and v3 only
     relative_attention: bool = True
     position_buckets: int = 256  # log buckets per direction; 0 or less: one row per distance
@@ -41,9 +41,9 @@ class Encoder(Section):
     share_att_key: bool = True
     norm_rel_ebd: str = "layer_norm"
     position_biased_input: bool = False
-    embedding_size: int | None = Field(None, ge=1)  # width of the tables where it is not hidden_size
-    conv_kernel_size: int = Field(0, ge=0)  # 0: no convolution beside the first layer
-    conv_groups: int = Field(1, ge=1)
+    embedding_size: int | None = Field(default=None, ge=1)  # width of the tables where it is not hidden_size
+    conv_kernel_size: int = Field(default=0, ge=0)  # 0: no convolution beside the first layer
+    conv_groups: int = Field(default=1, ge=1)
     conv_act: str = "tanh"
 
     @field_validator("pos_att_type", mode="before")

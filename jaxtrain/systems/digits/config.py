@@ -8,14 +8,14 @@ from jaxtrain.config import MOST_LAYERS, DataConfig, Section
 
 
 class Model(Section):
-    patch_size: int = Field(2, ge=1)  # pixels; images are 8 x 8
-    embed_dim: int = Field(64, ge=1)
-    depth: int = Field(4, ge=1, le=MOST_LAYERS)
-    num_heads: int = Field(4, ge=1)
-    mlp_ratio: float = Field(2.0, gt=0)
-    dropout: float = Field(0.3, ge=0, lt=1)
+    patch_size: int = Field(default=2, ge=1)  # pixels; images are 8 x 8
+    embed_dim: int = Field(default=64, ge=1)
+    depth: int = Field(default=4, ge=1, le=MOST_LAYERS)
+    num_heads: int = Field(default=4, ge=1)
+    mlp_ratio: float = Field(default=2.0, gt=0)
+    dropout: float = Field(default=0.3, ge=0, lt=1)
 
 
 class Data(DataConfig):
     source: Literal["torch", "numpy", "auto"] = "auto"  # auto: a torch Dataset where torch is installed
-    validation_ratio: float = Field(0.2, gt=0, lt=1)
+    validation_ratio: float = Field(default=0.2, gt=0, lt=1)

@@ -14,27 +14,27 @@ INFERENCE_STRATEGIES = (*TRAIN_STRATEGIES, "rolling", "hybrid")
 class Model(Section):
     """The decoder. For the adapter task only `base_*`, `freeze_base_model`, `dropout` and `scan_layers` count."""
 
-    hidden_dim: int = Field(768, ge=1)
-    num_heads: int = Field(12, ge=1)
-    num_kv_heads: int | None = Field(None, ge=1)  # key/value heads, dividing num_heads; num_heads if left out
-    num_layers: int = Field(12, ge=1, le=MOST_LAYERS)
-    intermediate_dim: int = Field(3072, ge=1)
-    vocab_size: int = Field(32000, ge=1)  # at least the tokenizer's size
-    max_seq_len: int = Field(8192, ge=1)  # tokens
-    max_position_embeddings: int | None = Field(None, ge=1)  # wins over max_seq_len
+    hidden_dim: int = Field(default=768, ge=1)
+    num_heads: int = Field(default=12, ge=1)
+    num_kv_heads: int | None = Field(default=None, ge=1)  # key/value heads, dividing num_heads; num_heads if left out
+    num_layers: int = Field(default=12, ge=1, le=MOST_LAYERS)
+    intermediate_dim: int = Field(default=3072, ge=1)
+    vocab_size: int = Field(default=32000, ge=1)  # at least the tokenizer's size
+    max_seq_len: int = Field(default=8192, ge=1)  # tokens
+    max_position_embeddings: int | None = Field(default=None, ge=1)  # wins over max_seq_len
     tokenizer_name: str | None = None  # read by data.tokenizer where that is left out
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     use_rope: bool = True
-    rope_theta: float = Field(10000.0, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     hidden_activation: Literal["swiglu", "silu", "relu", "gelu", "sigmoid", "tanh"] = "swiglu"
-    initializer_range: float = Field(0.02, gt=0)
-    self_attn_wo_init_std: float | None = Field(None, gt=0)
-    mlp_down_proj_init_std: float | None = Field(None, gt=0)
-    norm_eps: float = Field(1e-6, gt=0)
+    initializer_range: float = Field(default=0.02, gt=0)
+    self_attn_wo_init_std: float | None = Field(default=None, gt=0)
+    mlp_down_proj_init_std: float | None = Field(default=None, gt=0)
+    norm_eps: float = Field(default=1e-6, gt=0)
     use_rms_norm: bool = True
     tie_embeddings: bool = True
     base_model_name: str | None = None  # adapter: a local folder of Hugging Face weights, or a hub id
@@ -70,10 +70,10 @@ class Memory(Section):
 
     vanilla_mode: bool = False  # no memory at all: the control
     use_memory_adapter: bool = True  # adapter: false leaves LoRA alone
-    num_memory_tokens: int = Field(1024, ge=1)
-    memory_dim: int | None = Field(None, ge=1)  # hidden_dim if left out
-    memory_num_heads: int | None = Field(None, ge=1)
-    memory_num_kv_heads: int | None = Field(None, ge=1)
+    num_memory_tokens: int = Field(default=1024, ge=1)
+    memory_dim: int | None = Field(default=None, ge=1)  # hidden_dim if left out
+    memory_num_heads: int | None = Field(default=None, ge=1)
+    memory_num_kv_heads: int | None = Field(default=None, ge=1)
     memory_layer_placement: Literal["all", "first_k", "last_k", "every_n", "custom", "none"] = "all"
     memory_layer_k: int = 5
     memory_layer_n: int = 3
@@ -81,23 +81,23 @@ class Memory(Section):
     memory_sharing: Literal["shared", "per_layer", "every_k_layers"] = "shared"
     memory_sharing_k: int = 2
     memory_block_variant: Literal["A", "B"] = "A"  # B: the memory comes after the MLP and has an MLP of its own
-    memory_dropout: float | None = Field(None, ge=0, lt=1)  # of attention weights; model.dropout if left out
+    memory_dropout: float | None = Field(default=None, ge=0, lt=1)  # of attention weights; model.dropout if left out
     use_low_rank_memory: bool = False
-    memory_rank: int = Field(64, ge=1)
+    memory_rank: int = Field(default=64, ge=1)
     low_rank_mode: Literal["factorized", "reduced_dim"] = "factorized"
     use_low_rank_projections: bool = False
-    projection_rank: int = Field(64, ge=1)
+    projection_rank: int = Field(default=64, ge=1)
     use_chapters: bool = False
-    num_chapters: int = Field(100, ge=1)
-    top_k_chapters: int = Field(20, ge=1)
-    num_shared_chapters: int = Field(0, ge=0)  # the first chapters, read by every token
-    routed_scaling_factor: float = Field(1.0, ge=0)
+    num_chapters: int = Field(default=100, ge=1)
+    top_k_chapters: int = Field(default=20, ge=1)
+    num_shared_chapters: int = Field(default=0, ge=0)  # the first chapters, read by every token
+    routed_scaling_factor: float = Field(default=1.0, ge=0)
     normalize_shared_routed_before_mixing: bool = False
     shared_routed_norm_type: Literal["rms", "layernorm"] = "rms"
-    shared_routed_norm_eps: float = Field(1e-6, gt=0)
+    shared_routed_norm_eps: float = Field(default=1e-6, gt=0)
     routing_strategy_train: str = "sequence"  # sequence | sequence-rolling | token | prefix (causal)
     routing_strategy_inference: str = "sequence"  # also rolling | hybrid, which route a decode step on its window
-    routing_window_size: int = Field(128, ge=1)  # tokens
+    routing_window_size: int = Field(default=128, ge=1)  # tokens
     token_routing_kernel_version: str = "v2"  # accepted, without effect: one XLA implementation
     mask_aware_pooling: bool = False  # padding stays out of the pooled router input; the original counts it
     chapter_softmax: Literal["joint", "independent"] = "joint"  # sequence routing; independent mixes chapter outputs
@@ -111,11 +111,11 @@ class Memory(Section):
     quantize_memory: bool = False  # generate and evaluate with a quantised bank; training is not touched
     memory_quant_bits: Literal[4, 8] = 8
     wo_init_zero: bool = True  # a fresh model equals the vanilla one
-    memory_init_std: float = Field(0.02, ge=0)
+    memory_init_std: float = Field(default=0.02, ge=0)
     use_lora: bool = False  # adapter only
-    lora_rank: int = Field(16, ge=1)
+    lora_rank: int = Field(default=16, ge=1)
     lora_alpha: float = 32
-    lora_dropout: float = Field(0.05, ge=0, lt=1)
+    lora_dropout: float = Field(default=0.05, ge=0, lt=1)
     lora_targets: list[str] = ["q_proj", "v_proj"]  # a Linear whose dotted name contains one of these
     use_both_memory_and_lora: bool = False
     freeze_memory_bank: bool = False  # no gradient and no optimizer state for the bank
@@ -163,13 +163,13 @@ class OriginalSchedule(Section):
     """The original's schedule with its edges (original/schedules.py)."""
 
     scheduler: str = "cosine"  # cosine | linear | constant (no warm-up) | wsd
-    warmup_steps: int = Field(100, ge=0)
-    warmup_ratio: float | None = Field(None, ge=0, le=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    decay_start_step: int | None = Field(None, ge=0)
-    decay_start_ratio: float | None = Field(None, ge=0, le=1)
-    wsd_stable_steps: int | None = Field(None, ge=0)
-    wsd_stable_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_steps: int = Field(default=100, ge=0)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    decay_start_step: int | None = Field(default=None, ge=0)
+    decay_start_ratio: float | None = Field(default=None, ge=0, le=1)
+    wsd_stable_steps: int | None = Field(default=None, ge=0)
+    wsd_stable_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
 class Optim(OptimConfig):
@@ -179,7 +179,7 @@ class Optim(OptimConfig):
 class LossSection(Section):
     """How the cross-entropy over the vocabulary is computed."""
 
-    chunk_tokens: int = Field(0, ge=0)  # logits take the memory of so many tokens' at a time; 0 computes all at once
+    chunk_tokens: int = Field(default=0, ge=0)  # logits take the memory of this many tokens; 0 computes all at once
 
 
 class Data(DataConfig):
@@ -192,17 +192,17 @@ class Data(DataConfig):
     eval_dataset_name: str | None = None  # the dataset of eval_split, where it is another than dataset_name
     text_field: str | list[str] = "text"
     training_mode: Literal["pretraining", "instruction_finetuning"] = "pretraining"
-    max_length: int = Field(8192, ge=2)  # tokens of one row
-    num_samples: int | None = Field(None, ge=1)  # use the first n rows of the dataset
-    eval_samples: int | None = Field(None, ge=1)
+    max_length: int = Field(default=8192, ge=2)  # tokens of one row
+    num_samples: int | None = Field(default=None, ge=1)  # use the first n rows of the dataset
+    eval_samples: int | None = Field(default=None, ge=1)
     streaming: bool = False  # read rows over the network one by one; needs num_samples
     tokenizer: str | None = None  # bytes | bpe:<size>, trained on the corpus | a tokenizer.json, a folder or a hub id
     packing: bool = True  # documents share rows, separated by attention masks; false: one padded row per document
     append_eos: bool = True  # end every document with the end-of-sequence token
     chat_template: Literal["auto", "transcript"] = "auto"  # auto: the tokenizer's own template where it has one
-    corpus_bytes: int = Field(4_000_000, ge=1000)  # how much of the `python` corpus to read
+    corpus_bytes: int = Field(default=4_000_000, ge=1000)  # how much of the `python` corpus to read
     cache_dir: str | None = None  # tokenised rows; ~/.cache/jaxtrain/tokens if left out
-    batch_tokens: int | None = Field(None, ge=1)  # sets batch_size to batch_tokens / max_length
+    batch_tokens: int | None = Field(default=None, ge=1)  # sets batch_size to batch_tokens / max_length
     multiple_choice: list[str] = []  # JSONL files that `jaxtrain.evaluate` scores: question, choices, answer
 
     @model_validator(mode="before")

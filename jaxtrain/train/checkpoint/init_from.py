@@ -125,6 +125,8 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
             f"init_from: {saved.source} holds an optimizer's state, which knows nothing of groups that train in some "
             "epochs only (optim.groups); take its weights alone: init_optimizer=false"
         )
+    if saved.optimizer is None:
+        raise UserError(f"init_from: {saved.source} holds no optimizer's state; take its weights: init_optimizer=false")
     state, optim = program.state, program.config.optim
     model = program.model_def.merge(state.params, state.frozen, state.buffers)
     first = first_names(model)

@@ -198,7 +198,7 @@ def _data(program: Program, data: "UserData") -> Leaves:
     found = dict(data.leaves)
     for split, dataset in data.datasets.items():
         source = program.data.source(split) if dataset is not None or split == "train" else None
-        size = len(source) if hasattr(source, "__len__") else getattr(source, "size", None)
+        size = len(source) if source is not None and hasattr(source, "__len__") else getattr(source, "size", None)
         found |= {f"{split} given": [str(dataset is not None)]} | (
             {} if size is None else {f"{split} size": [str(size)]}
         )

@@ -49,7 +49,7 @@ def make_train_step(
         norm = optimizer.norm(grads)
         verdict = guard.check(state, loss, norm)
         accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
-        idle = state.params.keys() - grads.keys()
+        idle = frozenset(state.params.keys() - grads.keys())
         grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
         with scopes.scope(scopes.OPTIMIZER):
             params, opt_state, _ = optimizer.update(
@@ -119,8 +119,8 @@ def make_gradients(
     def compute(state: TrainState, parts: Parts, rng: jax.Array, scale: jax.Array, numbers: Arrays):
         loss_of = functools.partial(loss_fn, traced_hparams.put(config, numbers))
         with traced_hparams.in_force(numbers):
-            found = _accumulate(loss_of, mean_of_means)(state, parts, rng, scale)
-            return *found, functools.reduce(jnp.add, map(count_tokens, parts))
+            grads, loss, buffers = _accumulate(loss_of, mean_of_means)(state, parts, rng, scale)
+            return grads, loss, buffers, functools.reduce(jnp.add, map(count_tokens, parts))
 
     per_device = local_data_parallel.per_device(compute, layout, mean_of_means) if layout.per_device else compute
 

@@ -22,10 +22,10 @@ from jaxtrain.train.compilation.flops import model_flops
 from jaxtrain.train.compilation.padding import shape_of
 from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
 from jaxtrain.train.loop.run_record import Call, RunRecord
-from jaxtrain.train.profile.profile import Profile
 from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import StackedMetrics
 from jaxtrain.train.tracking.histograms import Histograms
+from jaxtrain.train.tracking.profile.profile import Profile
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.tracking.visualizations import Pictures

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jaxtrain.nn import scopes
-from jaxtrain.train.profile import names, trace
+from jaxtrain.train.tracking.profile import names, trace
 from tests.unit.engine import runs
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtrain.config import TrainingConfig
-from jaxtrain.train.profile import names
-from jaxtrain.train.profile.names import Origin
-from jaxtrain.train.profile.trace import Operation, busy_ns
+from jaxtrain.train.tracking.profile import names
+from jaxtrain.train.tracking.profile.names import Origin
+from jaxtrain.train.tracking.profile.trace import Operation, busy_ns
 
 INPUT, HOST, OTHER = "input", "host", "other programs"
 MOST_ROWS = 14  # of modules

@@ -9,8 +9,8 @@ import jax
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.train import run_dir
-from jaxtrain.train.profile import names, trace
-from jaxtrain.train.profile.table import Table, Window
+from jaxtrain.train.tracking.profile import names, trace
+from jaxtrain.train.tracking.profile.table import Table, Window
 from jaxtrain.train.tracking.tracker import Tracker
 
 FOLDER = "profile"  # of the run folder: the trace, table.txt, profile.json, perfetto.json.gz

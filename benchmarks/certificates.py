@@ -9,8 +9,11 @@ that is not installed, or that does not import beside this torch, is left out.
 import importlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from benchmarks import parser
 
@@ -45,21 +48,32 @@ def main() -> None:
     from tests.e2e.certified import LIBRARIES
 
     known = json.loads(RESULTS.read_text()) if RESULTS.is_file() and not arguments.again else {}
-    for module, library in LIBRARIES.items():
-        models = _models(module)
-        for model in models:
-            name = f"{library}: {model.name}"
-            if name in known or arguments.only not in name:
-                continue
-            started = time.perf_counter()
-            try:
-                known[name] = _measured(model, library, arguments.steps)
-            except Exception as error:
-                print(f"{name:50s} {type(error).__name__}: {error}", flush=True)
-                continue
-            RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-            print(f"{name:50s} {known[name]['verdict']}  {time.perf_counter() - started:.0f} s", flush=True)
+    for library, model in _in_turn(LIBRARIES):
+        name = f"{library}: {model.name}"
+        if name in known or arguments.only not in name:
+            continue
+        started = time.perf_counter()
+        try:
+            known[name] = _measured(model, library, arguments.steps)
+        except Exception as error:  # of a library that does not run here
+            print(f"{name:50s} {type(error).__name__}: {error}", flush=True)
+            continue
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        print(f"{name:50s} {known[name]['verdict']}  {time.perf_counter() - started:.0f} s", flush=True)
     write_page(known)
+
+
+def _in_turn(libraries: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """The first model of every library, then the second ones, and so on."""
+    found: dict[str, list] = {}
+    place = 0
+    while place <= max(map(len, found.values()), default=0):
+        for module, library in libraries.items():
+            if library not in found:
+                found[library] = _models(module)
+            if place < len(found[library]):
+                yield library, found[library][place]
+        place += 1
 
 
 def _models(module: str) -> list:
@@ -109,6 +123,7 @@ def _measured(model, library: str, steps: int) -> dict:
         "left_out": [check["name"] for check in found["checks"] if check["verdict"] == "not compared"],
         "steps": steps,
         "versions": found["subject"]["versions"],
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 
@@ -132,7 +147,8 @@ def write_page(known: dict) -> None:
         rows.append(f"| {' | '.join(cells)} |")
     first = next(iter(known.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    text = INTRODUCTION.format(steps=first["steps"], versions=versions)
+    flags = f"; XLA_FLAGS `{first['xla_flags']}`" if first["xla_flags"] else ""
+    text = INTRODUCTION.format(steps=first["steps"], versions=versions + flags)
     libraries = len({one["library"] for one in known.values()})
     agree = sum(one["verdict"] == "agrees" for one in known.values())
     text += f"\n{agree} of {len(known)} models of {libraries} libraries agree.\n\n"

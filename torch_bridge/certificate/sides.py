@@ -13,6 +13,7 @@ from jaxtrain.runtime.prng import Rngs
 from torch_bridge.certificate.layers import LayerRecord
 from torch_bridge.comparison import GRADIENTS, OUTPUTS, Difference, Records, distance, recording_torch
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.table import Call
 from torch_bridge.step_record import narrow, snapshot, to_array
 from torch_bridge.training.loss_entry import LossEntry
@@ -88,31 +89,47 @@ def in_torch(definition: TorchTask, batch: Mapping[str, Any], training: bool) ->
     return Side(layers, np.array(to_numpy(loss)), {n: np.array(g) for n, g in gradients.items()}, buffers, changed)
 
 
-def in_jax(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> Side:
-    """Run the recorded graph, compiled with its gradient, from the module's present weights; torch sees nothing."""
-    entries = {key: batch[key] for key in definition.entries}
-    graph, leaves = definition.loss_record.graph((entries,), training)
-    tensors, aliases = tensors_of(definition)
-    arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
-    trained = [n for n, p in tensors.items() if isinstance(p, torch.nn.Parameter) and p.requires_grad]
+class JaxSide:
+    """The recorded graph of a definition's loss, compiled with its gradient: once per mode and shape."""
+
+    def __init__(self, definition: TorchTask):
+        self.definition = definition
+        self._programs: dict[int, tuple[LayerRecord, Any]] = {}
+
+    def __call__(self, batch: Mapping[str, Any], training: bool) -> Side:
+        """Compute from the module's present weights; torch sees nothing of it."""
+        definition = self.definition
+        entries = {key: batch[key] for key in definition.entries}
+        graph, leaves = definition.loss_record.graph((entries,), training)
+        tensors, aliases = tensors_of(definition)
+        arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
+        trained = {n for n, p in tensors.items() if isinstance(p, torch.nn.Parameter) and p.requires_grad}
+        if id(graph) not in self._programs:  # the record keeps its graphs
+            self._programs[id(graph)] = _program(graph, aliases, training)
+        record, run = self._programs[id(graph)]
+        params, others = ({n: a for n, a in arrays.items() if (n in trained) == own} for own in (True, False))
+        given = [narrow(leaf) if hasattr(leaf, "shape") else leaf for leaf in leaves]
+        with jax.default_matmul_precision("highest"):
+            (loss, (outputs, changed)), gradients = jax.device_get(run(params, others, given))
+        gradients = {n: np.conj(g) if np.iscomplexobj(g) else g for n, g in gradients.items()}  # as torch has it
+        written = {name: value for name, value in changed.items() if not np.array_equal(value, arrays[name])}
+        buffers = {name: value for name, value in written.items() if np.issubdtype(value.dtype, np.floating)}
+        return Side(record.named(outputs), loss, gradients, buffers, frozenset(written))
+
+
+def _program(graph: Graph, aliases: Mapping[str, str], training: bool) -> tuple[LayerRecord, Any]:
+    """What the layers gave, and (trained arrays, other arrays, inputs) -> the loss with it and all gradients."""
     record = LayerRecord(graph.module)
 
-    def compute(params: dict[str, Any], given: list) -> Any:
-        values = arrays | params
+    def compute(params: dict[str, Any], others: dict[str, Any], given: list) -> Any:
+        values = others | params
         state = {name: values[aliases.get(name, name)] for name in graph.state}
         record.begin()
         call = Call(Rngs(jax.random.key(0)) if training else None, observe=record.observe)
         outputs, changed = graph.run(state, given, call)
         return outputs["value"], (record.outputs(), changed)
 
-    with jax.default_matmul_precision("highest"):
-        run = jax.jit(jax.value_and_grad(compute, has_aux=True))
-        given = [narrow(leaf) if hasattr(leaf, "shape") else leaf for leaf in leaves]
-        (loss, (outputs, changed)), gradients = jax.device_get(run({n: arrays[n] for n in trained}, given))
-    gradients = {n: np.conj(g) if np.iscomplexobj(g) else g for n, g in gradients.items()}  # as torch has it
-    written = {name: value for name, value in changed.items() if not np.array_equal(value, arrays[name])}
-    buffers = {name: value for name, value in written.items() if np.issubdtype(value.dtype, np.floating)}
-    return Side(record.named(outputs), loss, gradients, buffers, frozenset(written))
+    return record, jax.jit(jax.value_and_grad(compute, has_aux=True))
 
 
 def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple[list[Difference], list[str]]:
@@ -149,9 +166,11 @@ def gradient_differences(ours: Side, theirs: Side, limit: float = GRADIENTS) -> 
 
 
 def buffer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> list[Difference]:
-    """Buffers that the call changed on either side."""
+    """Buffers that the call changed on either side; relative as gradients are: the running mean of what has none is
+    rounding."""
+    largest = max((float(np.linalg.norm(buffer)) for buffer in theirs.buffers.values()), default=0.0)
     return [
-        Difference("buffer", name, distance(ours.buffers[name], theirs.buffers[name]), limit)
+        Difference("buffer", name, distance(ours.buffers[name], theirs.buffers[name], ROUNDING * largest), limit)
         for name in theirs.buffers
         if name in ours.buffers
     ] + [Difference("buffer", name, float("inf"), limit) for name in sorted(ours.changed ^ theirs.changed)]

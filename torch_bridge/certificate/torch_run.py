@@ -8,12 +8,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
 from torch_bridge import files
-from torch_bridge.certificate.sides import loss_in_torch, modules_of, tensors_of, torch_batch
+from torch_bridge.certificate.sides import loss_in_torch, modules_of, tensors_of
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering.python_state import Watch
 from torch_bridge.training.torch_task import TorchTask
@@ -141,16 +140,27 @@ def train(
 
 def returned(
     definition: TorchTask, state: Mapping[str, Any], path: pathlib.Path, batch: Mapping[str, Any]
-) -> tuple[list[tuple[str, bool]], list[np.ndarray]]:
-    """A state dict as a file, loaded into a copy of the module with strict=True: whether each tensor kept its bits, and
-    the copy's outputs."""
+) -> tuple[list[tuple[str, bool]], np.ndarray]:
+    """A state dict as a file, loaded with strict=True into the emptied module: whether each tensor kept its bits, and
+    torch's loss with them in evaluation mode. The module keeps them: call it while the module is `borrowed`."""
     files.save(state, path)
-    twin = definition.copy().eval()
-    twin.load_state_dict(torch.load(path, weights_only=True), strict=True)
-    loaded = {name: to_numpy(tensor) for name, tensor in twin.state_dict().items()}
-    bits = [(name, np.array_equal(np.asarray(loaded[name]), np.asarray(value))) for name, value in state.items()]
-    outputs = definition.call(twin, torch_batch(batch))
-    return bits, [np.asarray(leaf) for leaf in jax.tree.leaves(to_numpy(outputs)) if hasattr(leaf, "shape")]
+    modules = modules_of(definition)
+    with torch.no_grad():
+        for module in modules.values():
+            for tensor in module.state_dict().values():
+                tensor.zero_()
+    loaded = torch.load(path, weights_only=True)
+    own = {key for key in loaded if key.startswith("loss.")} if "loss" in modules else set()
+    definition.module.load_state_dict({k: v for k, v in loaded.items() if k not in own}, strict=True)
+    if own:
+        modules["loss"].load_state_dict({key.removeprefix("loss."): loaded[key] for key in own}, strict=False)
+    found = dict(definition.module.state_dict())
+    found |= {f"loss.{key}": value for key, value in modules["loss"].state_dict().items()} if own else {}
+    bits = [(name, np.array_equal(to_numpy(found[name]), np.asarray(value))) for name, value in state.items()]
+    for module in modules.values():
+        module.eval()
+    with torch.no_grad():
+        return bits, np.asarray(to_numpy(loss_in_torch(definition, batch)))
 
 
 def of_config(definition: TorchTask, keys: Mapping[str, tuple[str, bool]], rates: Mapping, optim: Any, factor) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch_bridge.training.torch_task import TorchTask
 
 UPDATES = 1e-3  # relative to how far the weights moved; or what torch's own float32 misses, times TOLERANCE
-LOSSES, OUTPUTS = 1e-4, 1e-4
+LOSSES = 1e-4
 BF16 = 2e-2  # relative drift of the loss; or torch.autocast's own, times BF16_TOLERANCE
 TOLERANCE, BF16_TOLERANCE = 10.0, 3.0
 
@@ -63,6 +63,7 @@ class Certifier:
         with torch_run.borrowed(self.definition, self._parts), torch_run.without_dropout(self.definition) as changed:
             self.trainer = self._trainer("fp32", None if changed else self.given.task)
             self.definition = self.trainer.model().definition
+            self.in_jax = self.sides.JaxSide(self.definition)
             self._read_batches()
             batch = self.batches[0]
             drawn = torch_run.draws_numbers(self.definition, batch, training=False)
@@ -113,7 +114,7 @@ class Certifier:
 
     def _pair(self, batch: Mapping[str, Any], training: bool, ours: Mapping[str, Any] | None = None) -> tuple:
         """(JAX's side, torch's side). ours: JAX's batch, where it is another."""
-        found = self.sides.in_jax(self.definition, batch if ours is None else ours, training)
+        found = self.in_jax(batch if ours is None else ours, training)
         with self.torch_run.borrowed(self.definition):
             return found, self.sides.in_torch(self.definition, batch, training)
 
@@ -135,7 +136,7 @@ class Certifier:
             yield Check(mode, claim, [*layers, loss, *sides.buffer_differences(ours, theirs)], notes)
         ours, theirs = losses[True]
         yield Check("gradients", "the gradient of every parameter", sides.gradient_differences(ours, theirs))
-        (jax_eval, torch_eval), scale = losses[False], np.abs(theirs.loss).max()
+        (jax_eval, torch_eval), scale = losses[False], max(float(np.abs(theirs.loss).max()), 1e-12)
         apart = [np.asarray(a.loss - b.loss) / scale for a, b in ((ours, jax_eval), (theirs, torch_eval))]
         size = float(np.abs(apart[0] - apart[1]).max())
         named = self.sides.Difference("loss", "training less evaluation mode", size, LOSSES)
@@ -282,14 +283,10 @@ class Certifier:
         trainer, batch = self.trainer, self.batches[0]
         path = pathlib.Path(self.folder) / "model.pt"
         bits, theirs = self.torch_run.returned(self.definition, trainer.state_dict(), path, batch)
-        given = jax.tree.map(self.sides.narrow, dict(batch))
-        ours = jax.tree.leaves(jax.device_get(jax.jit(trainer.task.outputs)(trainer.model(), given)))
         found = [self.sides.Difference("state dict", name, 0.0 if same else float("inf"), 0.5) for name, same in bits]
-        found += [
-            _difference("output", f"of the module, {place}", a, b, OUTPUTS)
-            for place, (a, b) in enumerate(zip(ours, theirs, strict=True))
-        ]
-        claim = "the trained state_dict, read by torch.load and load_state_dict(strict=True), and the outputs with it"
+        ours = self.in_jax(batch, False).loss  # train() has written the weights into the module
+        found.append(_difference("loss", "the batch in evaluation mode", ours, theirs, LOSSES))
+        claim = "the trained state_dict, read by torch.load and load_state_dict(strict=True), and the loss with it"
         return Check("return", claim, found, [f"{len(bits)} tensors, bit for bit"])
 
     def _drift(self, theirs, ours, drifted, autocast, why) -> Check:

@@ -11,24 +11,24 @@ import torch
 
 from jaxtrain.systems.torch_module.torch_examples import Named
 
-SAMPLES = 20  # with batches of 8 the last is uneven
+SAMPLES = 16  # two batches
 
 LIBRARIES = {
-    "transformers_models": "transformers",
-    "timm_models": "timm",
-    "diffusers_models": "diffusers",
-    "segmentation": "segmentation-models-pytorch",
-    "graphs": "torch-geometric",
-    "sound": "snac",
-    "medical": "monai",
-    "x_transformers_models": "x-transformers",
-    "vit_pytorch_models": "vit-pytorch",
-    "tables": "rtdl-revisiting-models",
-    "tabnet": "pytorch-tabnet",
     "policies": "stable-baselines3",
+    "tables": "rtdl-revisiting-models",
     "series": "gluonts",
-    "clip": "open-clip-torch",
+    "graphs": "torch-geometric",
+    "vit_pytorch_models": "vit-pytorch",
+    "tabnet": "pytorch-tabnet",
+    "x_transformers_models": "x-transformers",
     "kornia_models": "kornia",
+    "timm_models": "timm",
+    "transformers_models": "transformers",
+    "segmentation": "segmentation-models-pytorch",
+    "medical": "monai",
+    "diffusers_models": "diffusers",
+    "clip": "open-clip-torch",
+    "sound": "snac",
     "peft_models": "peft",
 }
 

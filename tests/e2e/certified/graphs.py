@@ -15,7 +15,7 @@ class Signals(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = GCNConv(4, 8, node_dim=-2), GCNConv(8, 5, node_dim=-2)
+        self.first, self.second = (GCNConv(i, o, node_dim=-2, add_self_loops=False) for i, o in ((4, 8), (8, 5)))
         self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]]))
 
     def forward(self, x):
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = GATv2Conv(4, 5, heads=2, concat=False)
+        self.conv = GATv2Conv(4, 5, heads=2, concat=False, add_self_loops=False)
         self.nodes = nn.Parameter(torch.randn(NODES, 4))
         self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]]))
 

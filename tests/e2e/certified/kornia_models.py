@@ -23,7 +23,7 @@ def _triplets(kind):
     def build():
         anchor, other = torch.randn(2, SAMPLES, 1, 32, 32)
         data = rows(anchor=anchor, same=anchor + 0.1 * torch.randn_like(anchor), other=other)
-        return Triplets(kind(pretrained=False)), data, lambda output, batch: F.triplet_margin_loss(*output)
+        return Triplets(kind(pretrained=False)), data, lambda output, batch: F.triplet_margin_loss(*output, margin=4.0)
 
     return build
 

@@ -1,10 +1,14 @@
 """Forecasters of gluonts, with the likelihood of a Student-t distribution."""
 
 import torch
-from gluonts.torch.model.d_linear.module import DLinearModel
-from gluonts.torch.model.simple_feedforward.module import SimpleFeedForwardModel
 
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import SAMPLES, Certified, rows
+
+declare_torchvision()
+
+from gluonts.torch.model.d_linear.module import DLinearModel  # noqa: E402
+from gluonts.torch.model.simple_feedforward.module import SimpleFeedForwardModel  # noqa: E402
 
 
 def _data():

@@ -1,10 +1,14 @@
 """Models of vit-pytorch, with cross entropy."""
 
 from torch import nn
-from vit_pytorch import SimpleViT
-from vit_pytorch.cct import CCT
 
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import Certified, classes, images, rows
+
+declare_torchvision()
+
+from vit_pytorch import SimpleViT  # noqa: E402
+from vit_pytorch.cct import CCT  # noqa: E402
 
 
 def simple():

@@ -150,7 +150,7 @@ class PythonInputs:
 
     def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
         for path, inner in module.named_modules():
-            if id(inner) in self._seen:
+            if id(inner) in self._seen or _on_host(type(inner)):
                 continue
             self._seen.add(id(inner))
             wanted = (names | _class_names(type(inner))) - _OF_EVERY_MODULE
@@ -282,6 +282,12 @@ def _class_names(kind: type) -> frozenset[str]:
                 if isinstance(function, types.FunctionType):
                     found |= _names_of(function.__code__)
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _on_host(kind: type) -> bool:
+    """Return True for torchmetrics' classes, whose counts change at every call and which no record reads."""
+    return any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__)
 
 
 def _of_library(value: Any) -> bool:

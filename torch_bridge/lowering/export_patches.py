@@ -1,9 +1,11 @@
 """While a module is recorded, parts of torch that branch on values or hide their work use plain operators."""
 
+import builtins
 import contextlib
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import gradients, hooks, packed_sequence, sequence_losses
+from torch_bridge.lowering import gradients, hooks, packed_sequence, printing, sequence_losses
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -38,7 +40,11 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
-        yield stack.enter_context(PlainFunctions(module))
+        plain = stack.enter_context(PlainFunctions(module))
+        _swap(stack, builtins, "print", _recorded_print(plain.prints))
+        _swap(stack, torch.SymInt, "__repr__", _size_text(plain.prints, torch.SymInt.__repr__))
+        _swap(stack, torch.SymInt, "__format__", _size_text(plain.prints, torch.SymInt.__format__))
+        yield plain
 
 
 def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -81,6 +87,30 @@ def _refuse_multi_grad_hook(*arguments, **options):
     )
 
 
+def _recorded_print(prints: printing.Prints):
+    """The print of the module that this thread records; that of torch and of other threads as it is."""
+    thread = threading.get_ident()
+
+    def record(*arguments, **options):
+        if threading.get_ident() != thread or _from_torch(sys._getframe(1)):
+            return printing.builtins_print(*arguments, **options)
+        return prints.print(*arguments, **options)
+
+    return record
+
+
+def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
+    """The text of a size: where the module's code asks, the number that it will be."""
+
+    def text(size, how: str = ""):
+        asker = _caller(sys._getframe(1))
+        if asker.partition(".")[0] in ("torch", "torch_bridge") and asker != printing.__name__:
+            return plain(size, *([how] if plain.__name__ == "__format__" else []))
+        return prints.mark(torch.scalar_tensor(size, dtype=torch.int64), how)
+
+    return text
+
+
 _batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
 
 
@@ -112,6 +142,7 @@ class PlainFunctions(TorchFunctionMode):
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
         self.parameters: dict[str, torch.Tensor] = {}
         self.frozen = hooks.Frozen()
+        self.prints = printing.Prints()
 
     def begin(self, parameters: dict[str, torch.Tensor]) -> None:
         """Begin a call of the module that is recorded."""
@@ -119,6 +150,8 @@ class PlainFunctions(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function in _SHOWS and _shown_by_module(sys._getframe()):
+            return self.prints.mark(args[0], args[1] if function is torch.Tensor.__format__ else printing.WHOLE)
         if function in _ASKED:
             value = self.known.value(args[0])
             if value is not None:
@@ -179,6 +212,7 @@ class PlainFunctions(TorchFunctionMode):
 
 
 _READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
+_SHOWS = (torch.Tensor.__format__, torch.Tensor.__repr__)
 _ASKED = (*_READS, torch.Tensor.item, torch.Tensor.tolist)
 _EQUAL = (torch.equal, torch.Tensor.equal)
 _ASKS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
@@ -211,6 +245,13 @@ def _user_frame(frame):
 def _from_torch(frame) -> bool:
     """Return True if torch's own code made this call, rather than the module's."""
     return _caller(frame).partition(".")[0] == "torch"
+
+
+def _shown_by_module(frame) -> bool:
+    """Return True if the module's code asks for a tensor's text, rather than torch for a message."""
+    while frame.f_code.co_name in ("__torch_function__", "handle_torch_function", "__format__", "__repr__"):
+        frame = frame.f_back
+    return not _from_torch(frame)
 
 
 def _by_module(frame) -> bool:

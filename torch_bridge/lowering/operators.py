@@ -14,6 +14,7 @@ from torch_bridge.lowering import (  # noqa: F401
     normalization,
     norms,
     pooling,
+    printing,
     products,
     randomness,
     recurrent,

@@ -1,0 +1,60 @@
+"""print() inside a forward pass prints at every call, what torch prints."""
+
+import jax
+import numpy as np
+import torch
+from torch import nn
+
+import jaxtrain
+from torch_bridge.from_torch import from_torch
+
+
+class Talks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        y = self.linear(x)
+        print("y is", y, y.argmax(-1), sep=" | ")
+        print(f"mean {y.mean():.3f} of {tuple(y.shape)}; first {str(y[0])}")
+        print("no tensor", x.shape[0], y.mean(), f"{x.shape[0]:>4}|{y.sum()}")
+        return y
+
+
+def make():
+    torch.manual_seed(0)
+    return Talks()
+
+
+def test_tensors_formats_and_plain_text_are_printed_at_every_call(capfd):
+    module, x = make(), torch.arange(6.0).reshape(2, 3)
+    model = jax.jit(from_torch(module, x).__call__)
+    capfd.readouterr()
+    for scale in (1, 2):
+        with torch.no_grad():
+            module(scale * x)
+        wanted = capfd.readouterr().out
+        jax.block_until_ready(model(np.asarray(scale * x)))
+        jax.effects_barrier()
+        got = capfd.readouterr().out
+        assert sorted(got.splitlines()) == sorted(wanted.splitlines())
+        assert "no tensor" in got
+
+
+def test_a_compiled_step_prints_and_trains_alike(capfd):
+    theirs, ours, x = make(), make(), torch.arange(6.0).reshape(2, 3)
+    loss = lambda module, batch: module(batch).square().mean()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    step = jaxtrain.compile(ours, loss, torch.optim.SGD(ours.parameters(), 0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(theirs, x).backward()
+        optimizer.step()
+    capfd.readouterr()
+    for _ in range(3):
+        step(x)
+    step.sync()
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("no tensor 2 ") == 3
+    np.testing.assert_allclose(ours.linear.weight.detach(), theirs.linear.weight.detach(), atol=1e-5)

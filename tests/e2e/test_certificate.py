@@ -50,7 +50,7 @@ def test_a_module_agrees_and_is_left_as_it_was(tmp_path):
     found = trainer_of(module, tmp_path, optimizer=optimizer, scheduler=scheduler).verify(STEPS)
     assert found.agrees, str(found)
     checks = {check.name: check for check in found.checks}
-    assert [d.name for d in checks["training"].differences][:4] == ["fc1", "norm", "twice", "twice, call 2"]
+    assert [d.name for d in checks["training"].differences][:5] == ["fc1", "norm", "twice", "drop", "twice, call 2"]
     assert len(checks["gradients"].differences) == 8
     assert "4 rows" in checks["uneven"].claim
     assert len([d for d in checks["updates"].differences if d.kind == "loss"]) == STEPS

@@ -1,5 +1,6 @@
 """`from_torch`: a torch.nn.Module as a flax module with the same parameter names, that computes the same numbers."""
 
+import dataclasses
 import inspect
 import logging
 import sys
@@ -72,21 +73,29 @@ def bind(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> tup
 
 class Forward(torch.nn.Module):
     """The call of a module, with its arguments in their own containers. An output that is neither a tensor nor a
-    number, a cache of keys and values say, becomes None: no loss and no metric reads it."""
+    number, a cache of keys and values say, becomes None: no loss and no metric reads it. A dataclass becomes a dict."""
 
     def __init__(self, module: torch.nn.Module):
         super().__init__()
         self.wrapped_module = module
 
     def forward(self, args: tuple, kwargs: dict):
-        return pytree.tree_map(_known_output, self.wrapped_module(*args, **kwargs))
+        return pytree.tree_map(_known_output, self.wrapped_module(*args, **kwargs), is_leaf=_is_record)
 
 
 _KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)
 
 
 def _known_output(leaf: Any) -> Any:
+    if _is_record(leaf):
+        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        return pytree.tree_map(_known_output, values, is_leaf=_is_record)
     return leaf if isinstance(leaf, _KNOWN) else None
+
+
+def _is_record(leaf: Any) -> bool:
+    """Tell whether it is a dataclass, which becomes a dict; transformers' outputs are mappings already."""
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, Mapping))
 
 
 class Record:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from jaxtrain.errors import UserError
+from torch_bridge.call_forms import TARGETS
 
-TARGETS = ("labels", "label", "target", "targets", "y")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -27,12 +27,16 @@ class Plan:
     positional, named: batch entries that the module is called with. target: the entry that a loss module compares
     with, or None; where the module takes it by name too, it is left out when only outputs are wanted. whole: entries of
     the one argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms.
+    compares: a loss function is called as (output, target), not as (output, batch). asks: forward gives no outputs
+    without the target, which it is then called with for outputs too.
     """
 
     positional: tuple[str, ...]
     named: tuple[str, ...]
     target: str | None
     whole: tuple[str, ...] = ()
+    compares: bool = False
+    asks: bool = False
 
     @classmethod
     def of(
@@ -66,7 +70,8 @@ class Plan:
             rest = [key for key in keys if key not in positional and key not in named]
             target = rest[0] if len(rest) == 1 else None
         _check(module, parameters, positional, named, keys)
-        return cls(tuple(positional), tuple(named), target)
+        asks = target in named and parameters[target].default is inspect.Parameter.empty
+        return cls(tuple(positional), tuple(named), target, asks=asks)
 
     @classmethod
     def whole_batch(cls, module: torch.nn.Module, keys: Sequence[str], plan: "Plan") -> "Plan | None":
@@ -81,7 +86,7 @@ class Plan:
         if self.whole:
             entries = {key: batch[key] for key in self.whole}
             return module(list(entries.values()) if _is_tuple(self.whole) else entries)
-        named = {key: batch[key] for key in self.named if with_target or key != self.target}
+        named = {key: batch[key] for key in self.named if with_target or self.asks or key != self.target}
         return module(*(batch[key] for key in self.positional), **named)
 
     def shown(self, module: torch.nn.Module) -> str:

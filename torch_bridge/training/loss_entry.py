@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
@@ -15,9 +15,9 @@ from torch_bridge.training.batch_plan import BatchView, Plan
 class LossEntry(torch.nn.Module):
     """batch -> {"value": scalar, "parts": scalars to log} and, where the loss gives one, its "weight".
 
-    loss: a loss module (output, target) -> its loss; a function (output, batch) -> its loss; or None for the model's
-    own, an output named `loss` or a scalar. A loss is a scalar or one value per sample, whose mean counts; or a tuple
-    that also holds its weight, or a dict of further values to log.
+    loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss; or
+    None for the model's own, an output named `loss` or a scalar. A loss is a scalar or one value per sample, whose mean
+    counts; or a tuple that also holds its weight, or a dict of further values to log.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan):
@@ -36,11 +36,10 @@ class LossEntry(torch.nn.Module):
         return _parts_of(self._criterion(output, batch))
 
     def _criterion(self, output, batch):
-        criterion = self.criterion
-        assert criterion is not None  # forward has asked
-        if takes_target(criterion):
-            return criterion(main_output(output), batch[self.plan.target])
-        return criterion(output, BatchView(batch))
+        loss = cast(Callable, self.criterion)
+        if takes_target(loss):
+            return loss(main_output(output), batch[self.plan.target])
+        return loss(output, batch[self.plan.target] if self.plan.compares else BatchView(batch))
 
 
 def _parts_of(found: Any) -> dict[str, Any]:
@@ -72,8 +71,8 @@ def check_loss(loss: Any) -> None:
         inspect.signature(loss).bind("output", "batch")
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"the loss of a torch module is a torch loss module, a torch function of (output, batch), or None for the "
-            f"module's own; {getattr(loss, '__name__', loss)!r} is neither: {error}"
+            "the loss of a torch module is a torch loss module, a torch function of (output, batch) or of (output, "
+            f"target), or None for the module's own; {getattr(loss, '__name__', loss)!r} is neither: {error}"
         ) from None
 
 

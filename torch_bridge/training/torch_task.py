@@ -1,6 +1,7 @@
 """A torch module, its loss and an example batch, ready to be trained in JAX."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError
+from torch_bridge.call_forms import names_target
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
@@ -24,10 +26,10 @@ from torch_bridge.training.loss_entry import LossEntry, check_loss, main_output,
 class TorchTask:
     """The module, its recorded forward pass and its recorded loss.
 
-    loss: a torch loss module, a torch function of (output, batch), or None for the model's own. example_batch: the
-    dataset's entries of one collated batch in numpy; its batch size does not matter. inputs: batch entries that the
-    module takes, in order, found by name where left out. target: the entry that a loss module compares with. adapters:
-    the LoRA that the module gets, in place, and the seed of its weights.
+    loss: a torch loss module, a torch function of (output, batch) or (output, target), or None for the model's own.
+    example_batch: the dataset's entries of one collated batch in numpy; its batch size does not matter. inputs: batch
+    entries that the module takes, in order, found by name where left out. target: the entry that a loss compares with.
+    adapters: the LoRA that the module gets, in place, and the seed of its weights.
     Raises UserError that lists everything that cannot be converted, with the lines of the module.
     """
 
@@ -61,8 +63,7 @@ class TorchTask:
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self._shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
-        other = None if inputs is not None else Plan.whole_batch(module, list(example), self.plan)
-        self._record_first(example, other)
+        self._record_first(example, fixed=inputs is not None)
         self.record(example, training=True)
         if adapters is not None:
             lora.check_used(module, self.loss_record.graphs())
@@ -73,28 +74,27 @@ class TorchTask:
     def _loss_record(self) -> Record:
         return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."})
 
-    def _record_first(self, example: Mapping[str, Any], other: Plan | None) -> None:
-        """Record in evaluation mode. other: the call to try where torch itself refuses the first one."""
-        try:
-            self.loss_record.graph((example,), False)
-        except UnsupportedModel as error:
-            if not error.fails_in_torch:
-                raise UserError(str(error)) from error
-            called = self.plan.shown(self.module)
-            if other is None or not self._records_as(other, example):
-                raise _wrong_call(error, called) from error
-
-    def _records_as(self, plan: Plan, example: Mapping[str, Any]) -> bool:
-        """Take this plan and record; return False where torch refuses the call."""
-        self.plan = plan
-        self.loss_record = self._loss_record()
-        try:
-            self.loss_record.graph((example,), False)
-        except UnsupportedModel as error:
-            if error.fails_in_torch:
-                return False
-            raise UserError(str(error)) from error
-        return True
+    def _record_first(self, example: Mapping[str, Any], fixed: bool) -> None:
+        """Record in evaluation mode, as the first of the calls that torch does not refuse. fixed: the module's
+        arguments are given."""
+        plans = [self.plan]
+        if not fixed:
+            plans += [plan for plan in [Plan.whole_batch(self.module, list(example), self.plan)] if plan is not None]
+        if self.criterion is not None and not takes_target(self.criterion) and self.plan.target is not None:
+            comparing = [dataclasses.replace(plan, compares=True) for plan in plans]
+            plans = [*comparing, *plans] if names_target(self.criterion) else [*plans, *comparing]
+        refusals = []
+        for self.plan in plans:
+            self.loss_record = self._loss_record()
+            try:
+                self.loss_record.graph((example,), False)
+                return
+            except UnsupportedModel as error:
+                if not error.fails_in_torch:
+                    raise UserError(str(error)) from error
+                refusals.append(error)
+        called = plans[0].shown(self.module)
+        raise _wrong_call(refusals[0], called) from refusals[0]
 
     def record(self, batch: Mapping[str, Any], training: bool) -> None:
         """Record the loss of such a batch, where no record holds for its sizes yet. Raises UserError as the class."""
@@ -166,12 +166,24 @@ class TorchTask:
 
     def outputs(self, model: ConvertedModule, batch: Mapping[str, Any]) -> Any:
         """Evaluation outputs, those with one row per sample, by name where there are several."""
-        return _per_sample(self.plan.call(model, dict(batch), with_target=False), self._rows(batch))
+        return _per_sample(self._call(model, batch), self._rows(batch))
 
     def call(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
         """As `outputs`, by the torch module."""
         with torch.no_grad():
-            return _per_sample(self.plan.call(module, dict(batch), with_target=False), self._rows(batch))
+            return _per_sample(self._call(module, batch), self._rows(batch))
+
+    def _call(self, module: Any, batch: Mapping[str, Any]) -> Any:
+        """The module's outputs without the target, or with it where torch refuses the call without."""
+        try:
+            return self.plan.call(module, dict(batch), with_target=False)
+        except Exception as error:
+            if self.plan.asks or self.plan.target not in self.plan.named:
+                raise
+            if isinstance(error, UnsupportedModel) and not error.fails_in_torch:
+                raise
+            self.plan = dataclasses.replace(self.plan, asks=True)
+            return self.plan.call(module, dict(batch), with_target=False)
 
     def torch_loss(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
         """As `loss`, by the torch module."""
@@ -184,7 +196,9 @@ class TorchTask:
         """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch]."""
         logits = main_output(outputs)
         target = batch.get(self.plan.target) if self.plan.target else None
-        if logits.ndim != 2 or target is None or target.ndim != 1 or not jnp.issubdtype(target.dtype, jnp.integer):
+        if getattr(logits, "ndim", None) != 2 or getattr(target, "ndim", None) != 1:
+            return {}
+        if not jnp.issubdtype(target.dtype, jnp.integer):
             return {}
         correct = (jnp.argmax(logits, -1) == target) & valid
         return {"correct": jnp.sum(correct), "seen": jnp.sum(valid)}

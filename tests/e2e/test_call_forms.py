@@ -1,0 +1,116 @@
+"""A module and a loss are called as a torch user calls them; the weights after 5 steps are torch's."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jaxtrain import Trainer, TrainingConfig
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class ScoresInADataclass(Scores):
+    def forward(self, x):
+        return Output(self.linear(x))
+
+
+class OwnLoss(Scores):
+    def forward(self, x, y):
+        return F.cross_entropy(self.linear(x), y)
+
+
+class OwnLossOfOptionalLabels(Scores):
+    def forward(self, x, y=None):
+        logits = self.linear(x)
+        return {"loss": F.cross_entropy(logits, y.long()), "logits": logits}
+
+
+def of_target(output, target):
+    return F.cross_entropy(output, target, label_smoothing=0.1)
+
+
+def of_batch(output, batch):
+    return F.cross_entropy(output, batch["y"])
+
+
+def of_known_labels(output, y):
+    known = y != 1
+    return F.cross_entropy(output[known], y[known])
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        g = torch.Generator().manual_seed(0)
+        self.x, self.y = torch.randn(16, 3, generator=g), torch.randint(0, 2, (16,), generator=g)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+FORMS = {
+    "(output, target)": (Scores, of_target),
+    "(output, batch)": (Scores, of_batch),
+    "a lambda": (Scores, lambda out, labels: F.cross_entropy(out, labels)),
+    "a selection": (Scores, of_known_labels),
+    "a dataclass": (ScoresInADataclass, lambda out, y: F.cross_entropy(out.logits, y)),
+    "forward(x, y)": (OwnLoss, None),
+    "forward(x, y=None)": (OwnLossOfOptionalLabels, None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_user_form_of_module_and_loss_trains_as_in_torch(form, tmp_path):
+    make, loss = FORMS[form]
+    torch.manual_seed(0)
+    model, data = make(), Rows()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(twin.parameters(), 0.5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        if loss is None:
+            found = twin(data.x, data.y)
+            value = found["loss"] if isinstance(found, dict) else found
+        else:
+            value = loss(twin(data.x), {"y": data.y} if loss is of_batch else data.y)
+        value.backward()
+        optimizer.step()
+    config = TrainingConfig(num_epochs=5, batch_size=16, run={"dir": str(tmp_path / "run")})
+    Trainer(model, data, data, config, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.5)).train()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+class Pairs(Rows):
+    def __getitem__(self, index):
+        return self.x[index], {"class": self.y[index], "size": self.x[index].sum()}
+
+
+def of_nested_targets(output, target):
+    return F.cross_entropy(output, target["class"]) + F.mse_loss(output.sum(1), target["size"])
+
+
+def test_a_metric_gets_the_target_that_its_argument_names_and_targets_may_be_nested(tmp_path):
+    model, data = Scores(), Pairs()
+    config = TrainingConfig(num_epochs=1, batch_size=16, run={"dir": str(tmp_path / "run")})
+    error = {"error": lambda output, target: (output.sum(1) - target["size"]).abs()}
+    found = Trainer(model, data, data, config, loss=of_nested_targets, metrics=error).train()
+    expected = (model(data.x).sum(1) - data.x.sum(1)).abs().mean().item()
+    assert found["val_history"][-1]["error"] == pytest.approx(expected, rel=1e-4)

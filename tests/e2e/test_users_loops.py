@@ -1,0 +1,182 @@
+"""Loops as users write them around `jaxtrain.compile`: the list, and the test that holds each of them to torch."""
+
+import copy
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+
+import jaxtrain
+from tests.e2e.loops import batches, mse, net, torch_step
+
+HERE = pathlib.Path(__file__).parent
+ELSEWHERE = {
+    "scheduler stepped every update": "test_compiled_step.py::test_a_torch_scheduler_is_obeyed_handed_over_or_stepped",
+    "accumulation over calls": "test_compiled_step.py::test_accumulation_averages_the_gradients_of_n_calls",
+    "gradient clipping": "test_compiled_step.py::test_clipping_is_torchs",
+    "short last batch, batch norm": "test_compiled_step.py::test_a_short_last_batch_and_batch_norm_run_in_their_true",
+    "unfreezing in the middle": "test_compiled_step.py::test_unfreezing_in_the_middle_trains_on",
+    "groups with their own rates": "test_compiled_step.py::test_groups_with_their_own_rates",
+    "tied weights": "test_compiled_step.py::test_tied_weights_stay_tied",
+    "gradient penalty": "test_compiled_step.py::test_a_gradient_penalty",
+    "named batches, values to log": "test_compiled_step.py::test_named_batches_and_values_to_log",
+    "two optimizers (GAN)": "test_compiled_step.py::test_a_gan_alternates_as_its_loop_does",
+    "teacher and student": "test_compiled_step.py::test_a_frozen_teacher_guides_a_student",
+    "evaluation in between": "test_compiled_loops.py::test_evaluation_in_between_sees_the_newest_weights",
+    "logging every n, early break": "test_compiled_loops.py::test_a_loop_may_read_log_and_break",
+    "going on from a state dict": "test_compiled_loops.py::test_a_loop_goes_on_from_its_state_dict_bit_for_bit",
+    "mixed precision": "test_compiled_loops.py::test_bf16_stays_near_torchs_autocast",
+}
+
+
+class Plain:
+    """torch's own loop body under the names of a compiled step."""
+
+    def __init__(self, module, loss_fn, optimizer, **options):
+        self.module, self.step = module, torch_step(module, optimizer, loss_fn, **options)
+
+    def __call__(self, batch):
+        return self.step(batch)
+
+    def eval(self):
+        def forward(*inputs):
+            with torch.no_grad():
+                return self.module(*inputs)
+
+        return forward
+
+    def sync(self):
+        pass
+
+
+def epochs_of_a_shuffled_loader(make):
+    module = net()
+    x, y = (torch.cat(parts) for parts in zip(*batches(), strict=True))
+    draw = torch.Generator().manual_seed(3)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 16, shuffle=True, generator=draw)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    scheduler, step = lr_scheduler.StepLR(optimizer, 1, 0.5), make(module, mse, optimizer)
+    for _ in range(3):
+        for batch in loader:
+            step(batch)
+        scheduler.step()
+    return module, step
+
+
+def a_plateau_that_watches_the_validation_loss(make):
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), 0.1)
+    scheduler, step = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0), make(module, mse, optimizer)
+    held_out = batches(1, 32)[0]
+    for batch in batches():
+        step(batch)
+        scheduler.step(float(F.mse_loss(torch.as_tensor(np.asarray(step.eval()(held_out[0]))), held_out[1])))
+    assert optimizer.param_groups[0]["lr"] < 0.1
+    return module, step
+
+
+def warmup_by_hand(make):
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), 0.0)
+    step = make(module, mse, optimizer)
+    for number, batch in enumerate(batches()):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * min(1.0, (number + 1) / 5)
+        step(batch)
+    return module, step
+
+
+def accumulation_by_hand(make):
+    module = net()
+    loss = lambda module, parts: sum(mse(module, part) for part in parts) / len(parts)
+    step = make(module, loss, torch.optim.AdamW(module.parameters(), 1e-2))
+    data = batches()
+    for first in range(0, len(data), 4):
+        step(data[first : first + 4])
+    return module, step
+
+
+def penalties_over_the_parameters(make):
+    module = net()
+    loss = lambda module, batch: mse(module, batch) + 1e-3 * sum(p.abs().sum() for p in module.parameters())
+    decayed = [p for p in module.parameters() if p.dim() > 1]
+    plain = [p for p in module.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}], 1e-2)
+    step = make(module, loss, optimizer)
+    for batch in batches():
+        step(batch)
+    return module, step
+
+
+def mixing_pairs_of_samples(make):
+    module = net()
+
+    def loss(module, batch):
+        x, y, share = batch
+        return F.mse_loss(module(share * x + (1 - share) * x.flip(0)), share * y + (1 - share) * y.flip(0))
+
+    step = make(module, loss, torch.optim.AdamW(module.parameters(), 1e-2))
+    draw = np.random.default_rng(0)
+    for x, y in batches():
+        step((x, y, torch.tensor(draw.beta(0.4, 0.4), dtype=torch.float32)))
+    return module, step
+
+
+def the_best_weights_are_kept(make):
+    module = net()
+    step = make(module, mse, torch.optim.SGD(module.parameters(), 0.5))
+    best, kept = float("inf"), None
+    for batch in batches():
+        loss = float(step(batch))
+        if loss < best:
+            step.sync()
+            best, kept = loss, copy.deepcopy(module.state_dict())
+    step.sync()
+    module.load_state_dict(kept)
+    return module, Plain(module, mse, torch.optim.SGD(module.parameters(), 0.5))
+
+
+def an_average_of_the_weights(make):
+    module = net()
+    average = copy.deepcopy(module)
+    step = make(module, mse, torch.optim.AdamW(module.parameters(), 1e-2))
+    for number, batch in enumerate(batches()):
+        step(batch)
+        if number % 3 == 2:
+            step.sync()
+            with torch.no_grad():
+                for mean, new in zip(average.parameters(), module.parameters(), strict=True):
+                    mean.lerp_(new, 0.5)
+    return average, step
+
+
+LOOPS = (
+    epochs_of_a_shuffled_loader,
+    a_plateau_that_watches_the_validation_loss,
+    warmup_by_hand,
+    accumulation_by_hand,
+    penalties_over_the_parameters,
+    mixing_pairs_of_samples,
+    the_best_weights_are_kept,
+    an_average_of_the_weights,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_a_users_loop_gives_torchs_weights(loop):
+    want, _ = loop(Plain)
+    got, step = loop(jaxtrain.compile)
+    step.sync()
+    for (name, theirs), ours in zip(want.state_dict().items(), got.state_dict().values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_every_loop_of_the_list_has_its_test():
+    assert len(LOOPS) + len(ELSEWHERE) >= 20
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        assert f"def {name}" in (HERE / file).read_text(), place

@@ -228,6 +228,7 @@ NOT_RUN = {
         "python -m benchmarks.compare --fed --rounds 7 --system set_completion",
         "python -m benchmarks.compare --precision bf16",
         "python -m benchmarks.operators",
+        "python -m benchmarks.own_loop",
         "python -m benchmarks.compare --system S --peer torch_eager",
         "python -m benchmarks.compare --system hjepa --peer torch_eager",
         "python -m benchmarks.compare --rounds 7 --system set_completion",

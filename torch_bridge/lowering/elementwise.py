@@ -264,12 +264,14 @@ def round_(call, x, decimals=0):
 
 @lowering("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor")
 def clamp(call, x, min=None, max=None):
-    """The gradient passes where x lies on a bound, as in torch."""
+    """The gradient passes where x lies on a bound, and none reaches the lower of two equal bounds, as in torch."""
     bounds = [bound for bound in (min, max) if bound is not None]
     dtype = result_type(x, *bounds)
     x = cast(x, dtype)
     if min is not None:
         low = cast(min, dtype)
+        if max is not None:
+            low = jnp.where(low < cast(max, dtype), low, jax.lax.stop_gradient(low))
         x = jnp.where(x < low, low, x)
     if max is not None:
         high = cast(max, dtype)

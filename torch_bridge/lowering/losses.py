@@ -78,8 +78,8 @@ def multilabel_margin_loss(call, x, target, reduction=1):
     listed = jnp.cumsum(classes == -1, axis=-1) == 0
     safe = jnp.where(listed, classes, 0)
     is_target = jnp.any(jax.nn.one_hot(safe, rows.shape[1], dtype=bool) & listed[..., None], axis=1)
-    margins = jnp.maximum(1 - jnp.take_along_axis(rows, safe, axis=1)[:, :, None] + rows[:, None], 0)
-    counted = listed[:, :, None] & ~is_target[:, None]
+    margins = 1 - jnp.take_along_axis(rows, safe, axis=1)[:, :, None] + rows[:, None]
+    counted = listed[:, :, None] & ~is_target[:, None] & (margins > 0)
     values = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
     values = values[0] if lonely else values
     return _reduce(values, reduction), is_target.astype(x.dtype).reshape(target.shape)

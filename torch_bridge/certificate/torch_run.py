@@ -44,6 +44,7 @@ def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator
     modes = [(inner, inner.training) for module in modules for inner in module.modules()]
     tensors = list({id(t): t for m in modules for t in (*m.parameters(), *m.buffers())}.values())
     kept = [(tensor, tensor.data, tensor.grad) for tensor in tensors]
+    buffers = [(inner._buffers, dict(inner._buffers)) for module in modules for inner in module.modules()]
     saved = None
     if parts is not None:
         saved = copy.deepcopy((parts.optimizer.state_dict(), parts.scheduler and parts.scheduler.state_dict()))
@@ -54,6 +55,8 @@ def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator
     finally:
         for watch in watches:
             watch.restore()
+        for held, before in buffers:
+            held.update(before)  # module.double() puts others in their place
         for tensor, data, grad in kept:
             tensor.grad = None
             tensor.data = data

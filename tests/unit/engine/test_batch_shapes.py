@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxtrain.data.batch_shapes import Axis, BatchShapes, NotPadded, _axes, ladder
+from jaxtrain.data.batch_shapes import Axis, BatchShapes, NotPadded, axes_of, ladder
 
 IDS = Axis("ids", 1, 0, 0, False)
 
@@ -56,7 +56,7 @@ def test_sizes_that_later_steps_have_added_are_forgotten_on_resume():
 def seen(collate, lengths=(3, 5, 9), pad_values=None) -> dict:
     items = [np.arange(1, n + 1) for n in lengths]
     together = lambda *chosen: collate([items[i] for i in chosen])
-    return {axis.name: axis for axis in _axes(together, len(items), pad_values or {})}
+    return {axis.name: axis for axis in axes_of(together, len(items), pad_values or {})}
 
 
 def pad(rows, value, left=False):
@@ -81,7 +81,7 @@ def test_a_square_mask_is_padded_along_both_axes():
         return {"square": square}
 
     items = [np.arange(1, n + 1) for n in (3, 5)]
-    axes = _axes(lambda *chosen: collate([items[i] for i in chosen]), 2, {})
+    axes = axes_of(lambda *chosen: collate([items[i] for i in chosen]), 2, {})
     assert [(axis.axis, axis.group, axis.value, axis.left) for axis in axes] == [
         (1, 0, -9.0, False),
         (2, 0, -9.0, False),

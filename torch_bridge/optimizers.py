@@ -196,7 +196,8 @@ def probe(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[dict[str, A
     parameter = torch.nn.Parameter(torch.randn(5, generator=generator))
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     try:
-        twin = type(optimizer)([{"params": [parameter], **copy.deepcopy(options)}])
+        kind: Any = type(optimizer)
+        twin = kind([{"params": [parameter], **copy.deepcopy(options)}])
     except Exception as error:
         raise UserError(
             f"optimizer: {type(optimizer).__name__} cannot be built on a parameter of its own to compare its rule "

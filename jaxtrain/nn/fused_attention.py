@@ -10,6 +10,7 @@ import contextvars
 import functools
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scal
         more = iter(more)
         bias_, lengths_ = (next(more) if x is not None else None for x, _ in given)
         some = None if lengths_ is None else jnp.maximum(lengths_.astype(jnp.int32), 1)
-        y = cudnn.attention(q, k, v, bias=bias_, lengths=some, causal=causal, window=window or 0, scale=scale)
+        y: Any = cudnn.attention(q, k, v, bias=bias_, lengths=some, causal=causal, window=window or 0, scale=scale)
         return y if lengths_ is None else jnp.where((lengths_ > 0)[:, None, None, None], y, 0)
 
     kinds = [heads] * 3 + [names for x, names in given if x is not None]

@@ -1,6 +1,7 @@
 """Linear and embedding layers."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ class Embedding(nnx.Module):
 
 def embed(ids, weight, padding_idx: int | None = None):
     """ids: int [...]; weight: [rows, width]. Gives [..., width]; the row `padding_idx` receives no gradient."""
-    found = rows(weight, ids)
+    found: Any = rows(weight, ids)
     if padding_idx is None:
         return found
     return jnp.where((ids == padding_idx)[..., None], jax.lax.stop_gradient(found), found)

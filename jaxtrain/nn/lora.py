@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -98,7 +99,7 @@ def replace_linears(
     module: nnx.Module, chosen: Callable[[str], bool], make: Callable[[nn.Linear], nnx.Module]
 ) -> list[str]:
     """Put make(layer) in the place of every Linear below `module` whose dotted name is `chosen`; return the names."""
-    found = [entry for entry in named_layers(module, nn.Linear) if chosen(entry[0])]
+    found: list[tuple[str, Any, Any, Any]] = [e for e in named_layers(module, nn.Linear) if chosen(e[0])]
     for _, parent, name, base in found:
         if isinstance(parent, nnx.List):
             parent[name] = make(base)

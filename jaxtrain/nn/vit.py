@@ -5,6 +5,7 @@ epsilon 1e-6, qkv bias).
 """
 
 import dataclasses
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -226,7 +227,7 @@ class VisionTransformer(nnx.Module):
         if mask is not None:
             x = x * (1 - mask.astype(x.dtype))[..., None]
         if keep is not None:
-            x = nn.tokens(x, keep)
+            x = cast(jax.Array, nn.tokens(x, keep))
         first = (self.cls_token[...] + self.pos_embed[...][:, :1]).astype(x.dtype)
         x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, x.shape[-1])), x], axis=1)
         return x, self._rotation(grid, keep)

@@ -168,7 +168,7 @@ class TorchUpdate:
         group, grads, values = self.bridge.probe(self.optimizer)
         param = jnp.asarray(values[0])
         state = torch_rules.init(self.rule, param, group)
-        numbers = {name: np.float32(value) for name, value in torch_rules.numbers_of(self.rule, group).items()}
+        numbers = {name: jnp.float32(value) for name, value in torch_rules.numbers_of(self.rule, group).items()}
         switches = torch_rules.switches_of(self.rule, group)
         for grad, value in zip(grads, values[1:], strict=True):
             param, state = torch_rules.apply(self.rule, jnp.asarray(grad), param, state, numbers, switches)
@@ -209,7 +209,8 @@ class OptaxUpdate:
     def compiled(self, keys: Sequence[str]) -> Apply:
         def update(grads: Arrays, state: Any, params: Arrays, numbers: Any) -> tuple[Arrays, Any]:
             updates, state = self.transform.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+            changed: Any = optax.apply_updates(params, updates)
+            return changed, state
 
         return update
 

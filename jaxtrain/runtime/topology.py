@@ -6,6 +6,7 @@ Needs the extra `plan` (jax's CUDA compiler plug-in, none of CUDA's libraries) a
 import importlib.util
 import os
 import pathlib
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -75,7 +76,7 @@ def card(target: str, hosts: int) -> Card:
     """Peaks of a target, of GPUs on so many machines."""
     kind = target.upper().replace("A6000", "RTX A6000")
 
-    def peak(dtype: str, matmul: str) -> float:
+    def peak(dtype: Any, matmul: str) -> float:
         found = peak_flops(kind, dtype, matmul)
         if found is None:
             raise UserError(f"--target {target}: its peak in {dtype} is not known")

@@ -198,7 +198,7 @@ class Program:
         """Training steps compiled by this program and its variants: one per number of steps in a call, and shape."""
         return sum(len(made[0].programs) for key, made in self._programs.items() if key[0] in ("train", "population"))
 
-    def _compiled(self, step: Step, steps: int) -> Compiled:
+    def _compiled(self, step: Callable, steps: int) -> Compiled:
         on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
         repeated = repeat(step, steps, self.precision, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))

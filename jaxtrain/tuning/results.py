@@ -34,7 +34,7 @@ def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = Tr
 
 def _study(study: Study) -> pathlib.Path:
     """study.pkl: the trials as an Optuna study in memory, which joblib.load gives without the database."""
-    copy = optuna.create_study(direction=study.optuna.direction.name.lower(), study_name=study.optuna.study_name)
+    copy = optuna.create_study(direction=study.optuna.direction, study_name=study.optuna.study_name)
     copy.add_trials(study.optuna.get_trials(deepcopy=False))
     path = study.folder / "study.pkl"
     joblib.dump(copy, path)

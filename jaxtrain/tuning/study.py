@@ -107,7 +107,8 @@ class Study:
         """Return True if the worker of a running trial has died. A worker without a file is on another machine."""
         worker = trial.user_attrs.get("worker")
         if worker is None:
-            return datetime.datetime.now() - trial.datetime_start > datetime.timedelta(seconds=ASKING_S)
+            begun = trial.datetime_start or datetime.datetime.now()
+            return datetime.datetime.now() - begun > datetime.timedelta(seconds=ASKING_S)
         path = self._workers / worker
         if worker == self.me or not path.is_file():
             return False
@@ -123,7 +124,7 @@ def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, wo
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
     patient = {"connect_args": {"timeout": 100}} if url.startswith("sqlite") else {}
-    direction = {"max": "maximize", "min": "minimize"}[mode]
+    direction = {"max": optuna.study.StudyDirection.MAXIMIZE, "min": optuna.study.StudyDirection.MINIMIZE}[mode]
     study = optuna.create_study(
         storage=optuna.storages.RDBStorage(url, engine_kwargs=patient),
         study_name=folder.name,
@@ -131,7 +132,7 @@ def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, wo
         pruner=_pruner(space),
         load_if_exists=True,
     )
-    if study.direction.name.lower() != direction:
+    if study.direction != direction:
         raise UserError(
             f"{folder}: this study is to {study.direction.name.lower()}, but evaluation.mode is {mode} now; choose "
             "another --output"

@@ -6,8 +6,8 @@ middle of an epoch without reading what came before, on any number of processes.
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
 
 import torch
 from torch.utils import data
@@ -163,7 +163,7 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         mapped = not isinstance(loader.dataset, data.IterableDataset)
         self._fresh = SamplerOrder(loader, loader.sampler) if mapped else None
         self._order, self._next = self._fresh and self._fresh.fresh(), 0
-        self._most = ENDLESS * (1 + len(loader.dataset)) if mapped else 0
+        self._most = ENDLESS * (1 + len(cast(Sized, loader.dataset))) if mapped else 0
         self.steps = promised_length(loader)
         self.size = None if self.ready_made else promised_length(loader.dataset)
 

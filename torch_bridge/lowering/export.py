@@ -218,8 +218,8 @@ def _written_parameters(program: torch.export.ExportedProgram):
     without gradient, of a teacher that follows the weights, is as good as a buffer."""
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
-        if spec.kind == OutputKind.PARAMETER_MUTATION and program.state_dict[spec.target].requires_grad:
-            name = spec.target.removeprefix("wrapped_module.")
+        if spec.kind == OutputKind.PARAMETER_MUTATION and program.state_dict[str(spec.target)].requires_grad:
+            name = str(spec.target).removeprefix("wrapped_module.")
             yield Obstacle(f"{WRITTEN} {name}", source_line(node.stack_trace), module_path(node))
 
 

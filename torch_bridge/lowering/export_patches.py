@@ -160,8 +160,8 @@ class PlainFunctions(TorchFunctionMode):
         if function in _EQUAL:
             if args[0] is args[1]:
                 return True
-            values = [self.known.value(tensor) for tensor in args]
-            if all(value is not None for value in values):
+            values = [value for tensor in args if (value := self.known.value(tensor)) is not None]
+            if len(values) == len(args):
                 with _disable_current_modes(), torch._C.DisableTorchFunction():
                     return torch.equal(*values)
         if function is torch.Tensor.__bool__ or function in _EQUAL:

@@ -92,7 +92,7 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
             inner.recompile()
 
 
-def _between(graph: torch.fx.Graph, hook: torch.fx.Node) -> set[torch.fx.Node]:
+def _between(graph: torch.fx.Graph, hook: Any) -> set[torch.fx.Node]:
     """The hook's own operators, from the shape that its cotangent has to its result."""
     cotangent = hook.args[0]
     reached = {cotangent}

@@ -193,7 +193,7 @@ def difference(first: torch.export.ExportedProgram, second: torch.export.Exporte
         longer = theirs if len(theirs) > len(ours) else ours
         return longer[min(len(ours), len(theirs))]
     constants = [
-        {spec.arg.name: program.constants.get(spec.target) for spec in program.graph_signature.input_specs}
+        {spec.arg.name: program.constants.get(str(spec.target)) for spec in program.graph_signature.input_specs}
         for program in (first, second)
     ]
     for a, b in zip(ours, theirs, strict=True):

@@ -1,5 +1,7 @@
 """Operators that sum up, pick extremes, or accumulate along axes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -343,7 +345,9 @@ def histogram_of(call, x, bins, *, weight=None, density=False):
 
 
 @lowering("segment_reduce.default")
-def segment_reduce(call, x, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+def segment_reduce(
+    call, x, reduce, *, lengths: Any = None, indices=None, offsets: Any = None, axis=0, unsafe=False, initial=None
+):
     """Runs along an axis reduced to one element each. lengths: of the runs, [*axes before, run]; or their offsets."""
     lengths = jnp.diff(offsets, axis=-1) if lengths is None else lengths
     end = jnp.cumsum(lengths, -1)[..., None]

@@ -67,7 +67,7 @@ def _origin(node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
         node = source
 
 
-def _shown(node: torch.fx.Node) -> torch.fx.Node | None:
+def _shown(node: Any) -> torch.fx.Node | None:
     """Return the tensor that a view, or an in-place operator, refers to."""
     if node.op != "call_function":
         return None

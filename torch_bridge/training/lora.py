@@ -28,7 +28,11 @@ NONE = "lora: the module has no adapters; train with lora.rank, as lora: {rank: 
 class LoraLayer(nn.Module):
     """base_layer(x) + alpha / rank * B A dropout(x), with the attributes that PEFT's layer has. B starts at 0."""
 
-    def __init__(self, base: nn.Module, config: LoraConfig, generator: torch.Generator):
+    base_layer: Any
+    lora_A: Any
+    lora_B: Any
+
+    def __init__(self, base: Any, config: LoraConfig, generator: torch.Generator):
         super().__init__()
         into, out = _sizes(base)
         kind = {"dtype": base.weight.dtype, "device": base.weight.device}
@@ -235,12 +239,12 @@ def _takes_adapter(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) or _is_conv1d(layer)
 
 
-def _is_conv1d(layer: nn.Module) -> bool:
+def _is_conv1d(layer: Any) -> bool:
     """Tell a Conv1D of transformers (GPT-2): a Linear layer whose weight is [in, out]."""
     return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") and layer.weight.dim() == 2
 
 
-def _sizes(layer: nn.Module) -> tuple[int, int]:
+def _sizes(layer: Any) -> tuple[int, int]:
     """Width of the input, width of the output."""
     into, out = layer.weight.shape if _is_conv1d(layer) else reversed(layer.weight.shape)
     return into, out

@@ -138,7 +138,10 @@ class TorchTask:
 
     def _trained_loss(self) -> torch.nn.Module | None:
         """The loss module, if it has parameters or buffers that change. Raises UserError where its name is taken."""
-        moves = isinstance(self.criterion, torch.nn.Module) and any(True for _ in self.criterion.parameters())
+        loss = self.criterion
+        if not isinstance(loss, torch.nn.Module):
+            return None
+        moves = any(True for _ in loss.parameters())
         if not moves and not any(name.startswith("loss.") for name in self.loss_record.changed()):
             return None
         if hasattr(self.module, "loss"):
@@ -146,7 +149,7 @@ class TorchTask:
                 "the loss has parameters of its own, which are kept as `loss.<name>`, but "
                 f"{type(self.module).__name__} has an attribute `loss` already; rename that one"
             )
-        return self.criterion
+        return loss
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
         """Return the trained parts of the loss: its parameters, and the buffers that it changes."""
@@ -189,13 +192,14 @@ class TorchTask:
         """As `loss`, by the torch module."""
         wide = {key: value.long() if value.dtype == torch.int32 else value for key, value in batch.items()}
         entries = {key: wide[key] for key in self.entries}
-        criterion = module.loss if self.trained_loss is not None and hasattr(module, "loss") else self.criterion
+        own: Any = getattr(module, "loss", None)
+        criterion = own if self.trained_loss is not None and own is not None else self.criterion
         return LossEntry(module, criterion, self.plan)(entries)["value"]
 
     def eval_sums(self, outputs: Any, batch: Mapping[str, Any], valid: Any) -> dict[str, Any]:
         """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch]."""
-        logits = main_output(outputs)
-        target = batch.get(self.plan.target) if self.plan.target else None
+        logits: Any = main_output(outputs)
+        target: Any = batch.get(self.plan.target) if self.plan.target else None
         if getattr(logits, "ndim", None) != 2 or getattr(target, "ndim", None) != 1:
             return {}
         if not jnp.issubdtype(target.dtype, jnp.integer):
@@ -220,7 +224,7 @@ class TorchTask:
 
     def copy(self) -> torch.nn.Module:
         """The torch module once more, with its own weights."""
-        twin = copy.deepcopy(self.module)
+        twin: Any = copy.deepcopy(self.module)
         if self.trained_loss is not None:
             twin.loss = copy.deepcopy(self.trained_loss)
             kept = self._loss_state()

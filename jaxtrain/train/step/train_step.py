@@ -155,7 +155,7 @@ def _noting(reached: set[str], key: str, value: jax.Array) -> jax.Array:
     return same(value)
 
 
-def repeat(step: Step, times: int, precision: Precision | None = None, as_loop: bool = False) -> Step:
+def repeat(step: Callable, times: int, precision: Precision | None = None, as_loop: bool = False) -> Step:
     """`times` steps in one call: batches and metrics get a leading axis where there are several. One dispatch.
 
     as_loop: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this

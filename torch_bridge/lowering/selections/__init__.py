@@ -60,7 +60,7 @@ def makes(node: torch.fx.Node) -> bool:
     return _selects(node) and _way(node) is not None
 
 
-def _selects(node: torch.fx.Node) -> bool:
+def _selects(node: Any) -> bool:
     name = str(node.target)
     if name in _PRODUCERS:
         return True

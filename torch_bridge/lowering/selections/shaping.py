@@ -14,7 +14,7 @@ def _run_with_shapes(site: Site, *args, **kwargs):
     return site.result(site.lower(plain(args, True), plain(kwargs, True)))
 
 
-def compute_size(node: torch.fx.Node, args: tuple, lengths: Lengths) -> Any:
+def compute_size(node: Any, args: tuple, lengths: Lengths) -> Any:
     """Arithmetic of Python's on sizes, and picking from a tuple."""
     if node.target is operator.getitem:
         return args[0][args[1]]

@@ -52,7 +52,8 @@ class Site:
     """One node with the lengths that its arguments have."""
 
     def __init__(self, node: torch.fx.Node, lengths: Lengths, lower: Callable):
-        self.node, self.lengths, self.lower = node, lengths, lower
+        self.lengths, self.lower = lengths, lower
+        self.node: Any = node  # whose arguments are anything that fx holds
 
     def counts(self, value: Any, array: jax.Array) -> dict[int, Any]:
         """Axis -> number of rows, of an array that has the shape of `value`."""

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import io
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -292,6 +293,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
+    files = {frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)}
+    if any(file.endswith(f"torch/_functorch/{name}.py") for file in files for name in ("apis", "eager_transforms")):
+        return (
+            "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
+            "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
+        )
     return f"it cannot be recorded: {type(error).__name__}: {_first_line(error)}"
 
 

@@ -199,6 +199,20 @@ def test_what_follows_from_a_shape_of_the_data_is_not_listed_too():
     assert [obstacle.what.split()[0] for obstacle in caught.value.obstacles] == ["aten.cat.default"]
 
 
+class Jacobian(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.jacrev(self.linear))(x)
+
+
+def test_a_transform_of_torch_func_is_refused_by_that_name():
+    with pytest.raises(UnsupportedModel, match=r"transforms of torch\.func"):
+        from_torch(Jacobian(), torch.randn(3, 4))
+
+
 class Broken(nn.Module):
     def forward(self, x):
         raise ValueError("three is too many")

@@ -1,7 +1,7 @@
 """Settings as command-line flags, as torch projects' scripts take them: `--learning_rate 1e-4 --use_fsdp --no-shuffle`.
 
 A flag names a setting (`--optim.lr`), a name that the original's command line or config has (`--learning_rate`), or the
-last part of exactly one setting (`--dropout`); dashes and underscores are alike. What becomes of it is an override.
+last part of one setting (`--dropout`; the model's, if there are several); dashes and underscores are alike. What becomes of it is an override.
 """
 
 import difflib
@@ -83,6 +83,8 @@ class Names:
         if name in self.flat or name in self.original:
             return name
         ends = [key for key in self.settings if key.rsplit(".", 1)[-1] == name]
+        if len(ends) > 1:  # sections that every task has, as lora, give way to the model's own setting
+            ends = [key for key in ends if key == f"model.{name}"] or ends
         if len(ends) == 1:
             return ends[0]
         if ends:

@@ -1,4 +1,4 @@
-"""What the layers of a torch module gave while its recorded graph ran in JAX."""
+"""Outputs that the layers of a torch module gave while its recorded graph ran in JAX."""
 
 from typing import Any
 

@@ -118,7 +118,7 @@ class JaxSide:
 
 
 def _program(graph: Graph, aliases: Mapping[str, str], training: bool) -> tuple[LayerRecord, Any]:
-    """What the layers gave, and (trained arrays, other arrays, inputs) -> the loss with it and all gradients."""
+    """Return the layers' outputs, and (trained arrays, other arrays, inputs) -> the loss with it and all gradients."""
     record = LayerRecord(graph.module)
 
     def compute(params: dict[str, Any], others: dict[str, Any], given: list) -> Any:

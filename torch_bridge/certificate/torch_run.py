@@ -20,7 +20,7 @@ from torch_bridge.training.torch_task import TorchTask
 
 @dataclasses.dataclass(frozen=True)
 class TorchParts:
-    """What a torch loop steps with. by_epoch: the scheduler is stepped after every epoch, else after every update."""
+    """Hold what a torch loop steps with. by_epoch: the scheduler steps after every epoch, else after every update."""
 
     optimizer: torch.optim.Optimizer
     scheduler: Any = None

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchmetrics
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
@@ -21,7 +20,12 @@ from torch_bridge.lowering.python_numbers import Number, Paths
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
 PATH = "path"
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
-_METRICS = (torchmetrics.Metric, torchmetrics.MetricCollection)
+
+
+def _metrics() -> tuple[type, ...]:
+    """Metric and MetricCollection of torchmetrics, if the user has imported it."""
+    library = sys.modules.get("torchmetrics")
+    return (library.Metric, library.MetricCollection) if library is not None else ()
 
 
 class StepRecorder:
@@ -155,7 +159,7 @@ class _Host:
 
     def log_dict(self, values: Any, *args: Any, **options: Any) -> None:
         """Stand in for LightningModule.log_dict."""
-        if isinstance(values, (_Answer, torchmetrics.MetricCollection)):
+        if isinstance(values, (_Answer, *_metrics()[1:])):
             self.keep("log_dict", None, "", (values, *args), options)
             return
         for name, value in values.items():
@@ -244,7 +248,7 @@ def _without_value_checks() -> Iterator[None]:
 def _topmost(module: torch.nn.Module) -> Iterator[Any]:
     """The metrics of a module; those inside another are its own."""
     for child in module.children():
-        if isinstance(child, _METRICS):
+        if isinstance(child, _metrics()):
             yield child
         else:
             yield from _topmost(child)

@@ -1,4 +1,4 @@
-"""What a comparison with torch found: checks, their differences, the verdict."""
+"""The findings of a comparison with torch: checks, their differences, the verdict."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

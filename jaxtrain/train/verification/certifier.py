@@ -183,8 +183,8 @@ class Certifier:
         return self.torch_run.TorchParts(updates.optimizer, given.scheduler, given.by_epoch, given.clip_norm)
 
     def _torch_parts(self, program: Any) -> "TorchParts | None":
-        """What torch steps with: the user's objects, or torch's optimizer for the section `optim`. None: there is
-        none."""
+        """Return what torch steps with: the user's objects, or torch's optimizer for the section `optim`; None where
+        there is none."""
         if program.given is not None:
             return self._parts
         optim, optimizer = program.config.optim, program.optimizer
@@ -350,7 +350,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def _attempt(run: Callable[[], Any], name: str) -> tuple[Any, str]:
-    """What torch makes of it; torch may refuse a module in another precision, which is then said."""
+    """Give torch's own result; torch may refuse a module in another precision, which is then said."""
     try:
         return run(), ""
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

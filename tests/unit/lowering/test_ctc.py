@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jaxtrain import UserError
 from torch_bridge.compiled_call import CompiledCall
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
@@ -26,7 +25,7 @@ def test_gradient_of_the_logits_equals_torch_to_1e_5(reduction):
     np.testing.assert_allclose(ours, logits.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_labels_that_a_mask_selects_are_torchs_and_nothing_else_is_made_of_them():
+def test_labels_that_a_mask_selects_are_torchs_whatever_is_made_of_them():
     net = torch.nn.Linear(3, 5)
     x = torch.randn(2, 9, 3, generator=torch.manual_seed(0))
     labels = torch.tensor([[-100, 4, -100, 2], [1, 1, 3, -100]])
@@ -47,5 +46,4 @@ def test_labels_that_a_mask_selects_are_torchs_and_nothing_else_is_made_of_them(
     def other(net, batch):
         return net(batch["x"]).mean() * batch["labels"].masked_select(batch["labels"] > 0).sum()
 
-    with pytest.raises(UserError, match="masked_select"):
-        CompiledCall(net, other)(batch)
+    torch.testing.assert_close(CompiledCall(net, other)(batch), other(net, batch))

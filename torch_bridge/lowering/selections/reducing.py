@@ -131,7 +131,7 @@ def find_nll(node):
 
 
 def _nll(site: Site, x, target, weight, reduction, ignore_index):
-    """What is beyond the rows has the class that is ignored."""
+    """Give what is beyond the rows the class that is ignored."""
     labels = target.array
     return site.run((x, site.filled(1, labels, ignore_index), weight, reduction, ignore_index), {})
 

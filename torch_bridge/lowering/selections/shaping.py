@@ -77,7 +77,7 @@ def find_view(node):
 
 
 def _fronts(value) -> list | None:
-    """What lies before each axis that the data decides, in elements."""
+    """Count, in elements, what lies before each axis that the data decides."""
     found, front = [], sympy.Integer(1)
     axes = data_axes(value)
     for axis, size in enumerate(shape_of(value)):

@@ -1,7 +1,8 @@
 """Settings as command-line flags, as torch projects' scripts take them: `--learning_rate 1e-4 --use_fsdp --no-shuffle`.
 
 A flag names a setting (`--optim.lr`), a name that the original's command line or config has (`--learning_rate`), or the
-last part of one setting (`--dropout`; the model's, if there are several); dashes and underscores are alike. What becomes of it is an override.
+last part of one setting (`--dropout`; the model's, where there are several); dashes and underscores are alike. What
+becomes of it is an override.
 """
 
 import difflib

@@ -4,6 +4,7 @@ import copy
 import json
 import pathlib
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -231,8 +232,6 @@ def test_losses_of_the_users_own_train(loss, tmp_path):
 
 
 def test_a_mock_is_called_and_not_recorded(tmp_path):
-    from unittest import mock
-
     weight = torch.ones((), requires_grad=True)
     loss = mock.MagicMock(side_effect=lambda **given: {"loss": weight * 2})
     trainer = tiny(tmp_path, loss=loss)
@@ -332,7 +331,8 @@ def test_the_engine_leaves_true_objects_and_the_originals_files(tmp_path):
         (lambda t: setattr(t, "masking_fn", masks), "masking_fn"),
         (lambda t: setattr(t, "optimizer", torch.optim.RMSprop(t.model.parameters())), "RMSprop"),
         (lambda t: setattr(t, "train_loader", [torch.zeros(1)]), "train_loader"),
-        (lambda t: setattr(t, "lr_scheduler", lambda step: 1.0), "a schedule"),
+        (lambda t: setattr(t, "lr_scheduler", lambda step: 1.0), "lr_scheduler is one of your own"),
+        (lambda t: setattr(t, "checkpoint_manager", mock.MagicMock()), "checkpoint_manager is one of your own"),
         (lambda t: setattr(t, "global_step", 1), "steps were made"),
     ],
 )

@@ -75,6 +75,14 @@ def test_better_is_strict_in_both_modes(tmp_path):
         low.load_checkpoint(tmp_path / "none.pth", nn.Linear(1, 1))
 
 
+def test_metrics_may_hold_text_and_a_schedule_without_state_leaves_none(tmp_path):
+    schedule = hjepa.CosineScheduler(1e-3, 1e-6, 10, 5)
+    metrics = {"val_loss": torch.tensor(0.5), "note": "first"}
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, nn.Linear(1, 1), scheduler=schedule, metrics=metrics)
+    saved = torch.load(path, weights_only=True)
+    assert (saved["metrics"], saved["scheduler_state_dict"]) == ({"val_loss": 0.5, "note": "first"}, None)
+
+
 # ---- logger
 
 
@@ -173,6 +181,7 @@ def test_early_stopping_is_the_originals(case):
 
 def test_schedules_have_their_numbers_as_attributes():
     cosine = hjepa.CosineScheduler(1e-3, 1e-6, epochs=10, steps_per_epoch=5, warmup_epochs=2)
+    assert not isinstance(hjepa.create_lr_scheduler(schedule_type="linear"), hjepa.CosineScheduler)
     assert (cosine.base_value, cosine.warmup_steps, cosine.total_steps) == (1e-3, 10, 50)
     ema = hjepa.EMAScheduler(0.99, 1.0, epochs=10, steps_per_epoch=5, warmup_epochs=2)
     assert (ema.warmup_steps, ema.total_steps, ema.get_epoch_value(10)) == (10, 50, 1.0)

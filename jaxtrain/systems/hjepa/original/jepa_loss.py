@@ -91,6 +91,11 @@ class HJEPALoss(LossModule):
                     f"level {level}: prediction {tuple(prediction.shape)} and target {tuple(target.shape)} "
                     "differ in shape"
                 )
+            mask = None if masks is None else masks[level]
+            if mask is not None and mask.shape != prediction.shape[:-1]:
+                raise ValueError(
+                    f"level {level}: mask {tuple(mask.shape)} has not the prediction's {tuple(prediction.shape[:-1])}"
+                )
 
     def _level(self, prediction, target, mask):
         target = target.detach() if self.detach_targets else target

@@ -28,7 +28,9 @@ def arrays_too(forward: Callable) -> Callable:
 
 def to_rows(x, flatten_patches: bool = True):
     """[batch, token, width] -> [batch * token, width], or [batch, token * width]; two axes pass through."""
-    if x.ndim < 3:
+    if x.ndim < 2:
+        raise ValueError(f"features have shape {tuple(x.shape)}, wanted [row, width] or [batch, token, width]")
+    if x.ndim == 2:
         return x
     return x.reshape(-1, x.shape[-1]) if flatten_patches else x.reshape(len(x), -1)
 

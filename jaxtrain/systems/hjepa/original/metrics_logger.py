@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hjepa")
 
 
 class MetricsLogger:

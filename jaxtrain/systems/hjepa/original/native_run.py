@@ -5,7 +5,7 @@ What has none keeps the loop on the host; `obstacles` says why, in the user's wo
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,8 +43,9 @@ def obstacles(trainer: Any) -> Iterator[str]:
     for name in ("train_loader", "val_loader"):
         if getattr(trainer, name) is not None and not _plain_loader(getattr(trainer, name)):
             yield f"{name} is no DataLoader with torch's own sampler and collate_fn"
-    if (trainer.lr_scheduler, trainer.ema_scheduler) != trainer.planned:
-        yield "a schedule of your own"
+    for name, planned in trainer.planned.items():
+        if getattr(trainer, name) != planned:
+            yield f"{name} is one of your own"
     if trainer.global_step != trainer.resumed_step:
         yield "steps were made before train()"
 
@@ -224,24 +225,39 @@ def run(trainer: Any) -> dict[str, Any]:
     engine.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})
     history = engine.train(str(engine.folder) if trainer.resumed_from and engine.checkpoints().latest() else "auto")
     take_over(trainer, engine)
+    trainer.metrics_logger.finish()
     return history
 
 
 class Follow:
-    """Keeps a trainer's attributes true while the engine trains, and writes the original's files after its epochs."""
+    """Keeps a trainer's attributes true while the engine trains; after its epochs writes the original's files, and the
+    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
+        self.every = 5 * trainer.log_frequency
+        self.newest: Mapping[str, float] = {}
+
+    def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
+        self.newest = metrics
+        if step % self.every == 0:
+            self._log(step, metrics, "train/")
 
     def on_epoch_end(self, engine: Any, epoch: int) -> None:
         trainer = self.trainer
         trainer.current_epoch = epoch - 1
+        self._log(epoch * engine.program.steps_per_epoch, self.newest, "train/")
         trainer.progress_tracker.start_epoch(epoch)
         if trainer.val_loader is None:
             self._save(engine, None)
 
     def on_evaluation_end(self, engine: Any, step: int, metrics: dict[str, float]) -> None:
+        self._log(step, metrics, "val/")
         self._save(engine, metrics["loss"])
+
+    def _log(self, step: int, metrics: Mapping[str, float], prefix: str) -> None:
+        if jax.process_index() == 0:
+            self.trainer.metrics_logger.log_metrics(dict(metrics), step, prefix)
 
     def _save(self, engine: Any, loss: float | None) -> None:
         trainer, epoch = self.trainer, self.trainer.current_epoch

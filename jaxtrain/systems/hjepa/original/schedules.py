@@ -9,11 +9,8 @@ import math
 
 
 @dataclasses.dataclass
-class CosineScheduler:
-    """start_warmup_value to base_value over warmup_epochs, then half a cosine to final_value at `epochs`.
-
-    Not clamped: past the end it rises again.
-    """
+class _WarmedUp:
+    """start_warmup_value to base_value over warmup_epochs, then `_after` of the share of the rest that is done."""
 
     base_value: float
     final_value: float
@@ -36,14 +33,27 @@ class CosineScheduler:
         return self._after((step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
 
     def _after(self, progress: float) -> float:
-        return self.final_value + (self.base_value - self.final_value) * 0.5 * (1 + math.cos(math.pi * progress))
+        raise NotImplementedError
 
     def get_epoch_value(self, epoch: int) -> float:
         return self(epoch * self.steps_per_epoch)
 
 
-class LinearScheduler(CosineScheduler):
-    """A straight line to final_value; not clamped: past the end it falls on."""
+class CosineScheduler(_WarmedUp):
+    """start_warmup_value to base_value over warmup_epochs, then half a cosine to final_value at `epochs`.
+
+    Not clamped: past the end it rises again.
+    """
+
+    def _after(self, progress: float) -> float:
+        return self.final_value + (self.base_value - self.final_value) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class LinearScheduler(_WarmedUp):
+    """start_warmup_value to base_value over warmup_epochs, then a straight line to final_value.
+
+    Not clamped: past the end it falls on.
+    """
 
     def _after(self, progress: float) -> float:
         return self.base_value - (self.base_value - self.final_value) * progress

@@ -86,13 +86,14 @@ class CheckpointManager:
         config: dict | None = None,
     ) -> pathlib.Path:
         """model: a torch module (also inside DataParallel), this system's model, or a state dict. scheduler: an object
-        with a state_dict(), or a dict of values. extra_state: further entries. Gives the file's path."""
+        with a state_dict(), or a dict of values; of any other nothing is kept. extra_state: further entries. Gives the
+        file's path."""
         content: dict[str, Any] = {
             "epoch": epoch,
             "model_state_dict": _state_of(model),
             "optimizer_state_dict": optimizer.state_dict() if optimizer is not None else None,
-            "scheduler_state_dict": scheduler.state_dict() if hasattr(scheduler, "state_dict") else scheduler,
-            "metrics": {key: float(value) for key, value in (metrics or {}).items()},
+            "scheduler_state_dict": _schedule_of(scheduler),
+            "metrics": {key: _plain_number(value) for key, value in (metrics or {}).items()},
             "best_metric": float(self.best_metric),
         }
         if scaler is not None:
@@ -178,6 +179,17 @@ def _state_of(model) -> dict[str, torch.Tensor]:
     from torch_bridge.state_dict import state_dict
 
     return {key: to_torch(value) for key, value in state_dict(model).items()}
+
+
+def _schedule_of(scheduler: Any) -> Any:
+    if hasattr(scheduler, "state_dict"):
+        return scheduler.state_dict()
+    return scheduler if isinstance(scheduler, dict) else None
+
+
+def _plain_number(value: Any) -> Any:
+    """A number as Python's float, which torch.load takes without trust; text as it is."""
+    return value if value is None or isinstance(value, str) else float(value)
 
 
 def _to_tensors(value):

@@ -1,10 +1,12 @@
 """HJEPATrainer: the original's trainer, on this project's engine where nothing of the loop is the user's own."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original import native_run
@@ -19,6 +21,8 @@ from jaxtrain.systems.hjepa.original.schedules import create_ema_scheduler, crea
 from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, available
 from jaxtrain.systems.hjepa.original.torch_compat import create_masking_function, create_optimizer
 from jaxtrain.systems.hjepa.original.trainer_steps import TrainerSteps
+
+logger = logging.getLogger("hjepa")  # not below "jaxtrain", whose lines go to the train.log of a run
 
 
 class HJEPATrainer(TrainerSteps):
@@ -56,6 +60,14 @@ class HJEPATrainer(TrainerSteps):
         "_log_visualizations",
         "_train_on_host",
     )  # what the engine does in its own way; _save_checkpoint and _note_validation it calls
+    PARTS = (
+        "lr_scheduler",
+        "ema_scheduler",
+        "checkpoint_manager",
+        "metrics_logger",
+        "progress_tracker",
+        "early_stopping",
+    )  # made from the config; the host loop uses whatever stands in their place
 
     def __init__(
         self,
@@ -91,8 +103,8 @@ class HJEPATrainer(TrainerSteps):
         self.scaler = torch.amp.GradScaler(self.device_type) if self.use_amp else None
         self.lr_scheduler = self._plan_lr(training)
         self.ema_scheduler = self._plan_momentum(training)
-        self.planned = (self.lr_scheduler, self.ema_scheduler)
         self._set_up_records(training)
+        self.planned = {name: getattr(self, name) for name in self.PARTS}
         self.current_epoch = self.global_step = 0
         self.best_val_loss = float("inf")
         self.epochs_without_improvement = 0
@@ -147,7 +159,7 @@ class HJEPATrainer(TrainerSteps):
 
     def _amp(self, wanted: bool) -> bool:
         if wanted and self.device_type != "cuda":
-            self._log(f"use_amp has no effect on {self.device_type}: numbers stay float32")
+            logger.warning("use_amp (mixed precision) has no effect on %s: numbers stay float32", self.device_type)
         return bool(wanted) and self.device_type == "cuda"
 
     def _plan_lr(self, training: Mapping[str, Any]):
@@ -155,8 +167,9 @@ class HJEPATrainer(TrainerSteps):
         smallest = (training.get("scheduler_params") or {}).get("min_lr")
         if smallest is None:
             smallest = 1e-6 if self.original_procedure else training.get("min_lr", 1e-6)
+        base = training.get("lr", training.get("learning_rate"))
         return create_lr_scheduler(
-            base_lr=training.get("lr", training.get("learning_rate", self.optimizer.param_groups[0]["lr"])),
+            base_lr=self.optimizer.param_groups[0]["lr"] if base is None else base,
             min_lr=smallest,
             epochs=self.epochs,
             steps_per_epoch=self.steps_per_epoch,
@@ -195,3 +208,10 @@ class HJEPATrainer(TrainerSteps):
         how = "one compiled call per step" if self._batch_loss.compiled is not None else "in torch"
         self._log(f"the loop runs on the host, {how}: {'; '.join(reasons)}")
         return self._train_on_host()
+
+    def _log(self, line: str) -> None:
+        """Say a line: to this module's logger where logging is set up for INFO, else on the terminal, above the bar."""
+        if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+            logger.info(line)
+        else:
+            tqdm.write(line)

@@ -140,11 +140,14 @@ class TrainerSteps:
             if (step + 1) % self.accumulation_steps == 0:
                 self._optimizer_step()
                 self.progress_tracker.step()
-            means.add({**_scalars(terms), "loss": loss})
+            numbers = {**_scalars(terms), "loss": float(loss.detach())}
+            means.add(numbers)
+            self.metrics_logger.accumulate_metrics(numbers)
             if step % self.log_frequency == 0:
                 shown.set_postfix(loss=f"{float(loss.detach()):.4f}", eta=self.progress_tracker.get_eta())
             if step % (5 * self.log_frequency) == 0:
                 self._log_step(loss, terms)
+        self.metrics_logger.log_accumulated_metrics(self.global_step, "train_epoch/")
         found = means.values()
         if self.original_procedure and found:
             found["loss"] = means.last["loss"]
@@ -224,7 +227,8 @@ class TrainerSteps:
         parts += [f"val loss {val_metrics['loss']:.4f}"] if "loss" in val_metrics else []
         parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
         seconds = self.progress_tracker.end_epoch()
-        self._log(f"{', '.join(parts)}, {seconds:.1f} s, ETA {self.progress_tracker.get_eta()}")
+        parts += [] if seconds is None else [f"{float(seconds):.1f} s"]
+        self._log(", ".join([*parts, f"ETA {self.progress_tracker.get_eta()}"]))
 
     @torch.no_grad()
     def _log_visualizations(self, epoch: int) -> None:
@@ -242,10 +246,6 @@ class TrainerSteps:
         if outputs.get("target_features") is not None:
             logger.log_embeddings("embeddings", outputs["target_features"].mean(1), self.global_step)
 
-    def _log(self, line: str) -> None:
-        """Say a line, above the progress bar."""
-        tqdm.write(line)
-
     # ---- the loop
 
     def _train_on_host(self) -> dict[str, Any]:
@@ -256,13 +256,13 @@ class TrainerSteps:
             self.progress_tracker.start_epoch(epoch)
             trained = _named(self._train_epoch(epoch))
             history["train_history"].append(trained)
-            self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train_epoch/")
+            self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train/")
             validated = _named(self._validate_epoch(epoch)) if self.val_loader is not None else {}
             if validated:
                 history["val_history"].append(validated)
                 self.metrics_logger.log_metrics(_scalars(validated), self.global_step, "val/")
             judged = (validated or trained).get("loss", float("nan"))
-            is_best = self._note_validation(judged)
+            is_best = "loss" in validated and self._note_validation(judged)
             if self.checkpoint_manager.should_save(epoch) or is_best or epoch + 1 == self.epochs:
                 self._save_checkpoint(epoch, validated.get("loss"), is_best)
             if (epoch + 1) % 10 == 0:

@@ -1,0 +1,119 @@
+"""HJEPATrainer with mocks in place of its parts, and what it tells checkpoints, loggers and logging."""
+
+import logging
+from unittest import mock
+
+import pytest
+import torch
+
+from jaxtrain.systems import hjepa
+from tests.unit.hjepa.test_facade_trainer import TinyLoss, TinyModel, config_of, masks, real, tiny
+
+
+def test_it_is_constructed_of_mocks(tmp_path):
+    model, loader, optimizer = mock.MagicMock(), mock.MagicMock(), mock.Mock()
+    model.to.return_value = model
+    loader.__len__.return_value = 10
+    trainer = hjepa.HJEPATrainer(
+        model, loader, None, optimizer, mock.Mock(), mock.Mock(), config_of(tmp_path), device="cpu"
+    )
+    assert (trainer.model, trainer.optimizer) == (model, optimizer)
+    assert (trainer.steps_per_epoch, trainer.lr_scheduler(0)) == (10, 0.01)
+
+
+def test_a_mock_of_an_optimizer_is_stepped_once_per_batch(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.optimizer = mock.Mock(param_groups=[{"lr": 0.5}])
+    trainer.lr_scheduler = mock.Mock(return_value=0.125)
+    trainer._train_epoch(0)
+    assert (trainer.optimizer.step.call_count, trainer.optimizer.zero_grad.call_count) == (3, 3)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.125
+    assert [call.args for call in trainer.lr_scheduler.call_args_list] == [(0,), (1,), (2,)]
+
+
+def test_the_masking_function_is_called_by_keyword(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.masking_fn = mock.Mock(side_effect=masks)
+    trainer._train_step(trainer.train_loader[0], 0, 0)
+    trainer.masking_fn.assert_called_once_with(batch_size=4, device="cpu")
+
+
+def test_managers_set_later_get_the_runs_calls(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    parts = {name: mock.MagicMock() for name in ("checkpoint_manager", "metrics_logger", "progress_tracker")}
+    for name, part in parts.items():
+        setattr(trainer, name, part)
+    trainer.train()
+    assert parts["checkpoint_manager"].save_checkpoint.call_count == 2
+    assert parts["progress_tracker"].start_epoch.call_args_list == [mock.call(0), mock.call(1)]
+    logger = parts["metrics_logger"]
+    assert logger.accumulate_metrics.call_count == 6
+    assert logger.log_accumulated_metrics.call_args_list == [mock.call(3, "train_epoch/"), mock.call(6, "train_epoch/")]
+    assert {call.args[2] for call in logger.log_metrics.call_args_list} == {"train/", "val/"}
+    logger.finish.assert_called_once()
+
+
+def test_patched_epochs_are_those_that_run(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    with (
+        mock.patch.object(trainer, "_train_epoch", return_value={"loss": 1.0}) as trained,
+        mock.patch.object(trainer, "_validate_epoch", return_value={"loss": 0.5}) as validated,
+        mock.patch.object(trainer, "_save_checkpoint") as saved,
+    ):
+        trainer.train()
+    assert (trained.call_count, validated.call_count, saved.call_count) == (2, 2, 2)
+    assert saved.call_args_list[0] == mock.call(0, 0.5, True)
+
+
+def test_without_validation_no_epoch_is_the_best(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.val_loader = None
+    trainer.train()
+    folder = tmp_path / "checkpoints"
+    assert (trainer.best_val_loss, (folder / "checkpoint_best.pth").exists()) == (float("inf"), False)
+    saved = torch.load(folder / "checkpoint_latest.pth", weights_only=True)
+    assert saved["metrics"] == {"epoch": 1.0}
+
+
+def test_amp_without_cuda_is_warned_about(tmp_path, caplog):
+    trainer = tiny(tmp_path, compiled=False, use_amp=True)
+    assert (trainer.use_amp, trainer.scaler) == (False, None)
+    (record,) = caplog.records
+    assert (record.levelno, "mixed precision" in record.getMessage()) == (logging.WARNING, True)
+
+
+def test_lines_go_to_the_modules_logger_where_logging_listens(tmp_path, caplog, capsys):
+    trainer = tiny(tmp_path, compiled=False, epochs=1)
+    with caplog.at_level(logging.INFO):
+        trainer.train()
+    assert any(record.getMessage().startswith("epoch 1/1, train loss") for record in caplog.records)
+    assert "train loss" not in capsys.readouterr().out
+    with mock.patch("jaxtrain.systems.hjepa.original.trainer.logger") as logger:
+        tiny(tmp_path, compiled=False, epochs=1).train()
+    assert logger.info.called
+
+
+def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
+    trainer = real(tmp_path)
+    with mock.patch.object(trainer.metrics_logger, "log_metrics") as logged:
+        trainer.train()
+    told = [(call.args[2], call.args[1]) for call in logged.call_args_list]
+    assert told == [("train/", 2), ("val/", 2), ("train/", 4), ("val/", 4)]
+    assert {"loss", "lr"} <= set(logged.call_args_list[0].args[0])
+
+
+def test_a_resumed_trainer_of_plain_parts_knows_its_epoch(tmp_path):
+    first = tiny(tmp_path, compiled=False)
+    path = first._save_checkpoint(0, 0.5, is_best=True)
+    model = TinyModel()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    parts = (model, first.train_loader, first.val_loader, optimizer, TinyLoss(), masks, config_of(tmp_path), "cpu")
+    again = hjepa.HJEPATrainer(*parts, resume_checkpoint=str(path))
+    assert again.current_epoch == 1
+    assert torch.equal(model.predictor.weight, first.model.predictor.weight)
+
+
+@pytest.mark.parametrize("batch", [lambda x: x, lambda x: [x, 0], lambda x: (x,), lambda x: {"images": x}])
+def test_images_are_found_in_every_form_of_batch(batch, tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    assert trainer._images(batch(trainer.train_loader[0])).shape == (4, 3, 8, 8)

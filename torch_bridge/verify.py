@@ -26,8 +26,8 @@ from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
 from jaxtrain.systems.torch_module.torch_definition import find
 from jaxtrain.train import run_dir
-from jaxtrain.train.state import ModelDef
 from jaxtrain.train.step import evaluation
+from jaxtrain.train.step.state import ModelDef
 from torch_bridge import files, layouts
 from torch_bridge.comparison import (
     GRADIENTS,

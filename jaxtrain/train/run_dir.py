@@ -16,7 +16,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, trains
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from torch_bridge.atomic_file import replacing
 from torch_bridge.layouts import abstract
 

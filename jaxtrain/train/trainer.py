@@ -2,11 +2,9 @@
 
 import copy
 import pathlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -15,24 +13,20 @@ from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source
 from jaxtrain.runtime.folder_lock import held_by_all
 from jaxtrain.runtime.mesh import Layout
-from jaxtrain.runtime.preemption import Preempted, Stopped
-from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import init_from, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
-from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.compilation import micro_batch
 from jaxtrain.train.loop import rehearsal
 from jaxtrain.train.loop.callbacks import Callbacks, Control
-from jaxtrain.train.loop.loop import AfterEvaluation, Loop
+from jaxtrain.train.loop.loop import AfterEvaluation
 from jaxtrain.train.program import Program
 from jaxtrain.train.resume import fingerprint, origin
 from jaxtrain.train.search import lr_range
-from jaxtrain.train.state import TrainState
+from jaxtrain.train.session import Session
+from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
-from jaxtrain.train.tracking.tracker import Tracker
 from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults, with_lora
 from jaxtrain.train.verification import certifier
@@ -200,65 +194,11 @@ class Trainer:
     def _train_locked(
         self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
     ) -> dict[str, Any]:
-        started = time.time()
-        tracker = Tracker(self.folder, self.config, active=jax.process_index() == 0)
-        for warning in warnings if jax.process_index() == 0 else []:
-            tracker.warn(warning)
-        watchdog = Watchdog(self.folder, self.config.train.hang_timeout_s)
-        watchdog.start()
-        failed = True
+        session = Session(self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back)
         try:
-            loop = self._prepare(tracker, resume, watchdog)
-            history = loop.run(after_evaluation)
-            if jax.process_index() == 0:
-                summary = loop.record.summary(time.time() - started)
-                run_dir.write_summary(self.folder, summary, self.layout.mesh.size)
-            failed = False
-        except (Preempted, Stopped):
-            failed = False
-            raise
-        except Exception as error:
-            self.callbacks.call("on_exception", error)
-            watchdog.explain(error)
-            raise
+            return session.run(after_evaluation, warnings)
         finally:
-            watchdog.stop()
-            tracker.close(failed)
-            self.program.data.close()
-        return history
-
-    def _prepare(self, tracker: Tracker, resume: str, watchdog: Watchdog) -> Loop:
-        config, program = self.config, self.program
-        checkpoints = self.checkpoints(tracker.warn)
-        if config.checkpoint.mirror is not None:
-            checkpoints.mirror = Mirror(config.checkpoint.mirror, self.folder)
-        on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
-        original_files.check(program)
-        start, step = origin.find(program, self.fingerprint, checkpoints, resume)
-        warm = init_from.apply(program, config.init_from) if step is None and config.init_from is not None else None
-        if config.optim.auto_lr:
-            lr_range.set_lr(program, None if step is None else start.meta(step)["lr"], tracker.info)
-            config = self.config
-        loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.run)
-        if step is not None:
-            program.state = start.restore(step, program.state)
-            loop.record.restore(start.meta(step))
-            tracker.info(f"resumed from {start.folder / str(step)} at step {step} of {program.total_steps}")
-            for change in run_dir.changes(self.folder, config):
-                tracker.info(f"changed since then: {change}")
-            if step == program.total_steps:
-                tracker.info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
-        elif warm is not None:
-            loop.start_from(warm)
-        if start is not checkpoints:
-            checkpoints.newest = None  # the folder itself holds nothing yet
-        tracker.rewind(int(program.state.step), loop.record.evaluation_due)
-        if jax.process_index() == 0:
-            checkpoints.clear_unfinished()
-            run_dir.write_start(self.folder, config, self.layout.mesh.size)
-            self._fingerprint = self.fingerprint.record(self.folder, step is not None and start is checkpoints)
-        loop.record.identity = self.fingerprint.identity
-        return loop
+            self._fingerprint = session.fingerprint  # as recorded: a second train() goes on with it
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
         """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""

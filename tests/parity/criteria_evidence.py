@@ -12,7 +12,7 @@ from jaxtrain.systems.criteria_evidence import model as models
 from jaxtrain.systems.criteria_evidence.encoder_config import Encoder, with_defaults
 from jaxtrain.systems.criteria_evidence.lora import Lora, is_adapter
 from jaxtrain.systems.criteria_evidence.original import schedules
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.parity.criteria_heads import abstract, replay_data, replay_heads, replay_spans
 from torch_bridge.state_dict import load_state_dict
 

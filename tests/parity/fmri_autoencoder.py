@@ -16,7 +16,7 @@ from jaxtrain.systems.fmri_autoencoder.blocks import DenseEncoder
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.compiling import OPTIMISED
 from tests.parity import fmri_pipeline
 from tests.parity.fmri_losses import criterion, group, narrow, prefixed, rate_of, replay_losses, replay_rates

@@ -19,7 +19,7 @@ from jaxtrain.systems.hjepa.model import HJEPA, Outputs
 from jaxtrain.systems.hjepa.original.schedules import OriginalProcedure
 from jaxtrain.systems.hjepa.pretraining import is_trainable, momentum_at, move_towards
 from jaxtrain.systems.hjepa.world_model import LeWorldModel, goal_distance, rollout
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.parity.hjepa_parts import BASE, numbers_in, parameters_of, replay_evaluation, replay_losses, replay_masks
 from torch_bridge.layouts import named_variables
 from torch_bridge.state_dict import load_state_dict

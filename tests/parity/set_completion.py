@@ -12,7 +12,7 @@ from jaxtrain.systems.set_completion import model
 from jaxtrain.systems.set_completion.losses import completion_loss, multi_hot
 from jaxtrain.systems.set_completion.model import masked_mean
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.parity.set_sae import replay_ring_buffer, replay_sae_hooks, replay_sae_loop, replay_sae_step
 from tests.parity.set_training import Training, build_model, group, numbered, optimizer_of, prefixed
 from torch_bridge.state_dict import load_state_dict, state_dict

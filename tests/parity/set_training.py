@@ -13,7 +13,7 @@ from jaxtrain.systems.set_completion.model import SetCompletionModel
 from jaxtrain.systems.set_completion.sae import (
     SparseAutoencoder,
 )
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from torch_bridge.state_dict import load_state_dict
 
 SAE_UNTRAINED = ("decoder.weight", "decoder.bias")

@@ -33,7 +33,7 @@ from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.checkpoint.retention import DAMAGED, PART
 from jaxtrain.train.checkpoint.save_agreement import Saving, agree, hear_others
 from jaxtrain.train.checkpoint.save_failures import SaveFailures, is_lasting, reason_of
-from jaxtrain.train.state import TrainState
+from jaxtrain.train.step.state import TrainState
 
 ARRAYS = "state"
 INDEX = "manifest.ocdbt"  # of the arrays; without it none can be read

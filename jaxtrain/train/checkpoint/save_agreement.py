@@ -7,7 +7,7 @@ import jax
 
 from jaxtrain.runtime.launch import coordination
 from jaxtrain.train.checkpoint.save_failures import reason_of
-from jaxtrain.train.state import TrainState
+from jaxtrain.train.step.state import TrainState
 
 OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
 

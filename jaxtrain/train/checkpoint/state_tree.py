@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxtrain.errors import UserError
-from jaxtrain.train.state import TrainState
+from jaxtrain.train.step.state import TrainState
 
 
 def restore(path: pathlib.Path, like: TrainState, optimizer: bool = True) -> TrainState:

@@ -28,8 +28,8 @@ from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import trains
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.state_tree import enumerate_leaves
-from jaxtrain.train.state import ModelDef, initial_scale
 from jaxtrain.train.step.init_state import group_labels
+from jaxtrain.train.step.state import ModelDef, initial_scale
 from jaxtrain.train.step.step_guard import SCALE_GROWTH_STEPS
 from torch_bridge import optimizer_state as bridge
 from torch_bridge.layouts import abstract, first_names, named_variables, parameter_order

@@ -10,7 +10,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.batch_shapes import MOST_SIZES, BatchShapes, flatten, ladder, replaced
 from jaxtrain.data.loader import Loader
 from jaxtrain.task import Batch, Task
-from jaxtrain.train.state import ModelDef, TrainState
+from jaxtrain.train.step.state import ModelDef, TrainState
 from torch_bridge.lazy_array import to_host
 
 LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.task import Batch, MeanLoss, Task
-from jaxtrain.train.state import ModelDef, TrainState
+from jaxtrain.train.step.state import ModelDef, TrainState
 
 
 def refuse_sums(task: Task, config: Any, model_def: ModelDef, state: TrainState, rows: Batch) -> None:

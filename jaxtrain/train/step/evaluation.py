@@ -15,7 +15,7 @@ from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
-from jaxtrain.train.state import Arrays, ModelDef
+from jaxtrain.train.step.state import Arrays, ModelDef
 
 VALID = row_keys.PREFIX + row_keys.VALID  # apart from the names of a task's own rows
 

@@ -14,7 +14,7 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, group_of, trains
-from jaxtrain.train.state import Arrays, ModelDef, TrainState, initial_guard, initial_scale, state_shardings
+from jaxtrain.train.step.state import Arrays, ModelDef, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
 from torch_bridge.layouts import Frozen, key_of
 

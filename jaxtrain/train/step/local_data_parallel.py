@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxtrain.runtime.mesh import BATCH_AXES, Layout
 from jaxtrain.task import Loss, MeanLoss
-from jaxtrain.train.state import Arrays, TrainState
+from jaxtrain.train.step.state import Arrays, TrainState
 
 # (state, batch or its parts, random key, loss scale, numbers) -> gradients, Loss, buffers, tokens
 Compute = Callable[[TrainState, Any, jax.Array, jax.Array, Arrays], tuple[Arrays, Loss, Arrays, jax.Array]]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Loss
-from jaxtrain.train.state import Arrays, TrainState
+from jaxtrain.train.step.state import Arrays, TrainState
 
 SCALE_GROWTH_STEPS = 2000  # torch GradScaler's growth_interval; it doubles then, and halves on an overflow
 SPIKE_MEMORY = 0.98  # of the running mean of the gradient norm

@@ -19,8 +19,8 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.precision import Precision
 from jaxtrain.runtime.prng import Rngs
 from jaxtrain.task import Batch, Loss, MeanLoss, Task
-from jaxtrain.train.state import Arrays, ModelDef, TrainState
 from jaxtrain.train.step import local_data_parallel, step_guard
+from jaxtrain.train.step.state import Arrays, ModelDef, TrainState
 
 Parts = tuple[Batch, ...]  # of one batch: leaves [micro_batch, sample, ...], of different sizes (ShortBatches)
 Step = Callable[[TrainState, Batch | Parts, dict, Arrays], tuple[TrainState, dict]]

@@ -16,7 +16,7 @@ from jaxtrain.systems import criteria_evidence
 from jaxtrain.systems.criteria_evidence import TASKS, losses, metrics
 from jaxtrain.systems.criteria_evidence.config import Decode
 from jaxtrain.systems.criteria_evidence.original import torch_compat
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.unit.criteria_evidence.golden import table
 
 ENCODER = {"vocab_size": 55, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -17,7 +17,7 @@ from jaxtrain.systems.set_completion.sae import (
     sae_loss,
     usage_coefficient,
 )
-from jaxtrain.train.state import ModelDef
+from jaxtrain.train.step.state import ModelDef
 from tests.unit.set_completion.golden import table
 
 SCHEDULES = table("schedules")

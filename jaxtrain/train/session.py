@@ -1,0 +1,117 @@
+"""One run in its folder: the tracker and the watchdog around a loop, started from the weights that belong to it."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtrain.runtime.preemption import Preempted, Stopped
+from jaxtrain.runtime.watchdog import Watchdog
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint import init_from, original_files
+from jaxtrain.train.checkpoint.checkpoints import Checkpoints
+from jaxtrain.train.checkpoint.init_from import WarmStart
+from jaxtrain.train.checkpoint.mirror import Mirror
+from jaxtrain.train.loop.callbacks import Callbacks, Control
+from jaxtrain.train.loop.loop import AfterEvaluation, Loop
+from jaxtrain.train.program import Program
+from jaxtrain.train.resume import origin
+from jaxtrain.train.resume.fingerprint import Fingerprint
+from jaxtrain.train.search import lr_range
+from jaxtrain.train.tracking.tracker import Tracker
+
+
+@dataclasses.dataclass
+class Session:
+    """A run of a program, in the run folder that the caller has locked.
+
+    fingerprint: of this run. resume: "auto", "never", "here" or another run's folder, as origin.find takes it.
+    callbacks, control: the user's own, and what they may ask for. write_back: gives the user's own model the weights;
+    called with each checkpoint where `checkpoint.write_back` asks for it.
+    """
+
+    program: Program
+    fingerprint: Fingerprint
+    resume: str
+    callbacks: Callbacks
+    control: Control
+    write_back: Callable[[], None]
+
+    @property
+    def folder(self) -> pathlib.Path:
+        return run_dir.folder_of(self.program.config)
+
+    def run(self, after_evaluation: AfterEvaluation | None = None, warnings: Sequence[str] = ()) -> dict[str, Any]:
+        """Train to the end and return the history; warnings are told first. Raises what the run raises, explained."""
+        started = time.time()
+        tracker = Tracker(self.folder, self.program.config, active=jax.process_index() == 0)
+        for warning in warnings if jax.process_index() == 0 else []:
+            tracker.warn(warning)
+        watchdog = Watchdog(self.folder, self.program.config.train.hang_timeout_s)
+        watchdog.start()
+        failed = True
+        try:
+            loop = self._loop(tracker, watchdog)
+            history = loop.run(after_evaluation)
+            if jax.process_index() == 0:
+                summary = loop.record.summary(time.time() - started)
+                run_dir.write_summary(self.folder, summary, self.program.layout.mesh.size)
+            failed = False
+        except (Preempted, Stopped):
+            failed = False
+            raise
+        except Exception as error:
+            self.callbacks.call("on_exception", error)
+            watchdog.explain(error)
+            raise
+        finally:
+            watchdog.stop()
+            tracker.close(failed)
+            self.program.data.close()
+        return history
+
+    def _loop(self, tracker: Tracker, watchdog: Watchdog) -> Loop:
+        """Make the loop at the step where it goes on, and write down that the run has started."""
+        program = self.program
+        checkpoints = run_dir.checkpoints(self.folder, program.config, tracker.warn)
+        if program.config.checkpoint.mirror is not None:
+            checkpoints.mirror = Mirror(program.config.checkpoint.mirror, self.folder)
+        original_files.check(program)
+        start, step = origin.find(program, self.fingerprint, checkpoints, self.resume)
+        warm = self._warm_start() if step is None else None
+        if program.config.optim.auto_lr:  # replaces program.config, so before the loop reads it
+            lr_range.set_lr(program, None if step is None else start.meta(step)["lr"], tracker.info)
+        config = program.config
+        on_save = {"on_save": self.write_back} if config.checkpoint.write_back else {}
+        loop = Loop(program, tracker, checkpoints, watchdog, **on_save, callbacks=self.callbacks, control=self.control)
+        if step is not None:
+            self._restore(loop, start, step)
+        elif warm is not None:
+            loop.start_from(warm)
+        if start is not checkpoints:
+            checkpoints.newest = None  # the folder itself holds nothing yet
+        tracker.rewind(int(program.state.step), loop.record.evaluation_due)
+        if jax.process_index() == 0:
+            checkpoints.clear_unfinished()
+            run_dir.write_start(self.folder, config, program.layout.mesh.size)
+            self.fingerprint = self.fingerprint.record(self.folder, step is not None and start is checkpoints)
+        loop.record.identity = self.fingerprint.identity
+        return loop
+
+    def _warm_start(self) -> WarmStart | None:
+        source = self.program.config.init_from
+        return None if source is None else init_from.apply(self.program, source)
+
+    def _restore(self, loop: Loop, start: Checkpoints, step: int) -> None:
+        """Take state and records of a checkpoint, and tell where the run goes on and what has changed."""
+        program, info = self.program, loop.tracker.info
+        program.state = start.restore(step, program.state)
+        loop.record.restore(start.meta(step))
+        info(f"resumed from {start.folder / str(step)} at step {step} of {program.total_steps}")
+        for change in run_dir.changes(self.folder, program.config):
+            info(f"changed since then: {change}")
+        if step == program.total_steps:
+            info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxtrain.nn import cudnn, dropped_attention
 from jaxtrain.nn.attention_formula import formula
+from jaxtrain.runtime import launch
 from jaxtrain.runtime.spread import over_devices
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def _drops() -> bool:
 @functools.cache
 def _runs_here() -> bool:
     """Forward and backward, odd lengths, grouped heads, under lengths, a mask and a diagonal."""
-    return _tried("cuDNN's kernel", fused, _TRIALS)
+    return agreed("cuDNN's kernel", _tried("cuDNN's kernel", fused, _TRIALS))
 
 
 @functools.cache
@@ -145,7 +146,20 @@ def _drops_here() -> bool:
     of_formula = {"dropout_rate": 0.25, "rngs": rngs}
     kernel = lambda q, k, v, dropout_rate, rngs, **given: dropped(q, k, v, rngs(), 1 - dropout_rate, **given)
     cases = [(tokens, given | of_formula) for tokens, given in _TRIALS if "mask" not in given]
-    return _tried("the kernel with dropout", kernel, cases)
+    return agreed("the kernel with dropout", _tried("the kernel with dropout", kernel, cases))
+
+
+def agreed(name: str, works: bool) -> bool:
+    """Return True if it works on every process: with other programs on some of them, their collectives would not meet.
+
+    Each process asks at the same place, as all trace the same programs.
+    """
+    if jax.process_count() == 1 or jax.default_backend() != "gpu":
+        return works
+    everywhere = launch.agree(f"attention/{name}", str(works)) and works
+    if works and not everywhere:
+        log.warning("attention runs as plain XLA: %s works here, but not on every process", name)
+    return everywhere
 
 
 TRIAL_TOLERANCE = 2e-2  # of bfloat16 results against float32 ones, relative to their norm

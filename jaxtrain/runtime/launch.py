@@ -22,7 +22,7 @@ import jax
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, rendezvous
-from jaxtrain.runtime.gpus import has_gpus
+from jaxtrain.runtime.gpus import gpus_of_process, has_gpus, visible_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
 DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, as a large checkpoint
@@ -38,7 +38,7 @@ class Launch:
     """Describe this process as its launcher does.
 
     local: its number on this machine; locals: processes on this machine. With more than one process per machine each
-    takes the one GPU of its local number; a lone one takes all GPUs of the machine.
+    takes the one GPU of its local number, or the only one that its launcher shows it; a lone one takes all GPUs.
     """
 
     launcher: str
@@ -83,16 +83,19 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
         rendezvous.gather(listener, coordinator, launch.processes, timeout_s)
     else:
         rendezvous.report(coordinator, launch.process, timeout_s)
-    os.environ.setdefault("XLA_FLAGS", "")
-    if "nccl_termination_timeout" not in os.environ["XLA_FLAGS"] and os.environ.get("JAX_PLATFORMS") == "cuda":
-        os.environ["XLA_FLAGS"] += " --xla_gpu_nccl_termination_timeout_seconds=600"
+    own_gpus = None
+    if has_gpus():
+        own_gpus = gpus_of_process(launch.local, launch.locals, len(visible_gpus()))
+        if "nccl_termination_timeout" not in os.environ.get("XLA_FLAGS", ""):
+            flags = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_nccl_termination_timeout_seconds=600"
+            os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM belongs to runtime.preemption
     try:
         jax.distributed.initialize(
             launch.coordinator,
             launch.processes,
             launch.process,
-            local_device_ids=[launch.local] if launch.locals > 1 and has_gpus() else None,
+            local_device_ids=own_gpus,
             cluster_detection_method="deactivate",
             coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", bind),
             initialization_timeout=int(timeout_s),

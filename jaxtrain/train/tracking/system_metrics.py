@@ -9,6 +9,8 @@ import time
 
 import jax
 
+from jaxtrain.runtime.gpus import visible_gpus
+
 GIGA = 1e9
 SHORTEST_S = 0.5  # between two readings; sooner gives the last one again
 
@@ -26,7 +28,7 @@ class SystemMetrics:
             threading.Thread(target=self._watch, name="jaxtrain-utilisation", daemon=True).start()
 
     def read(self) -> dict[str, float]:
-        """Memory in gigabytes (1e9 bytes), utilisation as fractions of one device and of this machine's cores."""
+        """Memory in gigabytes (1e9 bytes), utilisation as fractions of our devices and the machine's cores."""
         before, now = self._cpu, self._cpu_seconds()
         if self._last and now[1] - before[1] < SHORTEST_S:
             return self._last
@@ -53,12 +55,19 @@ class SystemMetrics:
         return times.user + times.system + times.children_user + times.children_system, time.monotonic()
 
     def _watch(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", *_own_gpus()]
         while not self._closed.wait(self.period_s):
             answer = subprocess.run(query, capture_output=True, text=True, check=False)
             numbers = [float(line) for line in answer.stdout.split() if line.replace(".", "").isdigit()]
             if numbers:
                 self._utilisation = sum(numbers) / len(numbers) / 100
+
+
+def _own_gpus() -> list[str]:
+    """nvidia-smi's choice of this process's GPUs: a machine may have others, with other people's work."""
+    visible, own = visible_gpus(), [device.local_hardware_id for device in jax.local_devices()]
+    names = [visible[i] for i in own if i is not None and i < len(visible)]
+    return ["-i", ",".join(names)] if names else []
 
 
 def _resident_bytes() -> float:

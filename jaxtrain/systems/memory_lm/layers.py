@@ -44,7 +44,9 @@ def _scan(model, first: int, count: int, hidden, view, rngs):
     numbers as without, but for dropout's keys."""
     blocks = [model.layers[first + i] for i in range(count)]
     graphdef = nnx.split(blocks[0])[0]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[nnx.split(block)[1] for block in blocks])
+    states = [nnx.split(block)[1] for block in blocks]
+    leaves = [jnp.stack(each) for each in zip(*map(jax.tree.leaves, states), strict=True)]
+    stacked = jax.tree.unflatten(jax.tree.structure(states[0]), leaves)  # every variable is marked with its own key
     keys = None if rngs is None else jax.random.split(rngs(), count)
 
     def body(hidden, inputs):

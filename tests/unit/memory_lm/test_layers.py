@@ -11,6 +11,7 @@ from jaxtrain.systems.memory_lm.backbone_config import read_config
 from jaxtrain.systems.memory_lm.cache import View
 from jaxtrain.systems.memory_lm.config import Memory
 from jaxtrain.systems.memory_lm.layers import runs
+from jaxtrain.train.step.state import ModelDef
 from tests.unit.memory_lm.models import CHAPTERS, ids, small, spread
 
 PLACE = {"memory_layer_placement": "first_k", "memory_layer_k": 1}
@@ -45,7 +46,9 @@ def adapter(scan_layers: bool):
 def test_scanned_layers_give_the_same_outputs_and_gradients(make, pieces):
     results = []
     for scan_layers in (False, True):
-        graphdef, state = nnx.split(make(scan_layers))
+        model = make(scan_layers)
+        ModelDef.of(model, lambda key: True)  # marks every variable with its key, as a run does
+        graphdef, state = nnx.split(model)
 
         def objective(state, graphdef=graphdef):
             model = nnx.merge(graphdef, state)

@@ -231,7 +231,8 @@ class PrecisionConfig(Section):
 class ShardConfig(Section):
     strategy: Literal["ddp", "ddp_local", "fsdp", "shard_grad_op", "hsdp"] = "ddp"
     replicas: int | None = Field(default=None, ge=1)  # hsdp: groups that each hold one copy of the model
-    tensor: int = Field(default=1, ge=1)  # devices that split one layer, where the task declares rules
+    tensor: int = Field(default=1, ge=1)  # devices that split one layer, by rules of the task and of `rules`
+    rules: dict[str, tuple[Literal["tensor"] | None, ...]] = {}  # {pattern of a parameter: [tensor, null]}: its axes
     devices: int | None = Field(default=None, ge=1)  # use the first n of this process's devices; all if left out
     threads: int | None = Field(default=None, ge=1, le=1024)  # of a CPU; one per core if left out. 1 suits small models
 

@@ -220,7 +220,8 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
         forgets its moments (resampled features start afresh).
     schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
         procedures of `compat: original`.
-    shard_rules: regex on the parameter key -> mesh axis per array axis, for tensor parallelism.
+    shard_rules: config -> {pattern of a parameter's key: mesh axis ("tensor" or None) per array axis}, asked for where
+        `shard.tensor` is more than 1 (jaxtrain.runtime.tensor_rules).
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
@@ -243,7 +244,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     param_group: Callable[[str, C], str] = lambda key, config: "default"
     after_update: Callable[[Any, Any, C], Mapping[str, Any] | None] | None = None
     schedule: Callable[[C, Callable[[int], float], int], Callable[[int], float]] | None = None
-    shard_rules: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    shard_rules: Callable[[C], Mapping[str, tuple]] = lambda config: {}
     traced_hparams: tuple[str, ...] = ()
     pads_batches: bool = True
     target: str | None = None

@@ -99,13 +99,39 @@ class Layout:
         spec: list[Any] = [None] * len(shape)
         for pattern, axes in self.rules.items():
             if self.mesh.shape["tensor"] > 1 and re.fullmatch(pattern, key):
-                spec = list(axes)
+                spec = self._checked(key, shape, axes)
         shards = self.mesh.shape["fsdp"]
         if split and shards > 1:
             free = [a for a, size in enumerate(shape) if spec[a] is None and size % shards == 0]
             if free:
                 spec[max(free, key=lambda a: shape[a])] = "fsdp"
         return NamedSharding(self.mesh, P(*spec))
+
+    def _checked(self, key: str, shape: tuple[int, ...], axes: tuple) -> list[Any]:
+        """The axes that a rule gives a parameter. Raises UserError where they do not fit its shape."""
+        tensor = self.mesh.shape["tensor"]
+        if len(axes) != len(shape):
+            raise UserError(f"shard.rules: {key} has {len(shape)} axes, its rule names {len(axes)}")
+        for axis, name in enumerate(axes):
+            if name is not None and shape[axis] % tensor:
+                raise UserError(f"shard.tensor: {tensor} does not divide axis {axis} of {key}, {list(shape)}")
+        return list(axes)
+
+
+def refuse_whole(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises UserError where `shard.tensor` is to split layers, and no rule fits any parameter."""
+    if layout.mesh.shape["tensor"] == 1:
+        return
+    for pattern in layout.rules:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(f"shard.rules: {pattern!r} is no regular expression: {error}") from None
+    if not any("tensor" in layout.parameter(key, shape).spec for key, shape in shapes.items()):
+        raise UserError(
+            f"shard.tensor: {layout.mesh.shape['tensor']}, but no rule splits a parameter of this model; give "
+            "shard.rules, as {'.*\\.fc1\\.weight': [tensor, null]}, or set 1"
+        )
 
 
 def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: list | None = None) -> Layout:
@@ -126,7 +152,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
         raise UserError(f"shard.replicas: {replicas} does not divide {data} devices")
     grid = np.array(devices).reshape(replicas, data // replicas, config.tensor)
     mesh = Mesh(grid, (*BATCH_AXES, "tensor"), axis_types=(AxisType.Auto,) * 3)
-    return Layout(mesh, config.strategy, rules or {})
+    return Layout(mesh, config.strategy, {**(rules or {}), **config.rules})
 
 
 def _first_of_each_process(devices: list, count: int) -> list:

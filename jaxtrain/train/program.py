@@ -67,7 +67,8 @@ class Program:
             # Before JAX's backend starts: worker processes may be forked.
             self.data = InputPipeline(task, config, train_dataset, val_dataset, interrupted)
             self.config = self.data.config
-            self.layout = make_layout(self.config.shard, task.shard_rules, devices)
+            rules = task.shard_rules(self.config) if self.config.shard.tensor > 1 else {}
+            self.layout = make_layout(self.config.shard, rules, devices)
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}

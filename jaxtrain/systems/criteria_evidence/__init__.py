@@ -43,6 +43,7 @@ def _task(architecture: str) -> Task:
         trainable=of(trainable),
         param_group=param_group,
         initial_weights=initial_weights,
+        shard_rules=of(lazy("jaxtrain.systems.criteria_evidence.shard_rules:shard_rules")),
         schedule=schedule,
         report=of(lazy("jaxtrain.systems.criteria_evidence.evals.report:write")),
         twin=TorchTwin(

@@ -6,7 +6,7 @@ from jaxtrain.systems.memory_lm.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
-def _task(model: str, **more) -> Task:
+def _task(model: str, rules: str, **more) -> Task:
     return Task(
         sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
         build_model=lazy(f"jaxtrain.systems.memory_lm.{model}:build_model"),
@@ -34,6 +34,7 @@ def _task(model: str, **more) -> Task:
                 "original": lazy("jaxtrain.systems.memory_lm.exports:original_checkpoint"),
             },
         ),
+        shard_rules=lazy(f"jaxtrain.systems.memory_lm.shard_rules:{rules}"),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         traced_hparams=(
             "seed",
@@ -48,8 +49,9 @@ def _task(model: str, **more) -> Task:
 
 
 TASKS = {
-    "scratch": _task("model"),
+    "scratch": _task("model", "scratch"),
     "adapter": _task(
+        "adapter",
         "adapter",
         initial_weights=lazy("jaxtrain.systems.memory_lm.adapter:initial_weights"),
     ),

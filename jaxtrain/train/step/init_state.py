@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtrain.optim import groups
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import traced_hparams
-from jaxtrain.runtime.mesh import Layout
+from jaxtrain.runtime.mesh import Layout, refuse_whole
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, group_of, trains
@@ -91,6 +91,7 @@ class Start:
                 config.optim, stored, group_labels(task, config, structure), layout.whole_on_gpus
             )
         self.shapes = jax.eval_shape(begin, weights, np.int32(0))
+        refuse_whole(layout, {key: value.shape for key, value in (weights[0] | weights[1]).items()})
         self.shardings = placed = state_shardings(self.shapes, layout)
         # two programs: the first compiles long, and knows neither optimizer nor precision
         self._draw = jax.jit(draw, out_shardings=(placed.params, placed.frozen, placed.buffers))

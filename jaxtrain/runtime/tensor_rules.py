@@ -1,0 +1,38 @@
+"""Rules that split linear layers over the devices of `shard.tensor`.
+
+A layer that is split by columns makes a part of the outputs on every device, one that is split by rows takes a part of
+the inputs and sums the products. One of each in turn sends once. Source: Shoeybi et al. 2019 (Megatron-LM), sec. 3.
+"""
+
+import math
+from collections.abc import Mapping
+
+from jaxtrain.errors import UserError
+
+Rules = Mapping[str, tuple[str | None, ...]]  # pattern of a parameter's key -> mesh axis of each of its axes
+
+
+def columns(layers: str) -> Rules:
+    """Split the outputs of the Linear layers whose names fit a pattern: weight [out, in], bias [out], LoRA's B."""
+    return {
+        rf"(?:{layers})\.(base_layer\.)?weight": ("tensor", None),
+        rf"(?:{layers})\.(base_layer\.)?bias": ("tensor",),
+        rf"(?:{layers})\.lora_B(\.\w+\.weight)?": ("tensor", None),
+    }
+
+
+def rows(layers: str) -> Rules:
+    """Split the inputs of the Linear layers whose names fit a pattern: weight [out, in], LoRA's A; the bias stays."""
+    return {
+        rf"(?:{layers})\.(base_layer\.)?weight": (None, "tensor"),
+        rf"(?:{layers})\.lora_A(\.\w+\.weight)?": (None, "tensor"),
+    }
+
+
+def check_divides(tensor: int, sizes: Mapping[str, int]) -> None:
+    """Raises UserError where shard.tensor does not divide one of the sizes, given by the names of their settings."""
+    for name, size in sizes.items():
+        if size % tensor:
+            common = math.gcd(*sizes.values())
+            fit = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            raise UserError(f"shard.tensor: {tensor} does not divide {name} {size}; what divides all sizes here: {fit}")

@@ -50,6 +50,16 @@ def test_a_new_trainer_has_what_its_users_touch(tmp_path):
     assert (trainer.device, trainer.scaler, trainer.config.num_epochs) == (torch.device("cpu"), None, 2)
     assert isinstance(trainer.criterion, giblet.CombinedAutoEncoderLoss)
     assert trainer.checkpoint_dir.is_dir()
+    assert trainer.log_dir.is_dir()
+
+
+@pytest.mark.slow
+def test_without_a_validation_set_the_film_is_not_looked_for(tmp_path):
+    config = make(tmp_path / "run", num_epochs=1).config
+    trainer = giblet.Trainer(giblet.create_autoencoder(**CALM), Dataset(16), None, config)
+    history = trainer.train()
+    assert (len(history["train_history"]), history["val_history"], trainer.global_step) == (1, [], 2)
+    assert (trainer.checkpoint_dir / "final_checkpoint.pt").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,7 @@ def _altered(model: torch.nn.Module) -> str | None:
 
 def train(trainer: Any) -> None:
     """Train in the engine; the trainer's attributes follow."""
+    from jaxtrain.task import find_task
     from jaxtrain.train.trainer import Trainer as Engine
 
     config, settings = trainer.config, trainer.settings
@@ -110,9 +111,8 @@ def train(trainer: Any) -> None:
         update["run"] = settings.run.model_copy(update={"quiet": True})  # the trainer prints the original's lines
     settings = settings.model_copy(update=update)
     follower = Follower(trainer)
-    engine = Engine(
-        None, trainer.train_dataset, trainer.val_dataset, settings, task=settings.task, callbacks=[follower]
-    )
+    task = dataclasses.replace(find_task(settings.task), build_data=lambda config, split: None)  # the given data only
+    engine = Engine(None, trainer.train_dataset, trainer.val_dataset, settings, task=task, callbacks=[follower])
     trainer.engine = follower.engine = engine
     if not any(parameter.is_meta for parameter in trainer._model.parameters()):
         engine.load_state_dict(to_numpy(trainer._model.state_dict()))

@@ -77,7 +77,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler("cuda", enabled=False) if self.config.use_mixed_precision else None
         self._made = engine_run.Made.of(self, {name: getattr(Trainer, name) for name in LOOP})
         if self.is_main_process:
-            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            for folder in (self.checkpoint_dir, self.log_dir):
+                folder.mkdir(parents=True, exist_ok=True)
         if is_checkpoint_file(self.config.resume_from):
             self.load_checkpoint(self.config.resume_from)
 

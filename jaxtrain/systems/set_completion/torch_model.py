@@ -21,9 +21,9 @@ class MultiheadAttentionBlock(nn.Module):
             self.layer_norm1 = nn.LayerNorm(embed_dim)
             self.layer_norm2 = nn.LayerNorm(embed_dim)
 
-    def forward(self, query, key, mask=None):
+    def forward(self, query, key, key_padding_mask=None):
         empty = key.shape[1] == 0  # of which only the form with weights knows what to do
-        x = query + self.mha(query, key, key, key_padding_mask=mask, need_weights=empty)[0]
+        x = query + self.mha(query, key, key, key_padding_mask=key_padding_mask, need_weights=empty)[0]
         x = self.layer_norm1(x) if self.use_layer_norm else x
         x = x + self.feedforward(x)
         return self.layer_norm2(x) if self.use_layer_norm else x
@@ -34,8 +34,8 @@ class SelfAttentionBlock(nn.Module):
         super().__init__()
         self.mab = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
 
-    def forward(self, x, mask=None):
-        return self.mab(x, x, mask)
+    def forward(self, x, key_padding_mask=None):
+        return self.mab(x, x, key_padding_mask)
 
 
 class InducedSetAttentionBlock(nn.Module):
@@ -46,8 +46,8 @@ class InducedSetAttentionBlock(nn.Module):
         self.mab2 = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
         self.layer_norm = nn.LayerNorm(embed_dim)
 
-    def forward(self, x, mask=None):
-        induced = self.mab1(self.inducing_points.expand(len(x), -1, -1), x, mask)
+    def forward(self, x, key_padding_mask=None):
+        induced = self.mab1(self.inducing_points.expand(len(x), -1, -1), x, key_padding_mask)
         return self.layer_norm(self.mab2(x, induced) + x)
 
 
@@ -58,8 +58,8 @@ class PoolingMultiheadAttention(nn.Module):
         self.mab = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def forward(self, x, mask=None):
-        return self.out_proj(self.mab(self.seed_vectors.expand(len(x), -1, -1), x, mask))
+    def forward(self, x, key_padding_mask=None):
+        return self.out_proj(self.mab(self.seed_vectors.expand(len(x), -1, -1), x, key_padding_mask))
 
 
 class SetTransformer(nn.Module):
@@ -82,11 +82,11 @@ class SetTransformer(nn.Module):
         self.dec_layer2 = SelfAttentionBlock(embed_dim, num_heads, *options)
         self.dec_layer3 = SelfAttentionBlock(embed_dim, num_heads, *options)
 
-    def forward(self, x, mask=None):
+    def forward(self, x, key_padding_mask=None):
         x = self.input_proj(x)
-        x = self.enc_layer1(x, mask) + x
-        x = self.enc_layer2(x, mask) + x
-        x = self.dec_layer1(x, mask)
+        x = self.enc_layer1(x, key_padding_mask) + x
+        x = self.enc_layer2(x, key_padding_mask) + x
+        x = self.dec_layer1(x, key_padding_mask)
         x = self.dec_layer2(x) + x
         return self.dec_layer3(x) + x
 
@@ -104,8 +104,8 @@ class SetTransformerLayer(nn.Module):
             self.layer_norm2 = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, mask=None):
-        x = x + self.dropout(self.cross_attention(x, self.set_transformer(x, mask)))
+    def forward(self, x, key_padding_mask=None):
+        x = x + self.dropout(self.cross_attention(x, self.set_transformer(x, key_padding_mask)))
         x = self.layer_norm1(x) if self.use_layer_norm else x
         x = x + self.dropout(self.feedforward(x))
         return self.layer_norm2(x) if self.use_layer_norm else x

@@ -115,6 +115,53 @@ def test_early_stopping_takes_the_codes_names_too():
     assert (stopping.early_stop, stopping.best_score, stopping.counter) == (True, -1.0, 2)
 
 
+def test_an_equal_loss_is_an_improvement_for_a_call_and_none_for_a_check():
+    called, checked = splatnlp.EarlyStopping(patience=2), splatnlp.EarlyStopping(patience=2)
+    for loss in (1.0, 1.0, 2.0):
+        called(loss)
+        checked.check(loss)
+    assert (called.counter, called.early_stop) == (1, False)
+    assert (checked.counter, checked.early_stop) == (2, True)
+
+
+def test_masks_have_torchs_name_in_every_block(model):
+    x, mask = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    layer = model.transformer_layers[0].eval()
+    blocks = (layer.set_transformer.enc_layer1, layer.set_transformer.dec_layer1, layer.set_transformer, layer)
+    for block in blocks:
+        masked = block(x, key_padding_mask=mask)
+        torch.testing.assert_close(masked[1, :2], block(x[1:, :2])[0, :2])
+        assert not torch.allclose(masked[1], block(x)[1])
+
+
+def test_builds_are_found_under_the_originals_names():
+    case = table("reconstruct")
+    model = splatnlp.SetCompletionModel(**case["config"])
+    recorded = files.load(FOLDER / "reconstruct.safetensors")
+    model.load_state_dict({key: torch.from_numpy(np.array(recorded[f"param/{key}"])) for key in model.state_dict()})
+    by_name = splatnlp.build_predict_abilities(case["vocab"], case["weapon_vocab"])
+    predict = lambda tokens, weapon: by_name(model, tokens, weapon)
+    for one in case["cases"]:
+        capstones, score, _ = splatnlp.greedy_closure(predict, one["weapon"], one["context"])
+        assert [token.name for token in capstones] == one["greedy_capstones"]
+        assert score == pytest.approx(one["greedy_score"], abs=1e-5)
+        assert splatnlp.expand_capstones_to_context(capstones) == one["expanded_context"]
+    (found,) = splatnlp.reconstruct_build(predict, one["weapon"], one["context"], beam_size=5, max_steps=6)
+    (wanted,) = one["builds beam=5 steps=6 top_k=1"]
+    assert (dict(found.mains), dict(found.subs), found.total_ap) == (
+        wanted["mains"],
+        wanted["subs"],
+        wanted["total_ap"],
+    )
+    for one in case["allocator"]:
+        build, penalty = splatnlp.Allocator().allocate({name: splatnlp.AbilityToken(name) for name in one["capstones"]})
+        assert penalty == one["penalty"]
+        assert build is None or build.total_ap == one["build"]["total_ap"]
+    assert splatnlp.AbilityToken("swim_speed_up_12").min_ap == 12
+    with pytest.raises(ValueError, match="asks for no ability"):
+        splatnlp.AbilityToken("<PAD>")
+
+
 def test_the_autoencoders_steps_are_the_originals():
     case, tensors = table("sae_step"), files.load(FOLDER / "sae_step.safetensors")
     tensor = lambda name: torch.from_numpy(np.array(tensors[name]))

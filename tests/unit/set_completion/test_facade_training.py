@@ -120,6 +120,27 @@ def test_training_writes_epochs_calls_back_and_returns_the_best(tmp_path):
     assert splatnlp.test_model(model, batches(2), CONFIG, VOCAB)["f1"] == pytest.approx(max(history["val"]["f1"]))
 
 
+@pytest.mark.slow
+def test_a_grid_is_trained_and_the_best_kept():
+    made = []
+
+    class Kind(Bag):
+        def __init__(self, scale, offset):
+            super().__init__()
+            made.append((scale, offset))
+            self.out.weight.data.mul_(scale)
+
+    grid = {"scale": [1.0, 0.0], "learning_rate": [1e-2, 0.0]}
+    config = splatnlp.TrainingConfig(num_epochs=1)
+    found = splatnlp.grid_search(Kind, batches(), batches(2), batches(1), config, VOCAB, grid, {"offset": 3})
+    assert made == [(1.0, 3), (1.0, 3), (0.0, 3), (0.0, 3)]
+    scores = [one["validation"]["f1"] for one in found.results]
+    assert found.params == found.results[scores.index(max(scores))]["params"]
+    assert splatnlp.test_model(found.model, batches(2), config, VOCAB)["f1"] == pytest.approx(max(scores))
+    with pytest.raises(ValueError, match="select_by: got 'train'"):
+        splatnlp.grid_search(Kind, [], [], [], config, VOCAB, grid, select_by="train")
+
+
 def test_rows_that_show_nothing_are_left_out():
     inputs = torch.tensor([[1, 2], [11, 11]])
     batch = (inputs, torch.tensor([[0], [1]]), torch.tensor([[1, 2, 3], [4, 11, 11]]), inputs != 11)

@@ -17,7 +17,11 @@ NO_DECAY = ("LayerNorm.weight", "layer_norm.weight")
 
 
 def _at(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of the dotted names that a config has, in its section `training` or at its top."""
+    """The first of the dotted names that a config has, in its section `training` or at its top. A config that is the
+    section named by the first part itself (no `training`, no such section) answers for it: {"name": "adam"}."""
+    sections = {name.partition(".")[0] for name in names if "." in name}
+    if hasattr(config, "get") and not any(config.get(one) is not None for one in ("training", *sections)):
+        names = (*names, *(name.partition(".")[2] for name in names if "." in name))
     for path in (path for name in names for path in (f"training.{name}", name)):
         value = config
         for part in path.split("."):
@@ -47,7 +51,7 @@ def create_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     ]
     return kinds[name](
         groups,
-        lr=_at(config, "learning_rate", default=2e-5),
+        lr=_at(config, "learning_rate", "lr", "optimizer.lr", default=2e-5),
         betas=tuple(_at(config, "optimizer.betas", default=(0.9, 0.999))),
         eps=_at(config, "optimizer.eps", default=1e-8),
     )

@@ -6,11 +6,11 @@ import math
 
 @dataclasses.dataclass
 class EarlyStopping:
-    """Stops after `patience` losses without improvement; `check(loss)` or a call tells.
+    """Stops after `patience` losses without improvement; `check(loss)`, as the README has it, or a call, as the code.
 
-    patience: validations. min_delta, in the original's code delta: improvement over best_loss that counts.
-    tie_is_improvement: the original's code resets the counter on an equal loss and takes a NaN for a new best; its
-    README, and the default here, do not. A run of the trainer follows `evaluation.patience` and `evaluation.min_delta`
+    patience: validations. min_delta, in the original's code delta: improvement over best_loss that counts. An equal
+    loss is an improvement for a call and none for `check`; a NaN is none. tie_is_improvement: the code to the letter,
+    which takes a NaN for a new best. A run of the trainer follows `evaluation.patience` and `evaluation.min_delta`
     instead.
     """
 
@@ -29,7 +29,10 @@ class EarlyStopping:
 
     def check(self, val_loss: float) -> bool:
         """Take in one loss; True where training should stop now."""
-        if self._improves(val_loss):
+        return self._take_in(val_loss, self._improves(val_loss))
+
+    def _take_in(self, val_loss: float, improves: bool) -> bool:
+        if improves:
             self.best_loss, self.counter = val_loss, 0
         else:
             self.counter += 1
@@ -38,7 +41,8 @@ class EarlyStopping:
         return self.early_stop if self.tie_is_improvement else self.counter >= self.patience
 
     def __call__(self, val_loss: float) -> bool:
-        return self.check(val_loss)
+        tie = self._seen and val_loss == self.best_loss - self.min_delta
+        return self._take_in(val_loss, tie or self._improves(val_loss))
 
     @property
     def best_score(self) -> float | None:

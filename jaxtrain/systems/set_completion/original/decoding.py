@@ -1,0 +1,82 @@
+"""The original's names for decoding into legal builds; the search itself is in builds.py and reconstruct.py."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.set_completion import builds, reconstruct
+from jaxtrain.systems.set_completion.builds import Build
+from jaxtrain.systems.set_completion.reconstruct import State
+
+Predict = Callable[[list[str], str], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AbilityToken:
+    """At least `min_ap` points of a family; read from a token's name. <PAD> and <NULL> raise ValueError."""
+
+    name: str
+    family: str = dataclasses.field(init=False)
+    min_ap: int = dataclasses.field(init=False)
+    main_only: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        found = builds.read_token(self.name)
+        if found is None:
+            raise UserError(f"{self.name} asks for no ability")
+        for field in ("family", "min_ap", "main_only"):
+            object.__setattr__(self, field, getattr(found, field))
+
+
+def names_of(capstones: Iterable[str | AbilityToken]) -> list[str]:
+    """Token names of capstones: names, AbilityTokens, or a mapping by name of either."""
+    return [one.name if isinstance(one, AbilityToken) else one for one in capstones]
+
+
+class Allocator:
+    """Finds the cheapest legal build that reaches its capstones."""
+
+    def allocate(
+        self, capstones: Iterable[str | AbilityToken], priority: Mapping[str, float] | None = None
+    ) -> tuple[Build, int] | tuple[None, None]:
+        """(build, points beyond what was asked for), or (None, None). priority: family -> worth of a main slot."""
+        return builds.allocate(names_of(capstones), priority)
+
+
+def expand_capstones_to_context(capstones: Iterable[str | AbilityToken]) -> list[str]:
+    """The model's input tokens: with each tier all tiers below it; ["<NULL>"] for no capstone."""
+    return builds.expand(names_of(capstones))
+
+
+def greedy_closure(
+    predict: Predict, weapon_id: str, context: Sequence[str], threshold: float = 0.5
+) -> tuple[list[AbilityToken], float, dict[str, float]]:
+    """Add every token of at least `threshold` until none says more: (capstones, score, best probability by family).
+
+    predict: (tokens, weapon_id) -> {token: probability} in the vocabulary's order.
+    """
+    found: State = reconstruct.greedy_closure(_one_by_one(predict, weapon_id), context, threshold)
+    return [AbilityToken(name) for name in found.tokens], found.score, dict(found.priority)
+
+
+def reconstruct_build(
+    predict: Predict,
+    weapon_id: str,
+    context: Sequence[str],
+    *,
+    beam_size: int = 5,
+    max_steps: int | None = 6,
+    top_k: int = 1,
+    threshold: float = 0.5,
+    alpha: Any = None,
+    min_new_token_prob: Any = None,
+) -> list[Build]:
+    """The best `top_k` legal builds that hold the context's tokens, found by a beam search from them and from their
+    greedy closure. max_steps None takes 30. alpha, min_new_token_prob: not used, as in the original."""
+    found = reconstruct.reconstruct(_one_by_one(predict, weapon_id), context, beam_size, max_steps, top_k, threshold)
+    return [candidate.build for candidate in found]
+
+
+def _one_by_one(predict: Predict, weapon_id: str) -> reconstruct.Predict:
+    return lambda contexts: [predict(context, weapon_id) for context in contexts]

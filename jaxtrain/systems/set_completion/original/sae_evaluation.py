@@ -1,0 +1,191 @@
+"""How well an autoencoder stands in for a model's pooled vector: the original's scores, in torch."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.set_completion.sae import miracle_distance
+from jaxtrain.systems.set_completion.torch_sae import SparseAutoencoder
+
+TARGETS = ("masked_mean", "token_ff")
+
+
+class ActivationHook:
+    """Keeps what went through a place of a model in its last call, as `activation`; `remove()` takes it out again."""
+
+    def __init__(self, module: nn.Module, before: bool):
+        self.activation: torch.Tensor | None = None
+        if before:
+            self.handle = module.register_forward_pre_hook(lambda _, inputs: self._keep(inputs[0]))
+        else:
+            self.handle = module.register_forward_hook(lambda _, inputs, output: self._keep(output))
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        self.activation = tensor.detach()
+
+    def remove(self) -> None:
+        self.handle.remove()
+
+
+def setup_hook(
+    model: nn.Module,
+    layer_index: int = -1,
+    feedforward_module_index: int = -1,
+    target: str = "masked_mean",
+) -> ActivationHook:
+    """Record the pooled vector [batch, hidden] that enters output_layer (masked_mean), or the output [batch, token,
+    width] of a module of a layer's feedforward (token_ff), which `train_sae_model` does not train on."""
+    if target not in TARGETS:
+        raise UserError(f"target: got {target!r}, wanted one of {', '.join(TARGETS)}")
+    if target == "masked_mean":
+        return ActivationHook(model.output_layer, before=True)
+    return ActivationHook(model.transformer_layers[layer_index].feedforward[feedforward_module_index], before=False)
+
+
+def padding_of(model: Any, vocab: Mapping[str, int] | None, pad_token: str) -> int:
+    """The id that fills up batches: the vocabulary's, else the model's."""
+    found = vocab.get(pad_token) if vocab else getattr(model, "pad_token_id", None)
+    if found is None:
+        raise UserError(f"the padding is not known: give vocab with {pad_token!r}, or a model with pad_token_id")
+    return found
+
+
+class Activations:
+    """Batches of a loader with the pooled vectors [row, width] that the model gives for them, and its logits."""
+
+    def __init__(self, model: Any, batches: Iterable, pad: int, hook: ActivationHook):
+        self.model, self.batches, self.pad, self.hook = model, batches, pad, hook
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor, Sequence]]:
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        for batch in self.batches:
+            inputs, weapons = batch[0].to(device), batch[1].to(device)
+            self.hook.activation = None
+            with torch.no_grad():
+                logits = self.model(inputs, weapons, key_padding_mask=inputs == self.pad)
+            yield self.hook.activation, logits, batch
+
+
+@contextlib.contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, without gradients; each module's own mode afterwards."""
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.train(mode)
+
+
+class _Sums:
+    """Means of named numbers, each call weighted by its rows."""
+
+    def __init__(self):
+        self.sums: dict[str, float] = {}
+        self.rows = self.batches = 0
+
+    def add(self, rows: int, **values: Any) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value) * rows
+        self.rows += rows
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(1, self.rows) for name, total in self.sums.items()}
+
+
+def evaluate_sae_model(
+    primary_model: nn.Module,
+    sae_model: SparseAutoencoder,
+    data_loader: Iterable,
+    vocab: Mapping[str, int] | None = None,
+    pad_token: str = "<PAD>",
+    description: str = "Validation",
+    dead_neuron_threshold: float = 1e-6,
+) -> dict[str, float]:
+    """Score reconstructions of the pooled vectors of a loader's batches (inputs, weapons, ...), by rows.
+
+    Gives <description>_mse_loss, _l1_loss (mean L1 norm of a row's features), _l0_sparsity (share of features above
+    the threshold), _feature_magnitude, _miracle_distance, num_eval_batches, num_eval_activations.
+    """
+    hook = setup_hook(primary_model)
+    sums = _Sums()
+    try:
+        with evaluating(primary_model, sae_model):
+            for x, _, _ in Activations(primary_model, data_loader, padding_of(primary_model, vocab, pad_token), hook):
+                reconstruction, h = sae_model(x)
+                size = h.abs()
+                sums.add(
+                    len(x),
+                    mse_loss=(reconstruction - x).square().mean(),
+                    l1_loss=size.sum(1).mean(),
+                    l0_sparsity=(size > dead_neuron_threshold).float().mean(),
+                    feature_magnitude=size.mean(),
+                )
+                sums.batches += 1
+    finally:
+        hook.remove()
+    found = sums.means()
+    if found:
+        l0 = found["l0_sparsity"]
+        found["miracle_distance"] = miracle_distance(found["mse_loss"], l0, (1 - l0) * 100)
+    named = {f"{description.lower()}_{name}": value for name, value in found.items()}
+    return {**named, "num_eval_batches": sums.batches, "num_eval_activations": sums.rows}
+
+
+def evaluate_reconstruction_impact(
+    primary_model: nn.Module,
+    sae_model: SparseAutoencoder,
+    data_loader: Iterable,
+    vocab: Mapping[str, int] | None = None,
+    pad_token: str = "<PAD>",
+) -> dict[str, float]:
+    """Compare the model's logits with those from reconstructed pooled vectors: mean squared error, cosine, KL in nats;
+    cross-entropy and top-1 against the first id of each target set. Batches: (inputs, weapons, targets, ...)."""
+    pad = padding_of(primary_model, vocab, pad_token)
+    hook = setup_hook(primary_model)
+    all_rows, scored = _Sums(), _Sums()
+    try:
+        with evaluating(primary_model, sae_model):
+            for x, logits, batch in Activations(primary_model, data_loader, pad, hook):
+                other = primary_model.output_layer(sae_model(x)[0])
+                log_p, log_q = logits.log_softmax(-1), other.log_softmax(-1)
+                all_rows.add(
+                    len(x),
+                    logit_mse=(logits - other).square().mean(),
+                    logit_cosine_similarity=functional.cosine_similarity(logits, other, dim=-1, eps=1e-8).mean(),
+                    logit_kl_divergence=functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True),
+                )
+                all_rows.batches += 1
+                first = batch[2][:, 0].to(logits.device)
+                known = first != pad
+                if known.any():
+                    first, logits, other = first[known], logits[known], other[known]
+                    scored.add(len(first), **_against(first, logits, other))
+    finally:
+        hook.remove()
+    found = {**all_rows.means(), **scored.means()}
+    counts = {"num_eval_batches": all_rows.batches, "num_eval_samples": all_rows.rows}
+    found |= {**counts, "num_valid_loss_acc_samples": scored.rows}
+    if scored.rows:
+        found["ce_loss_increase"] = found["reconstructed_ce_loss"] - found["original_ce_loss"]
+        found["ce_loss_increase_percent"] = 100 * found["ce_loss_increase"] / max(found["original_ce_loss"], 1e-12)
+    return found
+
+
+def _against(first: torch.Tensor, logits: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+    best, other_best = logits.argmax(-1), other.argmax(-1)
+    return {
+        "original_ce_loss": functional.cross_entropy(logits, first),
+        "reconstructed_ce_loss": functional.cross_entropy(other, first),
+        "original_top1_accuracy": (best == first).float().mean(),
+        "reconstructed_top1_accuracy": (other_best == first).float().mean(),
+        "top1_prediction_match_rate": (best == other_best).float().mean(),
+    }

@@ -199,6 +199,73 @@ def test_weights_changed_in_torch_after_a_sync_are_taken_and_before_it_refused()
     assert_same(theirs, ours)
 
 
+def clip_by_data(module):
+    """As WGAN's loops do; torch's version counters do not see it."""
+    for p in module.parameters():
+        p.data.clamp_(-0.1, 0.1)
+
+
+def test_weights_changed_through_data_after_a_sync_are_taken_and_before_it_refused():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    data = batches()
+    for batch in data:
+        plain(batch), step(batch)
+        step.sync()
+        clip_by_data(theirs), clip_by_data(ours)
+    forward = step.eval()
+    np.testing.assert_allclose(forward(data[0][0]), theirs(data[0][0]).detach(), atol=1e-5)
+    step(data[0])
+    ours[0].bias.data.zero_()
+    with pytest.raises(UserError, match=r"step\.sync\(\)"):
+        step(data[1])
+
+
+def test_a_large_weight_changed_through_data_before_a_sync_is_refused_within_its_turn():
+    module = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4)))  # 160 KB each
+    step = jaxtrain.compile(module, lambda m, x: m(x).square().mean(), torch.optim.SGD(module.parameters(), 1e-2))
+    step(torch.ones(8, 200))
+    module[3].weight.data.zero_()
+    with pytest.raises(UserError, match=r"3\.weight was changed in torch"):
+        for _ in range(5):
+            step(torch.ones(8, 200))
+
+
+class Centred(nn.Module):
+    """Assigns its buffers anew, as most running averages are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        before = self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.calls = self.calls + 1
+        return self.inner(x - self.mean) + (self.mean - before).sum()
+
+
+def test_a_buffer_that_the_forward_assigns_anew_is_torchs():
+    theirs, ours = pair(Centred)
+    check(theirs, ours)
+    assert int(ours[0].calls) == STEPS
+
+
+class Growing(Centred):
+    def forward(self, x):
+        self.mean = torch.cat([self.mean, x.mean().reshape(1)])
+        return self.inner(x)
+
+
+def test_a_buffer_that_changes_its_shape_is_refused_with_both_shapes():
+    module = Growing()
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(UserError, match=r"buffer mean torch.float32 of shape \(7,\), it was .* of shape \(6,\)"):
+        step(batches(1)[0])
+
+
 class Twisted(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)

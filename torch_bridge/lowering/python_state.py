@@ -44,6 +44,7 @@ class Watch:
         self.generators = random.getstate(), np.random.get_state()
         self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
         self.drawn: list[str] = []
+        self.misfits: list[str] = []  # buffers that the call replaces by other shapes or dtypes
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -95,7 +96,8 @@ def watched(
         begin()
         try:
             with watch.call():
-                return forward(*args, **kwargs)
+                buffers = _buffers_of(module)
+                return _assigned(module, buffers, forward(*args, **kwargs), watch.misfits)
         finally:
             end()
 
@@ -104,6 +106,34 @@ def watched(
         yield
     finally:
         del vars(module)["forward"]
+
+
+def _buffers_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor]]:
+    """Every registered buffer: its module, that one's path, its name, the tensor."""
+    parts = ((path.removeprefix("wrapped_module").removeprefix("."), part) for path, part in module.named_modules())
+    return [(part, path, *item) for path, part in parts for item in part._buffers.items() if item[1] is not None]
+
+
+def _assigned(module: torch.nn.Module, before: list, outputs: Any, misfits: list[str]) -> Any:
+    """Write the buffers that a call has replaced (`self.mean = 0.9 * self.mean + ...`) in place, once it has ended.
+
+    torch.export does so for the outermost module only, and drops what inner ones assign. Outputs come back as copies
+    where there are such buffers: they may share the memory of the old ones.
+    """
+    replaced = [item for item in before if item[0]._buffers.get(item[2]) is not item[3]]
+    if not replaced:
+        return outputs
+    outputs = pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
+    for part, path, name, old in replaced:
+        new = part._buffers.get(name)
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            what = "None" if new is None else f"{new.dtype} of shape {tuple(new.shape)}"
+            full = f"{path}.{name}".removeprefix(".")
+            misfits.append(f"a call makes buffer {full} {what}, it was {old.dtype} of shape {tuple(old.shape)}")
+        else:
+            old.copy_(new)
+        part._buffers[name] = old
+    return outputs
 
 
 def _hooks_of(module: torch.nn.Module) -> list[tuple[dict, dict]]:
@@ -124,6 +154,8 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
 
     watch: of the record that succeeded. The module's attributes are left as they were before it.
     """
+    for what in dict.fromkeys(watch.misfits):
+        yield Obstacle(what, "")
     try:
         watch.restore()
         first = _trace(module, inputs)

@@ -22,6 +22,7 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
 from torch_bridge.training.recorded_step import PATH, StepRecorder
 
@@ -55,14 +56,24 @@ class Trainer(pl.Trainer):
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
-        apart = _apart(self, model)
         loop = self.fit_loop.epoch_loop
-        loop.automatic_optimization = _AutomaticOptimization(self) if apart else _CompiledOptimization(self)
-        if apart:
-            rank_zero_info(f"{apart}: forward and backward of the modules run compiled, updates run in torch")
-        with compiled_forwards(model) if apart else contextlib.nullcontext():
+        loop.automatic_optimization = _CompiledOptimization(self)
+        apart = _apart(self, model)
+        with contextlib.ExitStack() as self._forwards:
+            if apart:
+                self.go_apart(model, apart)
             super().fit(model, *arguments, **options)
+            self.sync()
+
+    def go_apart(self, module: Any, reason: str) -> _AutomaticOptimization:
+        """Compile the modules' forward and backward passes from now on, not whole steps."""
         self.sync()
+        rank_zero_info(f"{reason}: forward and backward of the modules run compiled, updates run in torch")
+        loop, plain = self.fit_loop.epoch_loop, _AutomaticOptimization(self)
+        plain.optim_progress = loop.automatic_optimization.optim_progress  # of a checkpoint, or of steps so far
+        loop.automatic_optimization = plain
+        self._forwards.enter_context(compiled_forwards(module))
+        return plain
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch module and optimizer."""
@@ -98,7 +109,7 @@ class _CompiledOptimization(_AutomaticOptimization):
     step: CompiledStep | None = None
 
     def _make_step_fn(self, kwargs: OrderedDict) -> Any:
-        return lambda: self._compiled_step(kwargs)
+        return self._compiled_step
 
     def _make_backward_fn(self, optimizer: Any) -> None:
         return None
@@ -106,7 +117,23 @@ class _CompiledOptimization(_AutomaticOptimization):
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> None:
         return None
 
-    def _compiled_step(self, kwargs: OrderedDict) -> ClosureResult:
+    def run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict) -> Any:
+        """Run one batch as a program; or, where it cannot be one, this and all further ones in torch's hands."""
+        module, reason = self.trainer.lightning_module, ""
+        try:
+            self._prepare(kwargs)
+            if self.step.record.left:
+                reason = f"training_step changes {', '.join(sorted(self.step.record.left)[:3])} in Python"
+        except UserError as error:
+            if self.step is not None and self.step.grads:
+                raise  # half of a step is done
+            reason = f"training_step cannot be one program ({_reason(error)})"
+        if reason:
+            return self.trainer.go_apart(module, reason).run(optimizer, batch_idx, kwargs)
+        return super().run(optimizer, batch_idx, kwargs)
+
+    def _prepare(self, kwargs: OrderedDict) -> None:
+        """Record the step for this batch, and bring the batch into its form. Raises UserError where it cannot be."""
         trainer = self.trainer
         module = trainer.lightning_module
         optimizer = trainer.optimizers[0]
@@ -119,17 +146,28 @@ class _CompiledOptimization(_AutomaticOptimization):
             self._watched = _read_between_steps(trainer)
             self.lengths = _rounded_lengths(trainer, module, self.recorder)
         given = self.lengths.fit(kwargs["batch"])
-        updating = not trainer.fit_loop._should_accumulate()
+        self._updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys
-        batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
+        self._batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
+        self._call = self.step.prepare(self._batch, update=self._updating)
+
+    def _compiled_step(self) -> ClosureResult:
+        trainer = self.trainer
         with trainer.profiler.profile("[CompiledStep]training_step"):
-            result = self.step(batch, update=updating)
+            result = self._call()
         loss, logged = result if isinstance(result, tuple) else (result, {})
         value = torch.tensor(float(loss) * trainer.accumulate_grad_batches)  # as training_step returned it
-        self.recorder.replay(module, batch[PATH], logged)
-        if updating and self._watched:
+        extras = self.recorder.replay(trainer.lightning_module, self._batch[PATH], logged)
+        if self._updating and self._watched:
             trainer.sync()
-        return ClosureResult.from_training_step_output(value, trainer.accumulate_grad_batches)
+        return ClosureResult.from_training_step_output({"loss": value, **extras}, trainer.accumulate_grad_batches)
+
+
+def _reason(error: UserError) -> str:
+    """The first reason why something is refused, in one line."""
+    refused = error.__cause__
+    what = refused.obstacles[0].what if isinstance(refused, UnsupportedModel) and refused.obstacles else str(error)
+    return what.rpartition("UserError: ")[2].strip().splitlines()[0]
 
 
 def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> RoundedLengths:

@@ -57,6 +57,7 @@ class LossRecord:
         self._captured: list[tuple[torch.Tensor, int]] = []
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
+        self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
 
     def python(self) -> tuple[tuple, list[np.ndarray]]:
         """Return a key for the present values that the loss reads from Python, and those that are inputs."""
@@ -105,7 +106,7 @@ class LossRecord:
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
-        program = recording.export(self.entry, examples, captured, self._read)
+        program = recording.export(self.entry, examples, captured, self._read, self.left)
         graph = graph_of(program, PREFIX)
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed

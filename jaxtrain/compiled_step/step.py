@@ -51,6 +51,10 @@ class CompiledStep:
         True or False; gradients are then summed, as backward() does. Raises UserError where the batch or the loss
         cannot be recorded. Numbers that the loss reads from Python (attributes, variables around it) may change.
         """
+        return self.prepare(batch, update)()
+
+    def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
+        """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         self.weights.refresh()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
@@ -68,7 +72,7 @@ class CompiledStep:
             if program is None:
                 program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
-        return program([*leaves, *numbers])
+        return lambda: program([*leaves, *numbers])
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
         weights = self.weights

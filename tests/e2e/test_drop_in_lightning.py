@@ -211,16 +211,6 @@ def test_numbers_of_the_loop_count_as_lightnings(tmp_path):
     assert len(made.fit_loop.epoch_loop.automatic_optimization.recorder.paths.known) == 6
 
 
-class AsksForEach(Classifier):
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * float(batch_idx)
-
-
-def test_a_number_that_python_needs_itself_is_refused_with_its_line_after_8_programs(tmp_path):
-    with pytest.raises(UserError, match=r"8 programs already, at .*test_drop_in_lightning.py:\d+"):
-        trainer("jaxtrain", tmp_path).fit(AsksForEach(), loader(5), loader(32))
-
-
 class Metrics(Classifier):
     """torchmetrics as members, in a collection and as functions."""
 
@@ -252,24 +242,12 @@ def test_metrics_of_torchmetrics_are_lightnings(tmp_path):
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
 
 
-class UsesMetric(Metrics):
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1 + self.acc(self(batch[0]), batch[1]))
-
-
 @pytest.mark.parametrize(
     ("options", "why"), [({"detect_anomaly": True}, "detect_anomaly"), ({"precision": "64-true"}, "precision")]
 )
 def test_a_flag_without_counterpart_is_named_before_training(tmp_path, options, why):
     with pytest.raises(UserError, match=why):
         trainer("jaxtrain", tmp_path, **options)
-
-
-def test_a_loss_of_a_metrics_value_is_refused_before_training(tmp_path):
-    module = UsesMetric()
-    with pytest.raises(UserError, match="MulticlassAccuracy, a torchmetrics metric"):
-        trainer("jaxtrain", tmp_path).fit(module, loader(8), loader(32))
-    assert_same(UsesMetric(), module)
 
 
 class Sentences(torch.utils.data.Dataset):

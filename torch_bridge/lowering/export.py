@@ -69,11 +69,13 @@ def export(
     inputs: tuple,
     captured: dict[int, torch.Tensor] | None = None,
     read: dict[str, str] | None = None,
+    left: set[str] | None = None,
 ) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
     inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
     the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
+    left: takes the Python attributes that a call changes, though no later call computes something else for it.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
@@ -116,6 +118,8 @@ def export(
         captured.update(plain.known.captured)
     if read is not None:
         read.update(plain.known.read)
+    if left is not None:
+        left.update(watch.names())
     for line in dict.fromkeys(plain.known.checks):
         log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:

@@ -66,6 +66,10 @@ class Watch:
                 if key not in self.before:
                     self.changed.append((module, path, name, None, new))
 
+    def names(self) -> list[str]:
+        """The attributes that the call changes, with their modules' paths."""
+        return [f"{path}.{name}".removeprefix(".") for _, path, name, _, _ in self.changed]
+
     def restore(self) -> None:
         """Put every attribute, hook and the random generators back as they were before the call."""
         _put_hooks(self.hooks)  # transformers' modules register some at their first call, and note that
@@ -173,7 +177,7 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
         yield Obstacle("random numbers of Python or numpy are drawn", line)
     if first is None or watch.drawn:
         return
-    names = ", ".join(f"{path}.{name}".removeprefix(".") for _, path, name, _, _ in watch.changed[:3])
+    names = ", ".join(watch.names()[:3])
     if second is None:
         if watch.changed:
             yield Obstacle(f"the next call finds another {names}, which this one has set")

@@ -31,13 +31,15 @@ def _metrics() -> tuple[type, ...]:
 class StepRecorder:
     """The loss function of one module's training_step, and what it does on the host.
 
-    calls: by path, what to call after a step: (method, what of, values).
+    calls: by path, what to call after a step: (method, what of, values). extras: by path, what training_step returns
+    beside the loss.
     """
 
     def __init__(self, module: Any, trainer: Any, takes_index: bool):
         self.trainer, self.takes_index = trainer, takes_index
         self.paths = Paths("training_step")
         self.calls: dict[int, list[tuple[str, Any, Any]]] = {}
+        self.extras: dict[int, dict[str, Any]] = {}
         self.kind: Callable[[Any], Any] = lambda batch: batch
         self.metrics: tuple[Any, ...] = tuple(_topmost(module))
 
@@ -67,16 +69,19 @@ class StepRecorder:
         outputs: dict[str, torch.Tensor] = {}
         given = [self.kind(batch["batch"])] + ([numbers["batch_idx"]] if self.takes_index else [])
         precision = self.trainer.precision_plugin.train_step_context()
-        inside = _inside(module, self.trainer, numbers, _Host(calls, outputs), self.metrics)
+        host = _Host(calls, outputs)
+        inside = _inside(module, self.trainer, numbers, host, self.metrics)
         with inside, _without_value_checks(), precision:
             output = module.training_step(*given)
         loss = output["loss"] if isinstance(output, Mapping) and "loss" in output else output
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"training_step returned {type(output).__name__}, wanted a loss, or a dict with 'loss'")
+        extras = {name: value for name, value in output.items() if name != "loss"} if loss is not output else {}
+        self.extras[batch[PATH]] = host.values(extras)
         return loss / self.trainer.accumulate_grad_batches, outputs
 
-    def replay(self, module: Any, place: int, values: Mapping[str, Any]) -> None:
-        """Make the calls of this path with a step's values, in Lightning's own place for them."""
+    def replay(self, module: Any, place: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the calls of this path with a step's values, in Lightning's own place for them; return the extras."""
         before = module._current_fx_name
         module._current_fx_name = "training_step"
         answers: list[Any] = []
@@ -92,6 +97,7 @@ class StepRecorder:
                 answers.append(getattr(module if owner is None else owner, method)(*args, **kwargs))
         finally:
             module._current_fx_name = before
+        return pytree.tree_map(real, self.extras[place])
 
 
 class _Value:
@@ -139,12 +145,18 @@ class _Host:
 
     def keep(self, method: str, owner: Any, what: str, args: tuple, kwargs: dict) -> _Answer:
         """Note one call; its tensors become outputs of the step."""
-        self.calls.append((method, owner, pytree.tree_map(self._output, (args, kwargs))))
+        self.calls.append((method, owner, self.values((args, kwargs))))
         return _Answer(len(self.calls) - 1, what)
+
+    def values(self, items: Any) -> Any:
+        """Make the tensors in a nesting outputs of the step; what stands for them."""
+        return pytree.tree_map(self._output, items)
 
     def _output(self, item: Any) -> Any:
         if isinstance(item, Number):
             item = item.tensor()
+        if isinstance(item, (torch.SymFloat, torch.SymInt)):
+            item = torch.scalar_tensor(item)
         if not isinstance(item, torch.Tensor):
             return item
         name = str(len(self.outputs))

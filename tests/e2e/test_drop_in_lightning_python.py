@@ -1,0 +1,127 @@
+"""Lightning modules whose steps and hooks keep values in Python: the numbers are Lightning's, in one program or not."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.e2e import test_drop_in_lightning as base
+from tests.e2e.test_drop_in_lightning import Classifier, F, Metrics, assert_same, loader, logged
+
+ours = base.ours
+
+
+class Returns(Classifier):
+    """Hands more than the loss to its hook."""
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        return {"loss": F.cross_entropy(logits, batch[1]), "predicted": logits.argmax(1), "name": "train"}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert outputs["name"] == "train"
+        self.log("seen", outputs["predicted"].float().mean() + outputs["loss"])
+
+
+class ReadsItem(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("item", loss.item())
+        return loss
+
+
+class Averages(Classifier):
+    """A buffer assigned anew, and averaged weights moved by a hook through `.data`."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.teacher = copy.deepcopy(self.head).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * batch[0].mean(0)
+        hidden = self.body(batch[0] - self.mean)
+        return F.cross_entropy(self.head(hidden), batch[1]) + F.mse_loss(self.head(hidden), self.teacher(hidden))
+
+    def on_train_batch_end(self, *_):
+        for mine, own in zip(self.teacher.parameters(), self.head.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(own.data, alpha=0.1)
+
+
+class Collects(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.losses.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean_loss", torch.stack(self.losses).mean())
+        self.losses.clear()
+
+
+class Counts(Collects):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + 0.1 * len(self.losses))
+
+
+class Skips(Classifier):
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+class AsksForEach(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * float(batch_idx)
+
+
+class UsesMetric(Metrics):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + self.acc(self(batch[0]), batch[1]))
+
+
+class WithLbfgs(Classifier):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=1e-3, max_iter=2)
+
+
+def compare(kind, folder, monkeypatch) -> list[str]:
+    """Train under both; why ours left whole steps, if it did."""
+    reasons: list[str] = []
+    go_apart = ours.Trainer.go_apart
+    keep = lambda trainer, module, reason: reasons.append(reason) or go_apart(trainer, module, reason)
+    monkeypatch.setattr(ours.Trainer, "go_apart", keep)
+    modules = {name: kind() for name in base.ENGINES}
+    for name, module in modules.items():
+        base.trainer(name, folder / name).fit(module, loader(5), loader(32))
+    assert_same(*modules.values())
+    theirs, mine = (logged(folder / name) for name in base.ENGINES)
+    assert len(theirs) == len(mine)
+    for want, got in zip(theirs, mine, strict=True):
+        assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
+    return reasons
+
+
+@pytest.mark.parametrize("kind", [Returns, ReadsItem, Averages])
+def test_a_step_with_further_values_stays_one_program(kind, tmp_path, monkeypatch):
+    assert compare(kind, tmp_path, monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Collects, "training_step changes losses in Python"),
+        (Counts, "training_step cannot be one program (a second call computes something else"),
+        (Skips, "training_step returned NoneType"),
+        (UsesMetric, "MulticlassAccuracy, a torchmetrics metric"),
+        (WithLbfgs, "LBFGS has no counterpart"),
+        pytest.param(AsksForEach, "8 programs already", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_that_python_takes_part_in_runs_compiled_modules_and_says_why(kind, why, tmp_path, monkeypatch):
+    reasons = compare(kind, tmp_path, monkeypatch)
+    assert len(reasons) == 1
+    assert why in reasons[0]

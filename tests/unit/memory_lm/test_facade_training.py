@@ -1,7 +1,10 @@
 """A user's session with the original's Trainer: construct, inspect, step, override, save, load, resume."""
 
 import json
+import logging
+import random
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +14,7 @@ from tests.unit.memory_lm.test_facade_models import case_of
 from tests.unit.memory_lm.test_torch_compat import original
 
 FILES = {"model.pt", "model.safetensors", "optimizer.bin", "scheduler.bin", "config.yaml", "trainer_state.json"}
+FILES |= {"random_states_0.pkl"}
 
 
 def tiny(folder, name: str = "data", rows: int = 12, **training):
@@ -67,6 +71,25 @@ def test_a_run_keeps_its_attributes_true_and_writes_files_that_it_resumes_from(t
     assert resumed.train()["val_history"][-1]["loss"] == pytest.approx(history["val_history"][-1]["loss"], abs=1e-6)
     for key, value in model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[key], value, atol=1e-6, rtol=1e-5)
+
+
+def test_accelerate_takes_the_random_states(tmp_path, caplog):
+    import accelerate
+
+    from jaxtrain.systems.memory_lm.original.checkpoint_files import random_states
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.save_state(str(tmp_path))
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    (tmp_path / "random_states_0.pkl").write_bytes(random_states())
+    draw = lambda: (torch.rand(1).item(), random.random(), np.random.random())
+    first = draw()
+    with caplog.at_level(logging.INFO, "accelerate.checkpointing"):
+        accelerator.load_state(str(tmp_path))
+    assert "All random states loaded successfully" in caplog.text
+    assert draw() == first
 
 
 def test_wrong_settings_are_refused(tmp_path):

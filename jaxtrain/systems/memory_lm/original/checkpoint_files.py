@@ -1,11 +1,15 @@
 """The original's checkpoint folders, written during a run: checkpoint-STEP, best_model, final_model."""
 
+import io
 import json
 import pathlib
+import random
 import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.original.legacy_config import OWN
@@ -41,7 +45,7 @@ def kept(run: pathlib.Path) -> list[pathlib.Path]:
 
 
 def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """model.pt, model.safetensors, optimizer.bin, scheduler.bin, config.yaml, trainer_state.json.
+    """model.pt, model.safetensors, optimizer.bin, scheduler.bin, random_states_0.pkl, config.yaml, trainer_state.json.
 
     model.pt holds every key, in checkpoint.save_precision; model.safetensors has a tied lm_head under one name only, as
     accelerate writes and reads it.
@@ -58,6 +62,7 @@ def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Ma
     optimizer, order = in_original_order(tree["optimizer"])
     files.save(optimizer, folder / "optimizer.bin")
     files.save(_reordered(tree["scheduler"], order), folder / "scheduler.bin")
+    (folder / "random_states_0.pkl").write_bytes(random_states())
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(original_sections(config))))
     progress = {
         "best_loss": meta["best_metrics"].get("loss"),
@@ -67,6 +72,26 @@ def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Ma
         "patience_counter": meta["bad"],
     }
     (folder / "trainer_state.json").write_text(json.dumps(progress, indent=2, sort_keys=True))
+
+
+def random_states() -> bytes:
+    """This process's generators of Python, numpy and torch, as accelerate's load_state sets them.
+
+    A run here draws from its seed and step, not from them; they are for a script that goes on with accelerate.
+    """
+    import torch
+
+    states = {
+        "step": 0,  # micro-batches of an incomplete group; a checkpoint follows an update
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    file = io.BytesIO()
+    torch.save(states, file)
+    return file.getvalue()
 
 
 def _is_tied(key: str, state: Mapping[str, Any]) -> bool:

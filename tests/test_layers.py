@@ -24,6 +24,7 @@ TORCH_PACKAGES = {
     "from_torch",
     "optimizers",
     "step_record",
+    "torch_step",
     "training",
 }
 

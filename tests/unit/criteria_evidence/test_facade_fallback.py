@@ -44,7 +44,7 @@ def test_a_branch_on_values_trains_in_torch_and_is_named(tmp_path):
     twin = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = trainer_of(model, optimizer, gradient_clip=0.05, gradient_accumulation_steps=2, save_dir=tmp_path)
-    with pytest.warns(UserWarning, match="(?s)Trainer runs in torch, not compiled.*branch"):
+    with pytest.warns(UserWarning, match="(?s)Trainer: training runs in torch, not compiled.*branch"):
         found = trainer.train_epoch()
     other, losses = torch.optim.SGD(twin.parameters(), lr=0.1), []
     for number, batch in enumerate(batches()):

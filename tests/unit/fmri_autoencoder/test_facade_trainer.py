@@ -159,18 +159,27 @@ def test_an_overridden_step_gives_torchs_own_numbers(tmp_path, capsys):
     torch.testing.assert_close(trainer.model.state_dict()[key], twin.state_dict()[key], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_criterion_of_the_users_own_trains(tmp_path):
-    class Voxels(torch.nn.Module):
-        def forward(self, outputs, video, audio, text, fmri):
-            return (outputs["predicted_fmri"] - fmri).abs().mean()
+class Voxels(torch.nn.Module):
+    def forward(self, outputs, video, audio, text, fmri):
+        return (outputs["predicted_fmri"] - fmri).abs().mean()
 
+
+class Branching(Voxels):
+    def forward(self, *given):
+        loss = super().forward(*given)
+        return loss if loss < 1e6 else loss.log()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Voxels, Branching])
+def test_a_criterion_of_the_users_own_trains(kind, tmp_path, capsys):
     trainer = make(tmp_path / "run")
-    trainer.criterion = Voxels()
+    trainer.criterion = kind()
     before = trainer.validate()
     assert set(before) == {"total_loss", "fmri_correlation", "fmri_r2"}
     trainer.train()
     assert trainer.validate()["total_loss"] != before["total_loss"]
+    assert ("training runs in torch, not compiled" in capsys.readouterr().out) == (kind is Branching)
 
 
 @pytest.mark.parametrize(

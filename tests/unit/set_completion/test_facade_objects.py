@@ -111,6 +111,7 @@ def test_tag_strings_are_tokenized_as_the_original_does():
 def test_early_stopping_takes_the_codes_names_too():
     stopping = splatnlp.EarlyStopping(patience=2, delta=0.1)
     assert (stopping.min_delta, stopping.counter, stopping.best_score, stopping.early_stop) == (0.1, 0, None, False)
+    assert (stopping.delta, splatnlp.EarlyStopping().delta) == (0.1, 0.0)
     assert [stopping(loss) for loss in (1.0, 0.95, 0.94)] == [False, False, True]
     assert (stopping.early_stop, stopping.best_score, stopping.counter) == (True, -1.0, 2)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxtrain import compiled_step
+from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import metrics as scores
 from torch_bridge.datasets import to_numpy
@@ -84,10 +84,8 @@ class Trainer:
         self.logging_steps = logging_steps
         self.best_metric_value = float("-inf") if early_stopping_mode == "max" else float("inf")
         self.patience_counter = self.global_step = self.current_epoch = 0
-        self._compiled: compiled_step.CompiledStep | None = None
-        self._forward: Any = None
+        self._current: StepOrTorch | None = None
         self._options: tuple = ()
-        self._in_torch = not (isinstance(model, torch.nn.Module) and isinstance(optimizer, torch.optim.Optimizer))
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
 
@@ -117,50 +115,27 @@ class Trainer:
         return self._optimizer
 
     def _sync(self) -> None:
-        if self._compiled is not None and self._compiled.weights.dirty:
-            self._compiled.sync()
+        if self._current is not None:
+            self._current.sync()
 
     def _forget(self) -> None:
-        self._compiled = None
+        self._current = None
 
-    def _step(self) -> compiled_step.CompiledStep | None:
-        """The compiled step for the present options; None where torch runs the steps."""
-        if self._in_torch:
-            return None
+    def _step(self) -> StepOrTorch:
+        """The step for the present options."""
         options = (self.gradient_clip, self.gradient_accumulation_steps, self.use_amp, id(self.criterion))
-        if self._compiled is None or self._options != options:
+        if self._current is None or self._options != options:
             self._sync()
             self._options = options
-            try:
-                self._compiled = compiled_step.compile(
-                    self._model,
-                    self._loss,
-                    self._optimizer,
-                    clip_norm=self.gradient_clip or None,
-                    precision="bf16" if self.use_amp else "fp32",
-                )
-            except UserError as error:
-                return self._give_up(error)
-            self._forward = self._compiled.eval()  # kept, because it holds what is compiled
-        return self._compiled
-
-    def _give_up(self, error: UserError) -> None:
-        warnings.warn(f"Trainer runs in torch, not compiled: {error}", stacklevel=4)
-        self._in_torch, self._compiled, self._forward = True, None, None
-
-    def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.use_amp)
-
-    def _torch_step(self, batch: Mapping[str, torch.Tensor], update: bool) -> Scores:
-        with self._autocast():
-            loss, found = self._loss(self._model, {name: value.to(self.device) for name, value in batch.items()})
-        loss.backward()
-        if update:
-            if self.gradient_clip:
-                torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.gradient_clip)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-        return {name: value.detach() for name, value in found.items()}
+            self._current = StepOrTorch(
+                self._model,
+                self._loss,
+                self._optimizer,
+                clip_norm=self.gradient_clip or None,
+                precision="bf16" if self.use_amp else "fp32",
+                say=lambda line: warnings.warn(f"Trainer: {line}", stacklevel=2),
+            )
+        return self._current
 
     def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
         loss, logits = self.compute_loss(model, batch)
@@ -180,14 +155,7 @@ class Trainer:
         """Forward, backward and, with `update`, clipping, optimizer and scheduler: loss and the number of correct rows,
         lazily (reading one waits for it). Without `update` the gradients are kept for the next call."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        step = self._step()
-        try:
-            found = self._torch_step(tensors, update) if step is None else step(tensors, update=update)[1]
-        except UserError as error:
-            if step is None or step.count:
-                raise
-            self._give_up(error)
-            found = self._torch_step(tensors, update)
+        _, found = self._step()(tensors, update=update)
         if update:
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -197,7 +165,7 @@ class Trainer:
     def train_epoch(self, epoch: int = 0) -> Scores:
         """One pass over the training data: train_loss, the mean over batches, and train_accuracy."""
         self._model.train()
-        self._drop_gradients()
+        self._step().drop_gradients()  # of a group that the last epoch left incomplete
         losses, correct, seen = [], [], 0
         for index, batch in enumerate(self.train_loader):
             update = (index + 1) % self.gradient_accumulation_steps == 0
@@ -215,34 +183,15 @@ class Trainer:
             "train_accuracy": float(sum(float(x) for x in correct)) / max(seen, 1)
         }
 
-    def _drop_gradients(self) -> None:
-        """Forget those of a group that the last epoch left incomplete."""
-        step = self._step()
-        if step is None:
-            self._optimizer.zero_grad()
-        else:
-            step.grads = {}
-
-    def _logits(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        self._step()
-        if self._forward is not None:
-            try:
-                return self._forward(batch["input_ids"], batch["attention_mask"])
-            except UserError as error:
-                self._sync()
-                self._give_up(error)
-        with self._autocast():
-            return self._model(*(batch[name].to(self.device) for name in ("input_ids", "attention_mask")))
-
     @torch.no_grad()
     def validate(self, epoch: int = 0) -> Scores:
         """Scores of val_loader: val_loss (the mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
         val_precision_macro, val_recall_macro, val_auroc_macro."""
         was = self._model.training
         self._model.eval()
-        logits, labels, losses = [], [], []
+        step, logits, labels, losses = self._step(), [], [], []
         for batch in self.val_loader:
-            out = self._logits(batch)
+            out = step.forward(batch["input_ids"], batch["attention_mask"])
             losses.append(float(self.criterion(out.float(), batch["labels"].to(out.device))))
             logits.append(to_numpy(out))
             labels.append(to_numpy(batch["labels"]))

@@ -226,8 +226,7 @@ class Trainer:
         if self.val_loader is None:
             raise UserError("validate: there is no val_dataset")
         model = self.model.eval()
-        self._step()
-        forward = self._compiled[2]
+        forward = self._step().forward
         sums: dict[str, float] = {}
         rows = 0
         with torch.no_grad():
@@ -252,10 +251,10 @@ class Trainer:
         return self.validate(epoch)
 
     def _step(self):
-        """The compiled step over the present objects."""
+        """The step over the present objects: compiled, or torch's with a line that says why."""
         objects = (self._model, self.criterion, self._optimizer, self.scheduler)
         if self._compiled is None or any(a is not b for a, b in zip(self._compiled[1], objects, strict=True)):
-            from jaxtrain.compiled_step import compile
+            from jaxtrain.compiled_step.or_torch import StepOrTorch
 
             def loss_fn(module, batch):
                 return self.compute_loss(module(*(batch[name] for name in KINDS)), batch)
@@ -266,15 +265,16 @@ class Trainer:
                     "the model is on the meta device: train() draws its weights, a step of your own needs them"
                 )
             lowered = self.config.use_mixed_precision and jax.default_backend() != "cpu"
-            step = compile(
+            step = StepOrTorch(
                 self._model,
                 loss_fn,
                 self._optimizer,
                 self.scheduler,
                 clip_norm=self.config.gradient_clip_val or None,
                 precision="bf16" if lowered else "fp32",
+                say=self._say,
             )
-            self._compiled = (step, objects, step.eval())
+            self._compiled = (step, objects)
         return self._compiled[0]
 
     # --- files and lines ----------------------------------------------------------------------------------------

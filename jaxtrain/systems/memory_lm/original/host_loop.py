@@ -1,4 +1,5 @@
-"""The Trainer's loop as Python, for steps of the user's own: one compiled call per batch (jaxtrain.compile)."""
+"""The Trainer's loop as Python, for steps of the user's own: one compiled call per batch (jaxtrain.compile), or torch's
+where a model or loss cannot be compiled, with a line that says why."""
 
 import math
 import pathlib
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jaxtrain import compiled_step
+from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 
@@ -27,8 +28,7 @@ class HostLoop:
     total_steps: int
 
     def __init__(self) -> None:
-        self._compiled: compiled_step.CompiledStep | None = None
-        self._forward: Any = None
+        self._compiled: StepOrTorch | None = None
         self._torch_optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
         self._made: torch.nn.Module | None = None
@@ -182,8 +182,7 @@ class HostLoop:
         model, total, count = self._module(), 0.0, 0
         was = model.training
         model.eval()
-        self._step()
-        forward = self._forward
+        forward = self._step().forward
         for batch in self.eval_dataloader:
             logits = forward(batch["input_ids"], batch["attention_mask"])["logits"]
             labels = batch["labels"][:, 1:]
@@ -194,7 +193,7 @@ class HostLoop:
         model.train(was)
         return {"eval_loss": total / count if count else math.nan}
 
-    def _step(self) -> compiled_step.CompiledStep:
+    def _step(self) -> StepOrTorch:
         if self._compiled is None:
             precision = self.config.training.mixed_precision
             if precision not in PRECISIONS:
@@ -202,14 +201,14 @@ class HostLoop:
                     f"training.mixed_precision: {precision} is not offered for steps of your own; take bf16 or no"
                 )
             module, optimizer = self.model, self.optimizer  # with what the engine has trained so far
-            self._compiled = compiled_step.compile(
+            self._compiled = StepOrTorch(
                 module,
                 self._loss,
                 optimizer,
                 precision=PRECISIONS[precision],
                 clip_norm=self.config.training.max_grad_norm or None,
+                say=lambda line: print(line, flush=True),
             )
-            self._forward = self._compiled.eval()  # kept, because it holds what is compiled
         return self._compiled
 
     def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:

@@ -192,8 +192,7 @@ class Trainer(HostLoop):
     def _bring_up_to_date(self) -> None:
         """Put what the engine, or the compiled step, has trained into torch's objects."""
         if self._compiled is not None:
-            if self._compiled.weights.dirty:
-                self._compiled.sync()
+            self._compiled.sync()
             return
         from jaxtrain.train.checkpoint import torch_checkpoint
 

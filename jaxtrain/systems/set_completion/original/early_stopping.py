@@ -54,3 +54,7 @@ class EarlyStopping:
             # Written as the original compares scores, so that a NaN passes as an improvement.
             return not self._seen or not (-loss < -self.best_loss + self.min_delta)
         return not math.isnan(loss) and loss < self.best_loss - self.min_delta
+
+
+# The code's name for min_delta. Set here, because in the class it would be the default of the argument.
+EarlyStopping.delta = property(lambda self: self.min_delta)  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import torch
 
+from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.torch_model import SetCompletionModel
@@ -72,76 +73,29 @@ def counts_of(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Te
     return {name: value.sum().float() for name, value in pairs.items()}
 
 
-class Step:
+class Step(StepOrTorch):
     """One optimizer step of a model: a compiled call, or torch's own where something of it cannot be recorded."""
 
     def __init__(self, model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, lowered: bool):
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self.clip_norm, self.lowered = clip_norm, lowered
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
-        self.compiled: Any = None
-        self.forward: Callable | None = None
-        if isinstance(model, torch.nn.Module) and isinstance(optimizer, torch.optim.Optimizer):
-            self._compile()
+        say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
+        precision = "bf16" if lowered else "fp32"
+        super().__init__(model, self._loss, optimizer, clip_norm=clip_norm, precision=precision, say=say)
 
-    def _compile(self) -> None:
-        from jaxtrain.compiled_step import compile
-
-        def loss_fn(module, batch):
-            logits = module(batch["inputs"], batch["weapons"], batch["mask"])
-            return self.criterion(logits, batch["targets"]), counts_of(logits, batch["targets"])
-
-        precision = "bf16" if self.lowered else "fp32"
-        self.compiled = compile(self.model, loss_fn, self.optimizer, clip_norm=self.clip_norm, precision=precision)
-        self.forward = self.compiled.eval()
-
-    def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[Any, Mapping[str, Any]]:
-        """(loss, counts) before the update."""
-        if self.compiled is not None:
-            try:
-                return self.compiled(batch)
-            except UserError as error:
-                if self.compiled.count:
-                    raise
-                warnings.warn(f"train_epoch runs in torch, not compiled: {error}", stacklevel=3)
-                self.compiled = self.forward = None
-        return self._in_torch(batch)
-
-    def _in_torch(self, batch: Mapping[str, torch.Tensor]) -> tuple[Any, Mapping[str, Any]]:
-        batch = _moved(batch, self.model)
-        self.optimizer.zero_grad()
-        with torch.autocast(batch["inputs"].device.type, torch.bfloat16, enabled=self.lowered):
-            logits = self.model(batch["inputs"], batch["weapons"], key_padding_mask=batch["mask"])
-            loss = self.criterion(logits, batch["targets"])
-        loss.backward()
-        if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
-        return loss.detach(), counts_of(logits.detach(), batch["targets"])
+    def _loss(self, module: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        logits = module(batch["inputs"], batch["weapons"], batch["mask"])
+        return self.criterion(logits, batch["targets"]), counts_of(logits, batch["targets"])
 
     def logits(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if self.forward is not None:
-            try:
-                return self.forward(batch["inputs"], batch["weapons"], batch["mask"])
-            except UserError as error:
-                warnings.warn(f"evaluation runs in torch, not compiled: {error}", stacklevel=3)
-                self.forward = None
-        return _logits_in_torch(self.model, batch)
-
-    def sync(self) -> None:
-        """Weights and the optimizer's state back into the torch objects."""
-        if self.compiled is not None:
-            self.compiled.sync()
-
-
-def _moved(batch: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    return {name: value if first is None else value.to(first.device) for name, value in batch.items()}
+        return self.forward(batch["inputs"], batch["weapons"], batch["mask"])
 
 
 def _logits_in_torch(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    batch = _moved(batch, model)
-    return model(batch["inputs"], batch["weapons"], key_padding_mask=batch["mask"])
+    first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+    place = lambda value: value if first is None else value.to(first.device)
+    return model(*(place(batch[name]) for name in ("inputs", "weapons", "mask")))
 
 
 def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, lowered: bool) -> Step:

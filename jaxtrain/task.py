@@ -304,6 +304,17 @@ def find_task(name: str) -> Task:
     )
 
 
+def needs_trust(config: Any) -> bool:
+    """Tell whether a command on the run folder of such a config runs only with --trust: for code of the user's own."""
+    with trust.restricted():
+        try:
+            find_task(config.task)
+            trust.check(config, "config.yaml")
+        except UserError:
+            return True
+    return False
+
+
 def _import(module_name: str):
     if not all(part.isidentifier() for part in module_name.split(".")):
         return None

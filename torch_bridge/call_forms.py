@@ -1,16 +1,95 @@
-"""How losses and metrics of a user's own are called: (output, batch) or (output, target)."""
+"""How losses and metrics of a user's own are called: (output, batch), (output, target), or with further entries."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 TARGETS = ("labels", "label", "target", "targets", "y")  # entries of a batch that are the target, the first found
 _NAMES = {*TARGETS, "t", "gt", "truth", "true", "y_true", "ytrue", "tgt", "ground_truth"}
+_OUTPUTS = set("output outputs out logits pred preds prediction predictions y_pred ypred y_hat yhat scores".split())
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Hold what a function is called with. positional: the entry of each, None for the output. named: (argument,
+    entry)."""
+
+    positional: tuple[str | None, ...]
+    named: tuple[tuple[str, str], ...] = ()
+
+    def call(self, function: Callable, output: Any, batch: Mapping[str, Any]) -> Any:
+        given = [output if entry is None else batch[entry] for entry in self.positional]
+        return function(*given, **{argument: batch[entry] for argument, entry in self.named})
 
 
 def names_target(function: Callable) -> bool:
-    """Tell whether the function's second argument is named as a target is."""
+    """Tell whether one of the function's first two arguments is named as a target is, and the other may be the
+    output."""
+    names = [p.name for p in _parameters(function)]
+    return len(names) > 1 and (_is(names[1], _NAMES) or _swapped(names))
+
+
+def arguments_of(
+    function: Callable, entries: Sequence[str], target: str | None, free: Sequence[str] = (), compares: bool = True
+) -> Arguments | None:
+    """Find what a function is called with besides the output, by its arguments' names; None where they don't tell.
+
+    entries: names of the batch's. target: the one that outputs are compared with. free: for a dataset of tuples, those
+    that the module does not take, which the arguments get in order if they are as many. compares: the second argument
+    is the target, whatever its name.
+    """
+    parameters = _parameters(function)
+    names = [p.name for p in parameters]
+    swapped = _swapped(names)
+    places = {1 - swapped: target} if target is not None else {}
+    if not (swapped or compares or len(names) > 1 and _is(names[1], _NAMES)):
+        places = {}
+    found: dict[int, str | None] = {int(swapped): None}
+    for place, parameter in enumerate(parameters):
+        if place in found:
+            continue
+        needed = parameter.default is parameter.empty
+        entry = parameter.name if parameter.name in entries and (needed or not _from_torch(function)) else None
+        entry = entry or places.get(place)
+        if entry is not None:
+            found[place] = entry
+        elif needed:
+            needs = sum(p.default is p.empty for p in parameters)
+            if swapped or needs < 3 or needs != 1 + len(free):
+                return None
+            return Arguments((None, *free))
+    leading = next((place for place in range(len(parameters)) if place not in found), len(parameters))
+    positional = tuple(found[place] for place in range(leading))
+    later = {parameters[place].name: entry for place, entry in found.items() if place >= leading}
+    return Arguments(positional, tuple((name, entry) for name, entry in later.items() if entry is not None))
+
+
+def needed_arguments(function: Callable) -> list[str]:
+    """Return the names of the arguments without a default."""
+    return [p.name for p in _parameters(function) if p.default is p.empty]
+
+
+def _parameters(function: Callable) -> list[inspect.Parameter]:
+    """The arguments by position, then by name alone; [] for a function without a signature."""
     try:
-        names = list(inspect.signature(function).parameters)
+        found = inspect.signature(getattr(function, "forward", function)).parameters.values()
     except (TypeError, ValueError):  # of a function without a signature nothing is known
-        return False
-    return len(names) > 1 and names[1].strip("_").lower() in _NAMES
+        return []
+    named = [p for p in found if p.kind is p.KEYWORD_ONLY]
+    return [*(p for p in found if p.kind in _POSITIONAL), *named]
+
+
+def _swapped(names: Sequence[str]) -> bool:
+    """Tell whether the target comes first: (y_true, y_pred), as scikit-learn and Keras have it."""
+    return len(names) > 1 and _is(names[0], _NAMES) and _is(names[1], _OUTPUTS)
+
+
+def _is(name: str, known: set[str]) -> bool:
+    return name.strip("_").lower() in known
+
+
+def _from_torch(function: Callable) -> bool:
+    """Tell whether torch wrote it: its `weight` and `pos_weight` are no entries of a batch."""
+    return (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0] == "torch"

@@ -32,7 +32,7 @@ class UnsupportedModel(ValueError):
         self.fails_in_torch = advice == ADVICE_FAULT
         count = f"{len(obstacles)} reason" + "s" * (len(obstacles) != 1)
         lines = "\n".join(f"  {number}. {obstacle}" for number, obstacle in enumerate(obstacles, 1))
-        super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}")
+        super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}".rstrip())
 
 
 ADVICE_OPERATORS = (
@@ -42,6 +42,10 @@ ADVICE_OPERATORS = (
 ADVICE_DATA = (
     "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "
     "torch.cond (docs/from_torch.md, What cannot be converted)."
+)
+ADVICE_RECORD = (
+    "torch.export, which records modules for JAX, stops there: torch.export.export(module, inputs, strict=False) shows "
+    "its traceback. Rewrite the line, or do that part in the Dataset."
 )
 ADVICE_FAULT = "Mend the module or its inputs until module(*inputs) runs in torch."
 ADVICE_READY = "Only a torch.nn.Module that can be called as it is can be recorded."
@@ -80,8 +84,8 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
 
 
 def exception_line(error: BaseException) -> str:
-    """The innermost line of the user's own code that led to an exception."""
-    return source_line("".join(traceback.format_tb(error.__traceback__)))
+    """The innermost line of the user's own code that led to an exception; of torch's, where no other did."""
+    return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
 
 
 def module_path(node) -> str:

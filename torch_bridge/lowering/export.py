@@ -18,7 +18,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import gradients, hooks, python_state, selections
+from torch_bridge.lowering import assigned_buffers, gradients, hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
@@ -26,6 +26,7 @@ from torch_bridge.lowering.errors import (
     ADVICE_HOOKS,
     ADVICE_OPERATORS,
     ADVICE_READY,
+    ADVICE_RECORD,
     ADVICE_WRITTEN,
     Obstacle,
     UnsupportedModel,
@@ -79,6 +80,11 @@ def export(
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
+    with assigned_buffers.kept(module):
+        return _export(module, inputs, captured, read, left)
+
+
+def _export(module: torch.nn.Module, inputs: tuple, captured, read, left) -> torch.export.ExportedProgram:
     unready = list(_unready(module))
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
@@ -113,7 +119,7 @@ def export(
         if fault is not None:
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
-        raise UnsupportedModel(_name(module), obstacles, ADVICE_DATA) from error
+        raise UnsupportedModel(_name(module), obstacles, _advice(error, obstacles)) from error
     if captured is not None:
         captured.update(plain.known.captured)
     if read is not None:
@@ -132,6 +138,13 @@ def export(
         advice = "\n".join([ADVICE_OPERATORS] * missing + [ADVICE_DATA] * data + [ADVICE_WRITTEN] * written)
         raise UnsupportedModel(_name(module), merge(obstacles), advice)
     return program
+
+
+def _advice(error: Exception, obstacles: list[Obstacle]) -> str:
+    """Say what to do about a module that could not be recorded."""
+    if any("depends on" in obstacle.what for obstacle in obstacles):
+        return ADVICE_DATA
+    return "" if isinstance(error, NotImplementedError) else ADVICE_RECORD  # those say themselves what to do
 
 
 def check_read(module: torch.nn.Module, read: Mapping[str, str], written: Collection[str]) -> None:
@@ -245,7 +258,7 @@ def _free_sizes(value: Any) -> set:
 def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Obstacle]:
     """Every reason that torch's draft export finds, or at least the one that stopped the export. reads: filled with the
     lines at which Python asked for a number; torch's report forgets some of them."""
-    first = Obstacle(_reason(error), exception_line(error))
+    first = Obstacle(_reason(error, module), exception_line(error))
     reads.clear()
     try:
         draft = torch.export.draft_export(module, inputs, strict=False)
@@ -274,6 +287,11 @@ def _unready(module: torch.nn.Module):
         if isinstance(inner, torch.jit.ScriptModule):
             yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)
             return
+        if ".nn.quantized." in type(inner).__module__ or ".intrinsic.quantized." in type(inner).__module__:
+            yield Obstacle(
+                "it is quantized, and JAX trains floating-point weights; give the module before", module=name
+            )
+            return
         if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
             kind = type(inner).__name__
             yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
@@ -296,7 +314,23 @@ def _first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), "")[:300]
 
 
-def _reason(error: Exception) -> str:
+def _two_owners(module: torch.nn.Module) -> list[str]:
+    """Two names of one buffer that different modules have registered."""
+    names: dict[int, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        name = name.removeprefix("wrapped_module.")
+        if names.setdefault(id(buffer), name) != name:
+            return [names[id(buffer)], name]
+    return []
+
+
+def _reason(error: Exception, module: torch.nn.Module) -> str:
+    twice = _two_owners(module)
+    if isinstance(error, AssertionError) and twice:
+        return (
+            f"torch.export cannot record a forward pass that writes one buffer that is registered as {twice[0]} and as "
+            f"{twice[1]}: register it once, and read it from there"
+        )
     files = {frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)}
     if any(file.endswith(f"torch/_functorch/{name}.py") for file in files for name in ("apis", "eager_transforms")):
         return (

@@ -35,6 +35,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
         packed_sequence.swap(stack, _swap)
+        _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
         _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
         _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
         _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
@@ -125,6 +126,16 @@ def _batch_norm(self, x):
     for running, new in ((self.running_mean, mean), (self.running_var, var)):
         running.copy_(running + (new - running) / self.num_batches_tracked)
     return y
+
+
+def _buffers_by_module(self, prefix="", recurse=True, remove_duplicate=True):
+    """torch.export cannot write a buffer that it knows by two names; those of a module with two names come once."""
+    seen = set()
+    for path, inner in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
+        for name, buffer in inner._buffers.items():
+            if buffer is not None and not (remove_duplicate and id(buffer) in seen):
+                seen.add(id(buffer))
+                yield f"{path}.{name}" if path else name, buffer
 
 
 class PlainFunctions(TorchFunctionMode):

@@ -70,7 +70,10 @@ def apply(cls, *args):
     """In place of torch.autograd.Function.apply."""
     if cls is CheckpointFunction:
         function, _, *inner = args
-        return function(*inner)
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inner):
+            return function(*inner)
+        with torch.no_grad():  # a reentrant checkpoint asks its inputs alone, not its parameters
+            return function(*inner)
     if cls.__module__.partition(".")[0] == "torch":  # torch's own, around an operator that the table holds
         return super(torch.autograd.function._SingleLevelFunction, cls).apply(*args)
     context = Context(args)

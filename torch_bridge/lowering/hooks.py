@@ -183,9 +183,13 @@ class Frozen:
         self._tensors: dict[int, torch.Tensor] = {}
 
     def ask(self, x: torch.Tensor, wanted: bool) -> torch.Tensor:
-        """In place of torch.Tensor.requires_grad_. A computed tensor asks in vain: JAX needs not be told."""
+        """In place of torch.Tensor.requires_grad_. JAX needs not be told of a tensor that wants a gradient; a reentrant
+        checkpoint asks for it."""
         if wanted:
             self._tensors.pop(id(x), None)
+            with torch._C.DisableTorchFunction():
+                if x.is_leaf and (x.is_floating_point() or x.is_complex()):
+                    x.requires_grad_()
         else:
             self._tensors[id(x)] = x
         return x

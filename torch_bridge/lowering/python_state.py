@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_bridge.lowering import assigned_buffers
 from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line
 
 ADVICE_STATE = (
@@ -100,8 +101,8 @@ def watched(
         begin()
         try:
             with watch.call():
-                buffers = _buffers_of(module)
-                return _assigned(module, buffers, forward(*args, **kwargs), watch.misfits)
+                buffers = assigned_buffers.of(module)
+                return assigned_buffers.write(buffers, forward(*args, **kwargs), watch.misfits)
         finally:
             end()
 
@@ -110,34 +111,6 @@ def watched(
         yield
     finally:
         del vars(module)["forward"]
-
-
-def _buffers_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor]]:
-    """Every registered buffer: its module, that one's path, its name, the tensor."""
-    parts = ((path.removeprefix("wrapped_module").removeprefix("."), part) for path, part in module.named_modules())
-    return [(part, path, *item) for path, part in parts for item in part._buffers.items() if item[1] is not None]
-
-
-def _assigned(module: torch.nn.Module, before: list, outputs: Any, misfits: list[str]) -> Any:
-    """Write the buffers that a call has replaced (`self.mean = 0.9 * self.mean + ...`) in place, once it has ended.
-
-    torch.export does so for the outermost module only, and drops what inner ones assign. Outputs come back as copies
-    where there are such buffers: they may share the memory of the old ones.
-    """
-    replaced = [item for item in before if item[0]._buffers.get(item[2]) is not item[3]]
-    if not replaced:
-        return outputs
-    outputs = pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
-    for part, path, name, old in replaced:
-        new = part._buffers.get(name)
-        if new is None or new.shape != old.shape or new.dtype != old.dtype:
-            what = "None" if new is None else f"{new.dtype} of shape {tuple(new.shape)}"
-            full = f"{path}.{name}".removeprefix(".")
-            misfits.append(f"a call makes buffer {full} {what}, it was {old.dtype} of shape {tuple(old.shape)}")
-        else:
-            old.copy_(new)
-        part._buffers[name] = old
-    return outputs
 
 
 def _hooks_of(module: torch.nn.Module) -> list[tuple[dict, dict]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.call_forms import TARGETS
+from torch_bridge.call_forms import TARGETS, Arguments
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -27,7 +27,7 @@ class Plan:
     positional, named: batch entries that the module is called with. target: the entry that a loss module compares
     with, or None; where the module takes it by name too, it is left out when only outputs are wanted. whole: entries of
     the one argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms.
-    compares: a loss function is called as (output, target), not as (output, batch). asks: forward gives no outputs
+    compares: what a loss is called with besides the output; None: the whole batch. asks: forward gives no outputs
     without the target, which it is then called with for outputs too.
     """
 
@@ -35,7 +35,7 @@ class Plan:
     named: tuple[str, ...]
     target: str | None
     whole: tuple[str, ...] = ()
-    compares: bool = False
+    compares: Arguments | None = None
     asks: bool = False
 
     @classmethod
@@ -80,6 +80,11 @@ class Plan:
         if len(arguments) != 1 or len(plan.positional) != 1 or plan.named or (_is_tuple(keys) and len(keys) == 1):
             return None
         return cls((), (), plan.target, tuple(keys))
+
+    def free(self, keys: Sequence[str]) -> list[str]:
+        """Return the entries of a dataset of tuples that the module does not take, beyond the first."""
+        taken = {*keys[:1], *self.positional, *self.named}
+        return [key for key in keys if key not in taken] if _is_tuple(keys) else []
 
     def call(self, module: torch.nn.Module, batch: dict[str, Any], with_target: bool = True) -> Any:
         """The module on its entries of the batch; torch tensors or arrays, a torch module or a converted one."""

@@ -1,7 +1,8 @@
 """A torch module's call and its loss as one torch module, to be recorded as one graph."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -9,15 +10,16 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
+from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
 from torch_bridge.training.batch_plan import BatchView, Plan
 
 
 class LossEntry(torch.nn.Module):
     """batch -> {"value": scalar, "parts": scalars to log} and, where the loss gives one, its "weight".
 
-    loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss; or
-    None for the model's own, an output named `loss` or a scalar. A loss is a scalar or one value per sample, whose mean
-    counts; or a tuple that also holds its weight, or a dict of further values to log.
+    loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss, called
+    as `plan.compares` has it; or None for the model's own, an output named `loss` or a scalar. A loss is a scalar or
+    one value per sample, whose mean counts; or a tuple that also holds its weight, or a dict of further values to log.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan):
@@ -37,9 +39,9 @@ class LossEntry(torch.nn.Module):
 
     def _criterion(self, output, batch):
         loss = cast(Callable, self.criterion)
-        if takes_target(loss):
-            return loss(main_output(output), batch[self.plan.target])
-        return loss(output, batch[self.plan.target] if self.plan.compares else BatchView(batch))
+        if self.plan.compares is None:
+            return loss(output, BatchView(batch))
+        return self.plan.compares.call(loss, main_output(output) if takes_target(loss) else output, batch)
 
 
 def _parts_of(found: Any) -> dict[str, Any]:
@@ -63,17 +65,49 @@ def takes_target(loss: Any) -> bool:
     return isinstance(loss, torch.nn.Module) or getattr(loss, "__module__", None) == F.__name__
 
 
-def check_loss(loss: Any) -> None:
-    """Raises UserError for what cannot be called as (output, target) or (output, batch)."""
-    if loss is None or takes_target(loss):
-        return
-    try:
-        inspect.signature(loss).bind("output", "batch")
-    except (TypeError, ValueError) as error:
+def with_loss(plan: Plan, loss: Callable | None, keys: Sequence[str]) -> list[Plan]:
+    """Return the plan with each way that the loss may be called, the likeliest first: a function without a target's
+    name gets (output, batch), and (output, target) where torch cannot compute the former.
+
+    keys: the batch's entries. Raises UserError where nothing tells what the loss's arguments are.
+    """
+    if loss is None:
+        return [plan]
+    needed = needed_arguments(loss)
+    compares = takes_target(loss)
+    arguments = arguments_of(loss, keys, plan.target, plan.free(keys), compares or len(needed) < 3)
+    plans = [] if arguments is None else [dataclasses.replace(plan, compares=arguments)]
+    if not compares and _binds(loss):
+        plans = [*plans, plan] if names_target(loss) else [plan, *plans]
+    if plans:
+        return plans
+    name = getattr(loss, "__name__", type(loss).__name__)
+    has = f"the batch has {', '.join(keys)}"
+    if not callable(loss) or not compares and len(needed) < 2:
         raise UserError(
             "the loss of a torch module is a torch loss module, a torch function of (output, batch) or of (output, "
-            f"target), or None for the module's own; {getattr(loss, '__name__', loss)!r} is neither: {error}"
-        ) from None
+            f"target), or None for the module's own; {name!r} is neither"
+        )
+    if len(needed) < 3:
+        raise UserError(
+            f"the loss compares an output with a target; which entry of the batch is it? It has {', '.join(keys)}. Set "
+            "loss.target_key, or take the batch: loss=lambda output, batch: ..."
+        )
+    raise UserError(
+        f"the loss {name} takes {', '.join(needed)}, and {has}: which is which? Name the arguments after entries, or "
+        f"take the batch: loss=lambda output, batch: {name}(output, batch[...], ...)"
+    )
+
+
+def _binds(loss: Callable) -> bool:
+    """Tell whether a call (output, batch) is possible; so it is for a function without a signature."""
+    try:
+        inspect.signature(loss).bind("output", "batch")
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def own_loss(output: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,14 +14,13 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError
-from torch_bridge.call_forms import names_target
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.python_inputs import PythonInputs
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan
-from torch_bridge.training.loss_entry import LossEntry, check_loss, main_output, takes_target
+from torch_bridge.training.loss_entry import LossEntry, main_output, with_loss
 
 
 class TorchTask:
@@ -48,12 +48,6 @@ class TorchTask:
         self.module = module
         example = dict(example_batch)
         self.plan = Plan.of(module, list(example), inputs, target, own_loss=loss is None)
-        check_loss(loss)
-        if loss is not None and takes_target(loss) and self.plan.target is None:
-            raise UserError(
-                f"the loss compares an output with a target; which entry of the batch is it? It has "
-                f"{', '.join(example)}. Set loss.target_key"
-            )
         self.entries = tuple(example)
         self.criterion = loss
         self.forward_record = Record(Forward(module))
@@ -80,9 +74,8 @@ class TorchTask:
         plans = [self.plan]
         if not fixed:
             plans += [plan for plan in [Plan.whole_batch(self.module, list(example), self.plan)] if plan is not None]
-        if self.criterion is not None and not takes_target(self.criterion) and self.plan.target is not None:
-            comparing = [dataclasses.replace(plan, compares=True) for plan in plans]
-            plans = [*comparing, *plans] if names_target(self.criterion) else [*plans, *comparing]
+        forms = [with_loss(plan, self.criterion, list(example)) for plan in plans]
+        plans = [plan for form in itertools.zip_longest(*forms) for plan in form if plan is not None]
         refusals = []
         for self.plan in plans:
             self.loss_record = self._loss_record()

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
+from jaxtrain.task import needs_trust
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.loop.cadence import Cadence
@@ -129,9 +130,11 @@ class RunRecord:
             newest = self.checkpoints.newest
             last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
             folder = run_dir.folder_of(self.config)
-            command = f"`jaxtrain debug --run {folder} --step {step}`"
             if self.config.task is None:
                 command = f"jaxtrain.debug.examine(trainer, {step}) in Python, with a trainer made anew,"
+            else:
+                trusting = " --trust" if needs_trust(self.config) else ""
+                command = f"`jaxtrain debug --run {folder} --step {step}{trusting}`"
             raise NotFiniteError(
                 f"{what}. The update was not applied; the batch's sample indices are in {path}. {last}. "
                 f"{command} names the module and the line. Lower "

@@ -16,7 +16,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.metrics import WholeSplit
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.train.step import evaluation
-from torch_bridge.call_forms import names_target
+from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
 from torch_bridge.lazy_array import to_host
 
 FILLING = -100  # where rows of several lengths are joined, as transformers does
@@ -58,12 +58,12 @@ class EvalPrediction:
 class UserMetrics:
     """The metrics that were given to a Trainer.
 
-    metrics: by name a function (outputs, batch), or (outputs, target) where its second argument has a target's name, ->
-    one value per row, or a scalar that counts by the rows; a WholeSplit; a torchmetrics object, updated with (outputs,
-    target), or a pair of one and a function (outputs, batch)
-    -> its arguments. compute_metrics: transformers' (EvalPrediction) -> values by name. kind: which arrays functions
-    are tried with first, torch or jax.numpy. target: the batch's entry that outputs are compared with, or None. Raises
-    UserError for what is none of these.
+    metrics: by name a function (outputs, batch), or (outputs, target) and (target, outputs) where its arguments have
+    such names, -> one value per row, or a scalar that counts by the rows; a WholeSplit; a torchmetrics object, updated
+    with (outputs, target), or a pair of one and a function (outputs, batch) -> its arguments. compute_metrics:
+    transformers' (EvalPrediction) -> values by name. kind: which arrays functions are tried with first, torch or
+    jax.numpy. target: the batch's entry that outputs are compared with, or None. Raises UserError for what is none of
+    these.
     """
 
     def __init__(
@@ -71,8 +71,6 @@ class UserMetrics:
     ):
         self.metrics, self.compute_metrics, self.target = dict(metrics or {}), compute_metrics, target
         self.kinds = dict.fromkeys(self.metrics, kind)
-        plain = {name: metric for name, metric in self.metrics.items() if not _counts(metric) and callable(metric)}
-        self._comparing = {name for name, metric in plain.items() if target is not None and names_target(metric)}
         for name, metric in self.metrics.items():
             self._check(name, metric)
         self._keeps = compute_metrics is not None or any(isinstance(m, WholeSplit) for m in self.metrics.values())
@@ -159,7 +157,9 @@ class UserMetrics:
         elif _counts(metric):
             metric.update(_main(outputs), batch[self.target])
         else:
-            return metric(outputs, batch[self.target] if name in self._comparing else batch)
+            known = names_target(metric) or len(needed_arguments(metric)) > 2
+            arguments = arguments_of(metric, list(batch), self.target, compares=False) if known else None
+            return metric(outputs, batch) if arguments is None else arguments.call(metric, outputs, batch)
         return None
 
     def compute(self) -> dict[str, float]:

@@ -71,7 +71,16 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     rows = lambda value: np.take(value, np.arange(micro) % 2, axis=0)
     example = {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
     adapters = (config.lora, config.seed) if config.lora.rank else None
-    return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)
+    try:
+        return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)
+    except UserError as error:
+        texts = list(loader.texts.get(0, {}))
+        if not texts:
+            raise
+        raise UserError(
+            f"{error}\nThe dataset returns strings for {', '.join(map(repr, texts))}, which stay on the host, for "
+            "metrics and callbacks: a module or a loss needs numbers, as classes.index(name) or a tokenizer gives them"
+        ) from error
 
 
 def _single_row(stream: Stream, micro: int) -> bool:

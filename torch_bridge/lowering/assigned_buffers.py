@@ -1,0 +1,54 @@
+"""Buffers that a forward pass assigns anew: `self.mean = 0.9 * self.mean + ...`."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor | None]]:
+    """Every registered buffer: its module, that one's path, its name, the tensor."""
+    parts = ((path.removeprefix("wrapped_module").removeprefix("."), part) for path, part in module.named_modules())
+    return [(part, path, *item) for path, part in parts for item in part._buffers.items()]
+
+
+def write(before: list, outputs: Any, misfits: list[str]) -> Any:
+    """Write the buffers that a call has replaced (`self.mean = 0.9 * self.mean + ...`) in place, once it has ended.
+
+    torch.export does so for the outermost module only, and drops what inner ones assign. Outputs come back as copies
+    where there are such buffers: they may share the memory of the old ones. before: as `of` gave it. misfits: takes a
+    sentence for each that cannot be kept.
+    """
+    replaced = [item for item in before if item[0]._buffers.get(item[2]) is not item[3]]
+    if not replaced:
+        return outputs
+    outputs = pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
+    news = [part._buffers.get(name) for part, _, name, _ in replaced]
+    for (part, path, name, old), new in zip(
+        replaced, [x if x is None else x.detach().clone() for x in news], strict=True
+    ):
+        if old is None or new is None or new.shape != old.shape or new.dtype != old.dtype:
+            full = f"{path}.{name}".removeprefix(".")
+            misfits.append(f"a call makes buffer {full} {_kind(new)}, it was {_kind(old)}")
+        else:
+            old.copy_(new)
+        part._buffers[name] = old
+    return outputs
+
+
+def _kind(x: torch.Tensor | None) -> str:
+    return "None" if x is None else f"{x.dtype} of shape {tuple(x.shape)}"
+
+
+@contextlib.contextmanager
+def kept(module: torch.nn.Module) -> Iterator[None]:
+    """Put every buffer back at the end: what torch.export assigns while it records is no tensor of the user's."""
+    before = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for owner, held in before:
+            owner.clear()
+            owner.update(held)

@@ -1,6 +1,7 @@
 """Configs of the torch projects that the systems replace: recognised by keys, translated, nothing dropped silently."""
 
 import dataclasses
+import difflib
 import fnmatch
 import json
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import LegacyConfig, find_task, task_names
 
+UNUSABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError)  # of values of other kinds
 SURE = 5  # so many keys that only an original has name it, however many others the file holds
 
 
@@ -20,20 +22,22 @@ class Translation:
     """Hold the translation of an original's config.
 
     settings: nested, this project's. replaced: keys that need no counterpart, with the reason. unknown: keys that
-    nothing reads.
+    nothing reads. meant: of those that are nearly a key of the original, that key.
     """
 
     original: str
     settings: dict[str, Any]
     replaced: dict[str, str]
     unknown: list[str]
+    meant: dict[str, str]
 
     def lines(self) -> list[str]:
         """The translation as YAML comments."""
         found = [f"a config of {self.original}; here it is"]
         found += [f"  {key}: {json.dumps(value)}" for key, value in leaves(self.settings)]
         found += [f"{key}: needs no counterpart: {why}" for key, why in self.replaced.items()]
-        found += [f"{key}: not translated, nothing here reads it" for key in self.unknown]
+        hint = lambda key: f"; did you mean {self.meant[key]}?" if key in self.meant else ""
+        found += [f"{key}: not translated, nothing here reads it{hint(key)}" for key in self.unknown]
         return [f"# {line}" for line in found]
 
 
@@ -88,13 +92,60 @@ def originals() -> dict[str, tuple[LegacyConfig, str]]:
 
 
 def translate(original: LegacyConfig, values: Mapping[str, Any]) -> Translation:
-    """Convert a recognised config; every key that nothing read is listed, with the reason where there is one."""
+    """Convert a recognised config; every key that nothing read is listed, with the reason where there is one.
+
+    Raises UserError for a value of another kind than the original's, with its key.
+    """
+    _check_sections(original, values)
     read = ReadMapping(values)
-    settings = plain(original.convert(read))
+    try:
+        settings = plain(original.convert(read))
+    except UserError:
+        raise
+    except UNUSABLE as error:
+        raise UserError(_blame(original, values, error)) from None
     left = [key for key, _ in leaves(values) if key not in read.seen]
     reasons = {key: _reason(original, key) for key in left}
     replaced = {key: why for key, why in reasons.items() if why is not None}
-    return Translation(original.name, settings, replaced, [key for key in left if key not in replaced])
+    unknown = [key for key in left if key not in replaced]
+    near = {key: difflib.get_close_matches(key, original.keys - read.seen, 1, 0.85) for key in unknown}
+    meant = {key: found[0] for key, found in near.items() if found}
+    return Translation(original.name, settings, replaced, unknown, meant)
+
+
+def _check_sections(original: LegacyConfig, values: Mapping[str, Any]) -> None:
+    """Raise UserError where a value stands in the place of a section, an empty one apart."""
+    sections = {key[:place] for key in original.keys for place, letter in enumerate(key) if letter == "."}
+    for key in sorted(sections - original.keys):  # some are written in both forms
+        place: Any = values
+        for part in key.split("."):
+            place = place.get(part) if isinstance(place, Mapping) else None
+        if place is not None and not isinstance(place, Mapping):
+            inside = sorted(one for one in original.keys if one.startswith(f"{key}."))[:2]
+            raise UserError(f"{key}: got {place!r}, wanted a section with keys such as {', '.join(inside)}")
+
+
+def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception) -> str:
+    """Name the value without which a config is converted, and why it could not be used."""
+    first = error.errors(include_url=False)[0] if isinstance(error, pydantic.ValidationError) else None
+    why = str(error) if first is None else first["msg"].removeprefix("Value error, ")
+    why = why.replace("'ReadMapping'", "a section")
+    candidates = dict(leaves(values))
+    parents = {key[:place]: None for key in candidates for place, letter in enumerate(key) if letter == "."}
+    for key, value in (candidates | dict(sorted(parents.items(), key=lambda one: -one[0].count(".")))).items():
+        try:
+            original.convert(ReadMapping(_without(values, key)))
+        except UNUSABLE:
+            continue
+        return f"{key}: {'what it holds' if key in parents else repr(value)} cannot be used here: {why}"
+    return f"not a config of {original.name}: {why}"
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    if rest:
+        return {**values, head: _without(values[head], rest)}
+    return {name: value for name, value in values.items() if name != head}
 
 
 def _reason(original: LegacyConfig, key: str) -> str | None:

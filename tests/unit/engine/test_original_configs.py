@@ -1,9 +1,11 @@
 """YAML files of the torch originals are configs: recognised by their keys, translated, nothing dropped in silence."""
 
+import contextlib
+
 import pytest
 from omegaconf import OmegaConf
 
-from jaxtrain import config_io, run
+from jaxtrain import config_io, original_configs, run
 from jaxtrain.errors import UserError
 
 CASES = {
@@ -79,6 +81,44 @@ def test_a_config_that_only_forgot_its_task_is_no_original(values, write):
 def test_a_wrong_value_of_an_original_is_one_clear_error(write):
     with pytest.raises(UserError, match="scheduler_type is 'cosin', wanted one of cosine, step, none"):
         config_io.load(write({"learning_rate": 1e-3, "scheduler_type": "cosin"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": {"ema": 3}, "training": {"betas": [0.9, 0.95], "epochs": 3}}, "model.ema: got 3, wanted a section"),
+        (
+            {"training": {"betas": -1, "lr_schedule": "cosine"}, "masking": {"num_masks": 4}},
+            "training.betas: -1 cannot",
+        ),
+        (
+            {"memory": {"num_memory_tokens": "many"}, "training": {"memory_lr": 1e-4}},
+            "num_memory_tokens: 'many' cannot",
+        ),
+        ({"learning_rate": "fast", "fmri_weight": 1.0}, "learning_rate: 'fast' cannot be used here"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_by_its_key(values, words, write):
+    with pytest.raises(UserError, match=words):
+        config_io.load(write(values))
+
+
+def test_no_value_of_any_kind_ends_in_a_traceback():
+    by_name = {name.split(" ")[0]: original for name, (original, _) in original_configs.originals().items()}
+    for name, (values, _) in CASES.items():
+        for key, _ in original_configs.leaves(values):
+            for wrong in ("abc", None, -1, [], {"x": 1}, 0, True, [1, 2, 3], 1.5):
+                changed = OmegaConf.create(values)
+                OmegaConf.update(changed, key, wrong, merge=False)
+                with contextlib.suppress(UserError):
+                    original_configs.translate(by_name[name], OmegaConf.to_container(changed))
+
+
+def test_a_key_that_is_nearly_one_of_the_originals_is_asked_about(write, capsys):
+    path = write({"training": {"warmup_epoch": 3, "lr_schedule": "cosine", "betas": [0.9, 0.95]}, "masking": {}})
+    assert run.main(["--config", str(path), "--print-config"]) == 0
+    wanted = "# training.warmup_epoch: not translated, nothing here reads it; did you mean training.warmup_epochs?"
+    assert wanted in capsys.readouterr().out
 
 
 def test_a_system_from_outside_takes_the_yaml_of_its_own_original(write, tmp_path, monkeypatch):

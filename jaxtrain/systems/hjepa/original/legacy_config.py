@@ -67,7 +67,7 @@ def _model(model: Mapping, training: Mapping) -> dict:
         momentum = _given(
             momentum=ema.get("momentum"),
             momentum_end=ema.get("momentum_end"),
-            ramp_ratio=warmup / training.get("epochs", EPOCHS) if warmup else None,
+            ramp_ratio=warmup / max(1, training.get("epochs", EPOCHS)) if warmup else None,
         )
     converted = _given(
         encoder_type=model.get("encoder_type"),

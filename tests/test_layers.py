@@ -13,6 +13,7 @@ TORCH_PACKAGES = {
     "certificate",
     "comparison",
     "compiled_call",
+    "torch_edits",
     "files",
     "torchrun",
     "datasets",

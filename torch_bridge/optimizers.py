@@ -74,9 +74,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) 
 
 
 def requiring_grad(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> tuple[str, ...]:
-    """Names of the optimizer's parameters that require a gradient now. Raises UserError for groups added since."""
-    if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in names]:
-        raise UserError("optimizer: its parameter groups have changed since the step was compiled; compile it anew")
+    """Names of the optimizer's parameters that require a gradient now."""
     groups = zip(optimizer.param_groups, names, strict=True)
     return tuple(key for group, keys in groups for p, key in zip(group["params"], keys, strict=True) if p.requires_grad)
 
@@ -162,11 +160,14 @@ def state_of(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[s
 
 
 def write_state(
-    optimizer: torch.optim.Optimizer, names: list[list[str]], state: Mapping[str, Mapping[str, Any]]
+    optimizer: torch.optim.Optimizer,
+    parameters: list[list[torch.Tensor]],
+    names: list[list[str]],
+    state: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Put state back into the optimizer, in place where it has tensors already, as its own step() would have."""
-    for group, keys in zip(optimizer.param_groups, names, strict=True):
-        for parameter, key in zip(group["params"], keys, strict=True):
+    for group, keys in zip(parameters, names, strict=True):
+        for parameter, key in zip(group, keys, strict=True):
             if not state.get(key):
                 continue
             entries = optimizer.state[parameter]

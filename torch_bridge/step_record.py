@@ -1,7 +1,6 @@
 """Losses that a user writes as torch functions, recorded with the modules that they call."""
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -298,15 +297,6 @@ def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Non
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(to_torch(host[name]).reshape(tensor.shape))
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return a checksum of the values: of all bytes on the CPU, the sum of their words elsewhere."""
-    values = tensor.detach().reshape(-1)
-    if values.is_cpu:
-        return zlib.crc32(values.view(torch.uint8).numpy())
-    words = torch.int32 if values.element_size() % 4 == 0 else torch.uint8
-    return int(values.view(words).sum(dtype=torch.int64))
 
 
 def check_scheduler(scheduler: Any, optimizer: Any) -> None:

@@ -1,6 +1,5 @@
 """Weights of torch modules on the devices, read from torch's tensors and written back into them."""
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout
 
 Arrays = dict[str, jax.Array]
-CHECKED_BYTES = 1 << 17  # of the tensors that are looked at in a call while the devices hold newer values
+_AHEAD = "while the compiled step held newer values: call step.sync() before you change weights"
 
 
 class SharedWeights:
@@ -18,23 +17,28 @@ class SharedWeights:
 
     torch's tensors hold the values of the last `sync`; a tensor that torch changes after it is read again. Changes are
     seen by torch's version counters and, because writes through `.data` pass these by, by checksums of the values: all
-    of them while torch's values are the newest, else a part in every call, in turn.
+    of them while torch's values are the newest and at a sync, else a part in every call, in turn.
+    generation: counts the times that the modules have got other parameters, buffers or submodules.
     """
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
-        from torch_bridge import from_torch, step_record
+        from torch_bridge import from_torch, step_record, torch_edits
 
-        self.bridge = step_record
+        self.bridge, self.edits = step_record, torch_edits
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         self.layout = layout
-        self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
-        self.tensors, self.aliases = step_record.snapshot(self.modules)
-        self.names = {id(tensor): name for name, tensor in self.tensors.items()}
         self.key = jax.random.key(step_record.seed_of(seed))
+        self.generation = 0
+        self._look()
+
+    def _look(self) -> None:
+        """Take the modules' tensors as they are now."""
+        self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
+        self.tables = self.edits.ModuleTables(self.modules)
+        self.tensors, self.aliases = self.bridge.snapshot(self.modules)
+        self.names = {id(tensor): name for name, tensor in self.tensors.items()}
+        self.edited = self.edits.TensorEdits(self.tensors)
         self.arrays: Arrays = {}
-        self.versions: dict[str, int] = {}
-        self.marks: dict[str, int] = {}
-        self._turn = itertools.cycle(self.tensors)
         self.dirty = False  # the devices hold newer values than torch
         self.read(self.tensors)
 
@@ -42,41 +46,32 @@ class SharedWeights:
         """Take these tensors' values from torch."""
         for name in names:
             self.arrays[name] = jax.device_put(self.bridge.to_array(self.tensors[name]), self.layout.replicated)
-            self.marks[name] = self.bridge.checksum(self.tensors[name])
-        self.versions = {name: tensor._version for name, tensor in self.tensors.items()}
+        self.edited.note(names)
 
     def refresh(self) -> None:
         """Read what torch changed since; refuse where that would throw trained values away."""
-        looked_at = self._next() if self.dirty else self.tensors
-        changed = [
-            name
-            for name, tensor in self.tensors.items()
-            if tensor._version != self.versions[name]
-            or (name in looked_at and self.bridge.checksum(tensor) != self.marks[name])
-        ]
+        if self.tables.changed():
+            if self.dirty:
+                raise UserError(f"a parameter or submodule was replaced in torch {_AHEAD}")
+            self.generation += 1
+            self._look()
+            return
+        changed = self.edited.some() if self.dirty else self.edited.all()
         if changed and self.dirty:
-            raise UserError(
-                f"{changed[0]} was changed in torch while the compiled step held newer values; call step.sync() before "
-                "you change weights"
-            )
+            raise UserError(f"{changed[0]} was changed in torch {_AHEAD}")
         if changed:
             self.read(changed)
 
-    def _next(self) -> set[str]:
-        """The names whose turn it is: as many as CHECKED_BYTES hold, one at least."""
-        names: set[str] = set()
-        size = 0
-        while size < CHECKED_BYTES and len(names) < len(self.tensors):
-            name = next(self._turn)
-            names.add(name)
-            size += self.tensors[name].nbytes
-        return names
-
-    def sync(self) -> None:
-        """Write the values into torch's tensors, in place."""
+    def sync(self, overwrite: bool = False) -> None:
+        """Write the values into torch's tensors, in place. Raises UserError where torch has changed them meanwhile."""
+        if not self.dirty:
+            return
+        changed = [] if overwrite else self.edited.all()
+        if changed or self.tables.changed():
+            what = f"{changed[0]} was changed" if changed else "a parameter or submodule was replaced"
+            raise UserError(f"{what} in torch {_AHEAD}; sync(overwrite=True) drops that change")
         self.bridge.write(self.tensors, self.arrays)
-        self.versions = {name: tensor._version for name, tensor in self.tensors.items()}
-        self.marks = {name: self.bridge.checksum(tensor) for name, tensor in self.tensors.items()}
+        self.edited.note()
         self.dirty = False
 
     def first_name(self, name: str) -> str:

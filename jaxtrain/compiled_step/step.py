@@ -24,25 +24,47 @@ class CompiledStep:
         self.weights, self.optimizer, self.scheduler = weights, optimizer, scheduler
         self.key = jax.random.fold_in(weights.key, index)
         self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
-        self.record = weights.bridge.LossRecord(weights.modules, loss_fn)
+        self.loss_fn = loss_fn
+        self.updates = self._look()
+        if scheduler is not None and not hasattr(optimizer, "param_groups"):
+            raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
+        weights.bridge.check_scheduler(scheduler, optimizer)
+        self.grads: Arrays = {}
+        self.count = 0
+        self.parts: dict[str, LazyScalar] = {}
+        self.grad_norm: LazyScalar | None = None
+
+    def _look(self) -> Updates:
+        """Take the modules and the optimizer as they are now."""
+        weights, optimizer = self.weights, self.optimizer
+        self.generation = weights.generation
+        self.record = weights.bridge.LossRecord(weights.modules, self.loss_fn)
+        self._programs: dict[Any, Any] = {}
+        updates: Updates
         if hasattr(optimizer, "param_groups"):
-            self.updates: Updates = TorchUpdate(optimizer, weights.names)
+            updates = TorchUpdate(optimizer, weights.names)
         elif hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-            self.updates = OptaxUpdate(optimizer, weights.bridge.trainable(weights.tensors))
+            updates = OptaxUpdate(optimizer, weights.bridge.trainable(weights.tensors))
         else:
             raise UserError(
                 f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer or an optax "
                 "GradientTransformation"
             )
-        if scheduler is not None and not hasattr(optimizer, "param_groups"):
-            raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
-        weights.bridge.check_scheduler(scheduler, optimizer)
-        self.opt_state = self.updates.state({key: weights.arrays[key] for key in self.updates.keys})
-        self.grads: Arrays = {}
-        self.count = 0
-        self.parts: dict[str, LazyScalar] = {}
-        self.grad_norm: LazyScalar | None = None
-        self._programs: dict[Any, Any] = {}
+        self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
+        return updates
+
+    def _refresh(self) -> None:
+        """Follow what torch changed since: weights, the optimizer's state, groups and parameters."""
+        self.weights.refresh()
+        moved = self.weights.generation != self.generation or self.updates.regrouped()
+        if moved and (self.grads or not hasattr(self.optimizer, "param_groups")):
+            waiting = "gradients wait for an update" if self.grads else "an optax optimizer's state is fixed"
+            raise UserError(f"the module or the optimizer's groups have changed while {waiting}: compile the step anew")
+        if moved:
+            self.updates.write_back(self.opt_state)
+            self.updates = self._look()
+        elif self.updates.edited():
+            self.opt_state = self.updates.state({key: self.weights.arrays[key] for key in self.updates.keys})
 
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
         """One call on a batch of tensors or arrays: the loss, or (loss, values to log) as the loss function gives them.
@@ -56,7 +78,7 @@ class CompiledStep:
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
-        self.weights.refresh()
+        self._refresh()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
         self.record.check_captured()
         trained = self.updates.trained()
@@ -167,6 +189,8 @@ class CompiledStep:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             weights.refresh()
+            if weights.generation != self.generation:
+                raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
             graph, leaves = forward.graph(args, kwargs)
             places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
             constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
@@ -178,9 +202,13 @@ class CompiledStep:
 
         return call
 
-    def sync(self) -> None:
-        """Put weights, buffers and the optimizer's state back into the torch objects."""
-        self.weights.sync()
+    def sync(self, overwrite: bool = False) -> None:
+        """Put weights, buffers and the optimizer's state back into the torch objects.
+
+        Raises UserError for weights that torch has changed since the last sync, other than right after it; overwrite:
+        drop those changes.
+        """
+        self.weights.sync(overwrite)
         self.updates.write_back(self.opt_state)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A torch.optim optimizer, or an optax transformation, as updates of a flat dict of parameters."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,8 +44,18 @@ class Updates(Protocol):
     def after(self, keys: Iterable[str]) -> None:
         """Called when an update of these keys is on its way."""
 
+    def regrouped(self) -> bool:
+        """Return True where the user's object holds other parameters than it did."""
+        ...
+
+    def edited(self) -> bool:
+        """Return True where the user's object holds another state than was read or written last; `state` takes it.
+
+        Raises UserError where that would throw newer state away."""
+        ...
+
     def write_back(self, state: Any) -> None:
-        """Put the state into the user's object, where it has one."""
+        """Put the state into the user's object, where it has one and holds an older."""
 
 
 class TorchUpdate:
@@ -55,9 +66,13 @@ class TorchUpdate:
     """
 
     def __init__(self, optimizer: Any, names: Mapping[int, str]):
-        from torch_bridge import optimizers
+        from torch_bridge import optimizers, torch_edits
 
         self.bridge, self.optimizer = optimizers, optimizer
+        self.ahead = False  # the state on the device is newer than the optimizer's own
+        self._updated: set[str] = set()
+        self.held = [list(group["params"]) for group in optimizer.param_groups]
+        self._edits = torch_edits.OptimizerEdits(optimizer)
         self.kind = optimizers.rule_name(optimizer)
         if self.kind not in torch_rules.RULES:
             raise UserError(
@@ -78,6 +93,8 @@ class TorchUpdate:
         for key, entries in fresh.items():
             for name, value in saved.get(key, {}).items():
                 entries[name] = jnp.array(value, entries[name].dtype).reshape(entries[name].shape)
+        self._edits.note()
+        self._updated, self.ahead = set(), False
         return fresh
 
     def fresh(self, params: Arrays) -> dict[str, torch_rules.State]:
@@ -152,16 +169,37 @@ class TorchUpdate:
 
     def after(self, keys: Iterable[str]) -> None:
         self.optimizer._opt_called = True  # torch's schedulers warn about a step that they did not see
-        self._updated = set(keys) | getattr(self, "_updated", set())
+        self._updated = {*keys, *self._updated}
+        self.ahead = True
+
+    def regrouped(self) -> bool:
+        groups = self.optimizer.param_groups
+        return len(groups) != len(self.held) or any(
+            len(group["params"]) != len(held) or any(map(operator.is_not, group["params"], held))
+            for group, held in zip(groups, self.held, strict=True)
+        )
+
+    def edited(self) -> bool:
+        changed = self._edits.changed(values=not self.ahead)
+        if changed and self.ahead:
+            raise UserError(
+                f"the state of {type(self.optimizer).__name__} was changed in torch while the compiled step held a "
+                "newer one: call step.sync() before you load or reset it"
+            )
+        return changed
 
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
-        updated = getattr(self, "_updated", set())
-        self.write(jax.device_get({key: state[key] for key in updated}))
+        if self.ahead:
+            self.write(jax.device_get({key: state[key] for key in self._updated}))
+            self.ahead = False
+            self._edits.note()
 
     def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Put the state of updated parameters, in numpy, into torch's object."""
         names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
-        self.bridge.write_state(self.optimizer, self.groups, {key: names(entries) for key, entries in state.items()})
+        self.bridge.write_state(
+            self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}
+        )
 
     def _compare(self) -> None:
         """Run a class from elsewhere beside the rule of its name, and refuse it where they differ."""
@@ -216,6 +254,12 @@ class OptaxUpdate:
 
     def after(self, keys: Iterable[str]) -> None:
         pass
+
+    def regrouped(self) -> bool:
+        return False
+
+    def edited(self) -> bool:
+        return False
 
     def write_back(self, state: Any) -> None:
         pass

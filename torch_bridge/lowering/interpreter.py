@@ -165,11 +165,14 @@ def _text(graph_module: torch.fx.GraphModule) -> list[str]:
     return [f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for m in inner for node in m.graph.nodes]
 
 
+_CUTS = {"aten.detach.default", "aten._local_scalar_dense.default", "aten.item.default"}
+
+
 def _carries_gradient(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         return False
-    return str(node.target) != "aten.detach.default"
+    return str(node.target) not in _CUTS
 
 
 def _place(tensor: torch.Tensor) -> tuple:

@@ -1,5 +1,7 @@
 """Sizes, checks and picks: the operators of a graph that compute no tensors."""
 
+import jax
+
 from torch_bridge.lowering.table import lowering
 
 
@@ -29,8 +31,8 @@ def sym_storage_offset(call, x):
 
 @lowering("_local_scalar_dense.default", "item.default")
 def item(call, x):
-    """A number read out of a tensor stays a 0-d array; a shape cannot depend on it."""
-    return x.reshape(())
+    """A number read out of a tensor stays a 0-d array, without a gradient; a shape cannot depend on it."""
+    return jax.lax.stop_gradient(x.reshape(()))
 
 
 @lowering(

@@ -1,0 +1,130 @@
+"""What a loop changes in torch between two compiled steps counts, whichever way it is written."""
+
+import copy
+
+import pytest
+from torch import nn
+from torch.nn import functional as F
+
+import jaxtrain
+from jaxtrain import UserError
+from tests.e2e.loops import assert_same, batches, mse, pair, sgd, torch_step
+
+
+def decay(module, optimizer, start):
+    for parameter in module.parameters():
+        parameter.data.mul_(0.9)
+
+
+def assign(module, optimizer, start):
+    module[0].weight.data = module[0].weight.data * 0.9
+
+
+def one_entry(module, optimizer, start):
+    module[0].weight.detach().numpy()[3, 2] = 0.0
+
+
+def replace(module, optimizer, start):
+    module.load_state_dict(start[0], assign=True)
+    optimizer.param_groups[0]["params"] = list(module.parameters())
+
+
+def new_layer(module, optimizer, start):
+    module[2] = nn.Linear(8, 1, bias=False)
+    nn.init.ones_(module[2].weight)
+    optimizer.param_groups[0]["params"][2:] = module[2].parameters()
+
+
+def reset(module, optimizer, start):
+    optimizer.load_state_dict(start[1])
+
+
+def scale_moments(module, optimizer, start):
+    for entries in optimizer.state.values():
+        entries["exp_avg"].mul_(0.5)
+
+
+def new_group(module, optimizer, start):
+    held = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = held[:2]
+    optimizer.add_param_group({"params": held[2:], "lr": 1e-3})
+
+
+EDITS = [decay, assign, one_entry, replace, new_layer, reset, scale_moments, new_group]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+def test_an_edit_after_a_sync_is_taken(edit):
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    start = copy.deepcopy((theirs.state_dict(), their_optimizer.state_dict()))
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for number, batch in enumerate(batches()[:8]):
+        plain(batch), step(batch)
+        if number % 3 == 2:
+            step.sync()
+            edit(theirs, their_optimizer, copy.deepcopy(start))
+            edit(ours, optimizer, copy.deepcopy(start))
+    step.sync()
+    assert_same(theirs, ours)
+
+
+def test_an_edit_through_data_before_a_sync_is_refused_and_can_be_dropped():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for batch in batches()[:5]:
+        plain(batch), step(batch)
+    ours[0].weight.data.mul_(0.9)
+    with pytest.raises(UserError, match=r"0.weight was changed in torch while the compiled step held newer values"):
+        step.sync()
+    step.sync(overwrite=True)
+    assert_same(theirs, ours)
+
+
+def test_a_second_sync_leaves_what_torch_changed_after_the_first():
+    _, (ours, optimizer) = pair()
+    step = jaxtrain.compile(ours, mse, optimizer)
+    step(batches()[0])
+    step.sync()
+    ours[0].weight.data.fill_(7.0)
+    step.sync()
+    assert float(ours[0].weight.detach().min()) == 7.0
+
+
+def test_a_state_loaded_into_the_optimizer_before_a_sync_is_refused():
+    _, (ours, optimizer) = pair()
+    start = copy.deepcopy(optimizer.state_dict())
+    step = jaxtrain.compile(ours, mse, optimizer)
+    step(batches()[0])
+    optimizer.load_state_dict(start)
+    with pytest.raises(UserError, match="the state of AdamW was changed in torch"):
+        step(batches()[1])
+
+
+def test_a_number_read_out_of_a_tensor_carries_no_gradient():
+    def loss(module, batch):
+        value, penalty = mse(module, batch), module(batch[0]).pow(2).mean()
+        return value + penalty * (value.item() / (1 + penalty.item()))
+
+    (theirs, their_optimizer), (ours, optimizer) = pair(optimizer=sgd)
+    step, plain = jaxtrain.compile(ours, loss, optimizer), torch_step(theirs, their_optimizer, loss)
+    for batch in batches()[:5]:
+        plain(batch), step(batch)
+    step.sync()
+    assert_same(theirs, ours)
+
+
+def test_a_teacher_that_follows_through_data_is_the_loops():
+    def distil(module, teacher, batch):
+        return F.mse_loss(module(batch[0]), batch[1]) + F.mse_loss(module(batch[0]), teacher(batch[0]))
+
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    their_teacher, teacher = copy.deepcopy(theirs), copy.deepcopy(ours)
+    steps = jaxtrain.compile_many({"student": ours, "teacher": teacher}, {"loss": (distil, optimizer)})
+    plain = torch_step(theirs, their_optimizer, lambda module, batch: distil(module, their_teacher, batch))
+    for batch in batches()[:6]:
+        plain(batch), steps(batch)
+        steps.sync()
+        for student, follower in ((theirs, their_teacher), (ours, teacher)):
+            for p, q in zip(student.parameters(), follower.parameters(), strict=True):
+                q.data.mul_(0.9).add_(p.data, alpha=0.1)
+    assert_same(their_teacher, teacher)

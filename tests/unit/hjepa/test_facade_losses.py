@@ -107,6 +107,17 @@ def test_constructor_arguments_are_attributes():
     assert pickle.loads(pickle.dumps(loss)).loss_type == "smoothl1"
 
 
+def test_sigregs_options_have_a_configs_names_too():
+    options = {
+        "sigreg_num_slices": 5,
+        "sigreg_fixed_slices": True,
+        "sigreg_weight": 3.0,
+        "sigreg_invariance_weight": 2.0,
+    }
+    loss = hjepa.HJEPASIGRegLoss(sigreg_loss_weight=0.5, **options).sigreg_loss
+    assert (loss.num_slices, loss.fixed_slices, loss.sigreg_weight, loss.invariance_weight) == (5, True, 3.0, 2.0)
+
+
 def test_targets_get_no_gradient_unless_asked():
     predictions, targets = levels_of()
     targets = [x.requires_grad_() for x in targets]

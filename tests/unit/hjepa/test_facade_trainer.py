@@ -84,7 +84,10 @@ def real(tmp_path, *, batches=2, batch_size=8, **options):
     )
     images = torch.utils.data.TensorDataset(torch.randn(batches * batch_size, 3, 16, 16))
     loader = torch.utils.data.DataLoader(images, batch_size)
-    config = config_of(tmp_path) | {"loss": {"type": "mse"}, "masking": {"mask_scale": [0.1, 0.3]}}
+    config = config_of(tmp_path, **options.pop("training", {})) | {
+        "loss": {"type": "mse"},
+        "masking": {"mask_scale": [0.1, 0.3]},
+    }
     kind = options.pop("kind", hjepa.HJEPATrainer)
     return kind(model, loader, options.pop("val", loader), config=config, device="cpu", **options)
 

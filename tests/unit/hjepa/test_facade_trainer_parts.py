@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from jaxtrain.systems import hjepa
+from jaxtrain.systems.hjepa.original.native_run import obstacles
 from tests.unit.hjepa.test_facade_trainer import TinyLoss, TinyModel, config_of, masks, real, tiny
 
 
@@ -100,6 +101,33 @@ def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
     told = [(call.args[2], call.args[1]) for call in logged.call_args_list]
     assert told == [("train/", 2), ("val/", 2), ("train/", 4), ("val/", 4)]
     assert {"loss", "lr"} <= set(logged.call_args_list[0].args[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("validated", [True, False])
+def test_early_stopping_ends_a_run_of_the_engine_and_keeps_its_count(validated, tmp_path):
+    stopping = {"enabled": True, "patience": 1, "min_delta": 1e9}
+    options = {"training": {"epochs": 9, "early_stopping": stopping}} | ({} if validated else {"val": None})
+    trainer = real(tmp_path, **options)
+    assert list(obstacles(trainer)) == []
+    trainer.train()
+    assert (trainer.current_epoch, trainer.global_step) == (1, 4)
+    assert (trainer.early_stopping.counter, trainer.early_stopping.should_stop) == (1, True)
+
+
+@pytest.mark.slow
+def test_the_engines_next_run_knows_the_best_epoch_of_the_first(tmp_path):
+    first = real(tmp_path)
+    first.train()
+    again = real(tmp_path, training={"epochs": 3})
+    again.train()
+    assert again.global_step == 6
+    assert again.best_val_loss <= first.best_val_loss
+    manager = again.checkpoint_manager
+    assert {epoch for _, epoch, _ in manager.best_checkpoints} >= {
+        epoch for _, epoch, _ in first.checkpoint_manager.best_checkpoints
+    }
+    assert manager.best_metric == again.best_val_loss
 
 
 def test_a_resumed_trainer_of_plain_parts_knows_its_epoch(tmp_path):

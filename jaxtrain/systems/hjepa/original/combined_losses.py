@@ -158,7 +158,10 @@ class HierarchicalCombinedLoss(LevelRegularized):
 
 
 class HJEPASIGRegLoss(LossModule):
-    """HJEPALoss plus SIGReg's statistic on the halves of the batch of context features; their distance is logged."""
+    """HJEPALoss plus SIGReg's statistic on the halves of the batch of context features; their distance is logged.
+
+    sigreg_options: arguments of SIGRegLoss, also under a config's names (`sigreg_num_slices`, ...).
+    """
 
     def __init__(
         self,
@@ -183,7 +186,8 @@ class HJEPASIGRegLoss(LossModule):
             huber_delta,
             detach_targets=detach_targets,
         )
-        self.sigreg_loss = SIGRegLoss(**sigreg_options)
+        cut = lambda name: name if name == "sigreg_weight" else name.removeprefix("sigreg_")
+        self.sigreg_loss = SIGRegLoss(**{cut(name): value for name, value in sigreg_options.items()})
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:

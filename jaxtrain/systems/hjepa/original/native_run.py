@@ -179,6 +179,7 @@ def settings(trainer: Any) -> Any:
         "drop_last": loader.drop_last,
     }
     values["loss"] = section_of(trainer.loss_fn)
+    values["evaluation"].pop("patience", None)  # the trainer's own early stopping asks the engine to stop
     masks = trainer.masking_fn
     values["masking"] |= {
         "num_masks": masks.num_target_masks,
@@ -231,15 +232,37 @@ def run(trainer: Any) -> dict[str, Any]:
 
 class Follow:
     """Keeps a trainer's attributes true while the engine trains; after its epochs writes the original's files, and the
-    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too."""
+    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too. What the trainer knows of its
+    best epochs is kept in the engine's checkpoints, and comes back with them."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
         self.every = 5 * trainer.log_frequency
         self.newest: Mapping[str, float] = {}
+        self.steps: list[Mapping[str, float]] = []  # of the epoch, where training losses decide when to stop
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, manager = self.trainer, self.trainer.checkpoint_manager
+        best = [(path.name, epoch, metric) for path, epoch, metric in manager.best_checkpoints]
+        state = {"best_metric": float(manager.best_metric), "best_checkpoints": best}
+        state |= {name: getattr(trainer, name) for name in ("best_val_loss", "epochs_without_improvement")}
+        return state | (
+            {} if trainer.early_stopping is None else {"early_stopping": trainer.early_stopping.state_dict()}
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        trainer, manager = self.trainer, self.trainer.checkpoint_manager
+        manager.best_metric = state["best_metric"]
+        manager.best_checkpoints = [(manager.checkpoint_dir / name, *rest) for name, *rest in state["best_checkpoints"]]
+        for name in ("best_val_loss", "epochs_without_improvement"):
+            setattr(trainer, name, state[name])
+        if trainer.early_stopping is not None and "early_stopping" in state:
+            trainer.early_stopping.load_state_dict(state["early_stopping"])
 
     def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
         self.newest = metrics
+        if self.trainer.val_loader is None and self.trainer.early_stopping is not None:
+            self.steps.append(metrics)
         if step % self.every == 0:
             self._log(step, metrics, "train/")
 
@@ -250,10 +273,19 @@ class Follow:
         trainer.progress_tracker.start_epoch(epoch)
         if trainer.val_loader is None:
             self._save(engine, None)
+            losses, self.steps = [step["loss"] for step in self.steps], []
+            self._stop(engine, float(np.mean(losses)) if losses else 0.0)
 
     def on_evaluation_end(self, engine: Any, step: int, metrics: dict[str, float]) -> None:
         self._log(step, metrics, "val/")
         self._save(engine, metrics["loss"])
+        self._stop(engine, metrics["loss"])
+
+    def _stop(self, engine: Any, loss: float) -> None:
+        trainer = self.trainer
+        if trainer._check_early_stopping(loss):
+            trainer._log(f"early stop at epoch {trainer.current_epoch + 1}: best loss {trainer.best_val_loss:.6g}")
+            engine.run.stop()
 
     def _log(self, step: int, metrics: Mapping[str, float], prefix: str) -> None:
         if jax.process_index() == 0:

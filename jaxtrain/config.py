@@ -233,6 +233,7 @@ class ShardConfig(Section):
     replicas: int | None = Field(default=None, ge=1)  # hsdp: groups that each hold one copy of the model
     tensor: int = Field(default=1, ge=1)  # devices that split one layer, by rules of the task and of `rules`
     rules: dict[str, tuple[Literal["tensor"] | None, ...]] = {}  # {pattern of a parameter: [tensor, null]}: its axes
+    sequence: int = Field(default=1, ge=1)  # devices that share the tokens of one sample, for tasks that can
     devices: int | None = Field(default=None, ge=1)  # use the first n of this process's devices; all if left out
     threads: int | None = Field(default=None, ge=1, le=1024)  # of a CPU; one per core if left out. 1 suits small models
 

@@ -162,11 +162,9 @@ def minimum_traffic(trainer) -> dict[str, int]:
         for key, value in {**trainer.state.params, **trainer.state.frozen}.items()
     }
     trained = {key: sizes[key] for key in trainer.state.params}
-    shards = layout.mesh.shape["fsdp"]
+    shards = layout.shards
     if layout.gathers:
-        split = {
-            key for key, value in trainer.state.params.items() if "fsdp" in layout.parameter(key, value.shape).spec
-        }
+        split = {key for key, value in trainer.state.params.items() if layout.is_split(key, value.shape)}
         share = (shards - 1) / shards
         gathered = sum(size for key, size in sizes.items() if key in split or key in trainer.state.frozen)
         scattered = sum(size for key, size in trained.items() if key in split)
@@ -174,7 +172,7 @@ def minimum_traffic(trainer) -> dict[str, int]:
             "all-gather": round(2 * gathered * share * micro_batches),
             "reduce-scatter": round(scattered * share * micro_batches),
         }
-    devices = layout.batch_devices
+    devices = layout.batch_devices * layout.mesh.shape["sequence"]
     return {"all-reduce": round(2 * sum(trained.values()) * (devices - 1) / devices)}
 
 
@@ -182,7 +180,7 @@ def _largest_batch(task, config, devices, budget: int, remat: str) -> dict | Non
     """Two compilations give bytes = a + b x batch, and with it the largest batch that fits; None where the model
     marks no blocks to recompute."""
     sizes, peaks = [], []
-    unit = len(devices) * config.train.accumulate_steps // config.shard.tensor
+    unit = len(devices) * config.train.accumulate_steps // (config.shard.tensor * config.shard.sequence)
     for factor in (1, 2):
         data = config.data.model_copy(update={"batch_size": unit * factor})
         train = config.train.model_copy(update={"remat": remat})

@@ -222,6 +222,9 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
         procedures of `compat: original`.
     shard_rules: config -> {pattern of a parameter's key: mesh axis ("tensor" or None) per array axis}, asked for where
         `shard.tensor` is more than 1 (jaxtrain.runtime.tensor_rules).
+    splits_tokens: config -> None, where `shard.sequence` is more than 1: raises UserError for settings under which the
+        tokens of a sample cannot lie on several devices. None: the model does not split them
+        (jaxtrain.runtime.spread.split_tokens).
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
@@ -245,6 +248,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     after_update: Callable[[Any, Any, C], Mapping[str, Any] | None] | None = None
     schedule: Callable[[C, Callable[[int], float], int], Callable[[int], float]] | None = None
     shard_rules: Callable[[C], Mapping[str, tuple]] = lambda config: {}
+    splits_tokens: Callable[[C], None] | None = None
     traced_hparams: tuple[str, ...] = ()
     pads_batches: bool = True
     target: str | None = None

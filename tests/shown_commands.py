@@ -118,6 +118,10 @@ ELSEWHERE = {
         "jaxtrain plan --config F --devices 8 --target h200",
         "python -m jaxtrain.plan --config F --devices 64 --target h200 shard.strategy=fsdp",
     ],
+    "tests/e2e/test_plan.py::test_devices_that_share_a_row_send_keys_and_gather_weights_alone": [
+        "python -m jaxtrain.plan --config configs/memory_lm_128k.yaml --devices 8 --target h200 --predict --no-fit "
+        "data.tokenizer=bytes",
+    ],
     "tests/e2e/test_plan.py::test_a_prediction_names_its_kernels_and_its_price": [
         "python -m jaxtrain.plan --config F --devices 1 --predict",
     ],

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.nn import fused_attention, initializers
+from jaxtrain.errors import UserError
+from jaxtrain.nn import fused_attention, initializers, ring_attention
 from jaxtrain.nn.attention_formula import formula
 from jaxtrain.nn.linear import Linear, linear
 from jaxtrain.nn.scopes import ATTENTION, named, within
@@ -25,6 +26,9 @@ def attention(
     Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
     """
     dropped = rngs is not None and dropout_rate != 0.0
+    if ring_attention.is_needed(q.shape[1], k.shape[1], causal):
+        _refuse_in_a_ring(mask=mask is not None, bias=bias is not None, window=window is not None, dropout=dropped)
+        return ring_attention.attention(q, k, v, lengths=lengths, scale=scale)
     visibility = {"mask": mask, "lengths": lengths, "causal": causal, "window": window}
     if mask is not None and lengths is not None:
         raise ValueError("attention: a mask or lengths, not both; put the lengths into the mask")
@@ -35,6 +39,14 @@ def attention(
         return fused_attention.dropped(q, k, v, rngs(), kept, lengths=lengths, causal=causal, scale=scale)
     fused_attention.chosen["formula"] += 1
     return formula(q, k, v, **visibility, bias=bias, scale=scale, dropout_rate=dropout_rate, rngs=rngs)
+
+
+def _refuse_in_a_ring(**given: bool) -> None:
+    if found := [name for name, is_given in given.items() if is_given]:
+        raise UserError(
+            f"shard.sequence: causal attention with {' and '.join(found)} is not offered where a sample's tokens lie "
+            "on several devices; leave that out, or set shard.sequence=1"
+        )
 
 
 class MultiheadAttention(nnx.Module):

@@ -63,6 +63,19 @@ def attention(q, k, v, *, bias=None, lengths=None, causal=False, window=0, scale
     return _attend(kind, q, k, v, [] if bias is None else [bias], [] if lengths is None else [lengths])
 
 
+def forward(q, k, v, *, lengths=None, causal=False, scale=1.0):
+    """Compute `attention` with the log of each softmax's sum, float32 [batch, head, query]."""
+    kind = Kind(scale, causal, 0, lengths is not None, False)
+    y, kept = _forward(kind, q, k, v, [], [] if lengths is None else [lengths])
+    return y, kept[-1]
+
+
+def backward(q, k, v, y, total, grad, *, lengths=None, causal=False, scale=1.0):
+    """Gradients of q, k and v for the result y and its logs of sums, which may be those of more keys than these."""
+    kind = Kind(scale, causal, 0, lengths is not None, False)
+    return _backward(kind, (q, k, v, [], [] if lengths is None else [lengths], y, total), grad)[:3]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(kind: Kind, q, k, v, bias, lengths):
     shape, _ = _shapes(q, k)

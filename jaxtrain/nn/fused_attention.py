@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ WIDEST = {8: 128, 9: 256}  # head, by major compute capability
 _planned: contextvars.ContextVar[tuple[int, int] | None] = contextvars.ContextVar("planned", default=None)
 
 
-# How many attentions were traced as what: "cuDNN", "Triton, with dropout" or "formula".
+# How many attentions were traced as what: "cuDNN", "Triton, with dropout", "formula", or a ring of one of them.
 chosen: collections.Counter[str] = collections.Counter()
 
 
@@ -102,8 +102,8 @@ def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=N
 
 def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scale=None):
     """On every device its samples and heads. A sample of length 0 gives 0."""
-    heads = ("batch", None, "heads", None)
-    given = [(bias, ("batch", "heads", None, None)), (lengths, ("batch",))]
+    queries, heads = ("batch", None if causal else "sequence", "heads", None), ("batch", None, "heads", None)
+    given = [(bias, ("batch", "heads", queries[1], None)), (lengths, ("batch",))]
     more = [x for x, _ in given if x is not None]
 
     def run(q, k, v, *more):
@@ -113,13 +113,18 @@ def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scal
         y: Any = cudnn.attention(q, k, v, bias=bias_, lengths=some, causal=causal, window=window or 0, scale=scale)
         return y if lengths_ is None else jnp.where((lengths_ > 0)[:, None, None, None], y, 0)
 
-    kinds = [heads] * 3 + [names for x, names in given if x is not None]
-    return over_devices(run, (q, k, v, *more), kinds, heads)
+    kinds = [queries, heads, heads] + [names for x, names in given if x is not None]
+    return over_devices(run, (q, k, v, *more), kinds, queries)
+
+
+def is_planned() -> bool:
+    """Tell whether programs are traced for a GPU that is elsewhere."""
+    return _planned.get() is not None
 
 
 def is_available() -> bool:
     """Tell whether the GPU that programs are compiled for runs the kernel."""
-    return _planned.get() is not None or _runs_here()
+    return is_planned() or _runs_here()
 
 
 def _capability() -> tuple[int, int]:
@@ -131,13 +136,13 @@ def _capability() -> tuple[int, int]:
 
 
 def _drops() -> bool:
-    return _planned.get() is not None or _drops_here()
+    return is_planned() or _drops_here()
 
 
 @functools.cache
 def _runs_here() -> bool:
     """Forward and backward, odd lengths, grouped heads, under lengths, a mask and a diagonal."""
-    return agreed("cuDNN's kernel", _tried("cuDNN's kernel", fused, _TRIALS))
+    return tried("cuDNN's kernel", lambda: max(difference(fused, *case) for case in _TRIALS))
 
 
 @functools.cache
@@ -146,7 +151,13 @@ def _drops_here() -> bool:
     of_formula = {"dropout_rate": 0.25, "rngs": rngs}
     kernel = lambda q, k, v, dropout_rate, rngs, **given: dropped(q, k, v, rngs(), 1 - dropout_rate, **given)
     cases = [(tokens, given | of_formula) for tokens, given in _TRIALS if "mask" not in given]
-    return agreed("the kernel with dropout", _tried("the kernel with dropout", kernel, cases))
+    return tried("the kernel with dropout", lambda: max(difference(kernel, *case) for case in cases))
+
+
+def tried(name: str, measure: Callable[[], float]) -> bool:
+    """Return True if a small trial gives the formula's results and gradients on every process's device. measure: how
+    far it is off."""
+    return agreed(name, _tried(name, measure))
 
 
 def agreed(name: str, works: bool) -> bool:
@@ -166,14 +177,13 @@ TRIAL_TOLERANCE = 2e-2  # of bfloat16 results against float32 ones, relative to 
 _TRIALS = ((65, {}), (65, {"causal": True}), (64, {"lengths": [64, 40]}), (65, {"mask": [65, 40]}))
 
 
-def _tried(name: str, kernel, cases) -> bool:
-    """Return True if a small trial on this process's device gives the formula's results and gradients."""
+def _tried(name: str, measure: Callable[[], float]) -> bool:
     if jax.default_backend() != "gpu":
         return False
     before = chosen.copy()
     try:
         with jax.ensure_compile_time_eval():
-            worst = max(difference(kernel, *case) for case in cases)
+            worst = measure()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         log.info("attention runs as plain XLA: %s is not available here (%s)", name, error)
         return False

@@ -7,6 +7,7 @@ once. On a CPU, whose scatter is one loop in order, it stays jax's.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +49,16 @@ def row_sums(indices, values, like):
     """Add values [..., ...] by indices int [...] into an array like `like` [row, ...], in float32 and in a fixed order.
     Indices outside the table add nothing."""
     count, (outer, *inner) = indices.size, like.shape
-    pieces = spread.parts() if indices.ndim and len(indices) % spread.parts() == 0 else 1
-    indices = indices.reshape(pieces, count // pieces)
     indices = jnp.where(indices < 0, indices + outer, indices)  # as jnp.take counts
-    values = values.reshape(*indices.shape, -1)
+    width = math.prod(inner)
+    lead = indices.shape[:2] if indices.ndim > 1 else (count, 1)
+    by_row, by_token = _cuts(*lead)
+    pieces = by_row * by_token
     if pieces > 1:  # each device its own rows, then one sum of what they have: else the partitioner gathers the batch
-        indices, values = spread.in_parts(indices), spread.in_parts(values)
+        indices = spread.apart(indices.reshape(*lead, -1), by_row, by_token).reshape(pieces, -1)
+        values = spread.apart(values.reshape(*lead, -1, width), by_row, by_token).reshape(pieces, -1, width)
+    else:
+        indices, values = indices.reshape(1, count), values.reshape(1, count, width)
     if 2.0 * outer * count / pieces * values.shape[-1] <= PRODUCT_LIMIT:
         hot = (indices[..., None] == jnp.arange(outer)).astype(values.dtype)
         sums = _product("pnr,pnd->prd", hot, values, like.dtype)
@@ -61,6 +66,12 @@ def row_sums(indices, values, like):
         sums = jax.vmap(functools.partial(_sorted_sums, rows=outer, dtype=like.dtype))(indices, values)
     sums = sums[0] if pieces == 1 else spread.in_parts(sums).sum(0)
     return sums.reshape(outer, *inner).astype(like.dtype)
+
+
+def _cuts(samples: int, tokens: int) -> tuple[int, int]:
+    """Pieces of the samples and of the tokens of each: as they lie on the devices, where that divides them."""
+    by_row, by_token = spread.parts(), spread.parts("sequence")
+    return (by_row, by_token) if samples % by_row == 0 and tokens % by_token == 0 else (1, 1)
 
 
 def _sorted_sums(indices, values, rows: int, dtype):

@@ -14,12 +14,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.spread import spread
 
-BATCH_AXES = ("replica", "fsdp")  # a batch is split over both; parameters over fsdp (and tensor) only
+BATCH_AXES = ("replica", "fsdp")  # a batch is split over both
+PIECES = ("fsdp", "sequence")  # parameters and moments that are kept in pieces are split over both
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The mesh (replica, fsdp, tensor) and the rules that place arrays on it."""
+    """The mesh (replica, fsdp, sequence, tensor) and the rules that place arrays on it."""
 
     mesh: Mesh
     strategy: str
@@ -29,6 +30,11 @@ class Layout:
     def batch_devices(self) -> int:
         """Into how many pieces a batch is split."""
         return self.mesh.shape["replica"] * self.mesh.shape["fsdp"]
+
+    @property
+    def shards(self) -> int:
+        """Into how many pieces fsdp splits an array: devices that hold other tokens of a sample hold other pieces."""
+        return self.mesh.shape["fsdp"] * self.mesh.shape["sequence"]
 
     @property
     def per_device(self) -> bool:
@@ -47,7 +53,8 @@ class Layout:
 
     def spread(self) -> contextlib.AbstractContextManager:
         """Tell layers that are written per device, inside, where a batch is cut. Traced."""
-        return spread(None if self.per_device or self.mesh.size == 1 else self.mesh, BATCH_AXES, ("tensor",))
+        whole = self.per_device or self.mesh.size == 1
+        return spread(None if whole else self.mesh, BATCH_AXES, ("tensor",), ("sequence",))
 
     def batch(self, leading: int = 0) -> NamedSharding:
         """Rows over the batch axes; `leading` axes (steps per call, accumulation) before them stay whole."""
@@ -68,7 +75,11 @@ class Layout:
     @property
     def gathers(self) -> bool:
         """Return True if parameters are stored sharded and gathered for use."""
-        return self.strategy in ("fsdp", "hsdp") and self.mesh.shape["fsdp"] > 1
+        return self.strategy in ("fsdp", "hsdp") and self.shards > 1
+
+    def is_split(self, key: str, shape: tuple[int, ...]) -> bool:
+        """Return True if a parameter is kept in pieces that are gathered for use."""
+        return PIECES in self.parameter(key, shape).spec
 
     def gather(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Whole parameters for one forward or backward pass; their gradients come back in pieces. Traced.
@@ -80,7 +91,7 @@ class Layout:
         return {key: self._gather(value, self.parameter(key, value.shape)) for key, value in params.items()}
 
     def _gather(self, value: jax.Array, kept: NamedSharding) -> jax.Array:
-        whole = NamedSharding(self.mesh, P(*(None if axis == "fsdp" else axis for axis in kept.spec)))
+        whole = NamedSharding(self.mesh, P(*(None if axis == PIECES else axis for axis in kept.spec)))
 
         together = lambda x: jax.lax.with_sharding_constraint(x, whole)
         apart = lambda _, g: (jax.lax.with_sharding_constraint(g, kept),)
@@ -100,11 +111,10 @@ class Layout:
         for pattern, axes in self.rules.items():
             if self.mesh.shape["tensor"] > 1 and re.fullmatch(pattern, key):
                 spec = self._checked(key, shape, axes)
-        shards = self.mesh.shape["fsdp"]
-        if split and shards > 1:
-            free = [a for a, size in enumerate(shape) if spec[a] is None and size % shards == 0]
+        if split and self.shards > 1:
+            free = [a for a, size in enumerate(shape) if spec[a] is None and size % self.shards == 0]
             if free:
-                spec[max(free, key=lambda a: shape[a])] = "fsdp"
+                spec[max(free, key=lambda a: shape[a])] = PIECES
         return NamedSharding(self.mesh, P(*spec))
 
     def _checked(self, key: str, shape: tuple[int, ...], axes: tuple) -> list[Any]:
@@ -142,16 +152,18 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
     devices = list(jax.devices() if devices is None else devices)
     if config.devices is not None:
         devices = _first_of_each_process(devices, config.devices)
-    if len(devices) % config.tensor:
-        raise UserError(f"shard.tensor: {config.tensor} does not divide {len(devices)} devices")
-    data = len(devices) // config.tensor
-    if config.strategy == "ddp_local" and config.tensor > 1:
-        raise UserError("shard.tensor: with shard.strategy=ddp_local every device holds all layers; set 1, or ddp")
+    data = len(devices)
+    for name, wanted, whole in (("tensor", config.tensor, "layers"), ("sequence", config.sequence, "tokens")):
+        if data % wanted:
+            raise UserError(f"shard.{name}: {wanted} does not divide {data} devices")
+        if config.strategy == "ddp_local" and wanted > 1:
+            raise UserError(f"shard.{name}: with shard.strategy=ddp_local a device holds all {whole}; set 1, or ddp")
+        data //= wanted
     replicas = {"ddp": data, "ddp_local": data, "hsdp": config.replicas or jax.process_count()}.get(config.strategy, 1)
     if data % replicas:
         raise UserError(f"shard.replicas: {replicas} does not divide {data} devices")
-    grid = np.array(devices).reshape(replicas, data // replicas, config.tensor)
-    mesh = Mesh(grid, (*BATCH_AXES, "tensor"), axis_types=(AxisType.Auto,) * 3)
+    grid = np.array(devices).reshape(replicas, data // replicas, config.sequence, config.tensor)
+    mesh = Mesh(grid, (*BATCH_AXES, "sequence", "tensor"), axis_types=(AxisType.Auto,) * 4)
     return Layout(mesh, config.strategy, {**(rules or {}), **config.rules})
 
 

@@ -104,6 +104,25 @@ def whole_run(name: str) -> Run:
     return Run(losses, compiled, placed, final_parameters(trainer), flat(trainer.state.opt_state), logged)
 
 
+class FourSteps(NamedTuple):
+    """Four steps of SGD: the losses, the weights after them, and by how much these moved."""
+
+    losses: list[float]
+    weights: dict
+    moved: dict
+
+
+def four_steps(name: str, folder: pathlib.Path, *overrides: str) -> FourSteps:
+    """Train the task's tiny config on batches of 16, with settings that split it otherwise."""
+    few = ("train.steps=4", "train.log_every_steps=1", "evaluation.every_epochs=null", "evaluation.every_steps=null")
+    trainer = tiny(name, folder, *few, "data.batch_size=16", *PLAIN, *overrides)
+    start = final_parameters(trainer)
+    trainer.train()
+    done = final_parameters(trainer)
+    losses = [values["loss"] for _, split, values in points(folder) if split == "train"]
+    return FourSteps(losses, done, {key: done[key].astype(float) - start[key] for key in done})
+
+
 def flat(tree) -> dict[str, np.ndarray]:
     return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
 

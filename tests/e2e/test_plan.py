@@ -56,6 +56,18 @@ def test_ddp_reduces_every_gradient_once_within_a_twentieth(plan):
     assert ddp["collectives"]["all-reduce"]["bytes"] == pytest.approx(ddp["minimum_bytes"]["all-reduce"], rel=0.05)
 
 
+def test_devices_that_share_a_row_send_keys_and_gather_weights_alone(tmp_path):
+    out = tmp_path / "plan.json"
+    smaller = ("model.num_layers=2", "model.vocab_size=4096", "data.max_length=16384", "data.tokenizer=bytes")
+    given = ("--config", "configs/memory_lm_128k.yaml", "--devices", "8", "--no-fit", "--json", str(out), *smaller)
+    code, printed = finish(start(1, *given, module="jaxtrain.plan", **AS_PLANNED))[0]
+    assert code == 0, printed
+    plan = json.loads(out.read_text())
+    assert plan["collectives"]["all-gather"]["bytes"] < 1.1 * plan["minimum_bytes"]["all-gather"]
+    assert plan["collectives"]["collective-permute"]["bytes"] > 0
+    assert "all-to-all" not in plan["collectives"]
+
+
 def test_a_model_that_does_not_fit_exits_with_1(plan):
     few = ("data.batch_size=8", "model.length=8", "model.vocabulary=64")  # XLA looks long for memory to save, in vain
     big = plan("--target", "a6000", "model.width=12288", "model.depth=3", "shard.strategy=ddp", "--no-fit", *few)

@@ -6,7 +6,7 @@ from jaxtrain.systems.memory_lm.original.legacy_config import ORIGINAL
 from jaxtrain.task import Task, TorchTwin
 
 
-def _task(model: str, rules: str, **more) -> Task:
+def _task(model: str, kind: str, **more) -> Task:
     return Task(
         sections={"model": Model, "memory": Memory, "loss": LossSection, "data": Data, "optim": Optim},
         build_model=lazy(f"jaxtrain.systems.memory_lm.{model}:build_model"),
@@ -34,7 +34,8 @@ def _task(model: str, rules: str, **more) -> Task:
                 "original": lazy("jaxtrain.systems.memory_lm.exports:original_checkpoint"),
             },
         ),
-        shard_rules=lazy(f"jaxtrain.systems.memory_lm.shard_rules:{rules}"),
+        splits_tokens=lazy(f"jaxtrain.systems.memory_lm.sequence:{kind}"),
+        shard_rules=lazy(f"jaxtrain.systems.memory_lm.shard_rules:{kind}"),
         couples_samples=True,  # the router's balance terms look at the whole micro-batch
         traced_hparams=(
             "seed",

@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.nn.dropout import dropout
+from jaxtrain.runtime import spread
 
 
 class Rotary(nnx.Module):
@@ -125,6 +126,9 @@ class MemoryCrossAttention(nnx.Module):
         """One softmax over all tokens. q: [batch, time, head, head width]; gives the same shape."""
         k, v = self.heads("k", memory), self.heads("v", memory)
         if memory.ndim == 3:
+            return nn.attention(q, k, v, dropout_rate=self.dropout, rngs=rngs)
+        if spread.parts("sequence") > 1:  # rows of tokens on several devices are not joined
+            k, v = (jnp.broadcast_to(x, (len(q), *x.shape)) for x in (k, v))
             return nn.attention(q, k, v, dropout_rate=self.dropout, rngs=rngs)
         flat = q.reshape(1, -1, *q.shape[2:])  # one bank for every row: no copy of it per sample
         return nn.attention(flat, k[None], v[None], dropout_rate=self.dropout, rngs=rngs).reshape(q.shape)

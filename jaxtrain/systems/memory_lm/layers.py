@@ -8,16 +8,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtrain.runtime.spread import split_tokens
+
 
 def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict, rngs=None):
     """The last block's output and every block's; fills `routing` by memory layer."""
     outputs = []
+    hidden = split_tokens(hidden)
     for first, count in runs(model, view):
         if count > 1:
             hidden, between = _scan(model, first, count, hidden, view, rngs)
             outputs += list(between)
             continue
         hidden, chosen = model.block(first, hidden, view, strategy, prefill, rngs)
+        hidden = split_tokens(hidden)
         outputs.append(hidden)
         if chosen is not None:
             routing[first] = chosen
@@ -53,6 +57,7 @@ def _scan(model, first: int, count: int, hidden, view, rngs):
         key, state = inputs
         own = None if key is None else type(rngs)(key)
         hidden = model.plain_block(nnx.merge(graphdef, state), hidden, view, first, own)
+        hidden = split_tokens(hidden)
         return hidden, hidden
 
     return jax.lax.scan(body if rngs is None else jax.checkpoint(body), hidden, (keys, stacked))

@@ -108,13 +108,14 @@ def _block(split, index):
 
 
 def shifted_labels(batch):
-    """Labels of the next token [batch, time - 1]; IGNORE in rows that are not valid, after padding and across
-    documents."""
-    labels = batch["labels"][:, 1:]
-    labels = jnp.where(batch["valid"][:, None] & (token_mask(batch)[:, :-1] != 0), labels, IGNORE)
+    """Labels of the next token, int [batch, time]; IGNORE for the last, in rows that are not valid, after padding and
+    across documents."""
+    following = lambda x, last: jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last)
+    labels = following(batch["labels"], IGNORE)
+    labels = jnp.where(batch["valid"][:, None] & (token_mask(batch) != 0), labels, IGNORE)
     if "segment_ids" in batch:
         segments = batch["segment_ids"]
-        labels = jnp.where(segments[:, 1:] == segments[:, :-1], labels, IGNORE)
+        labels = jnp.where(following(segments, 0) == segments, labels, IGNORE)
     return labels
 
 
@@ -143,7 +144,7 @@ def loss(model, batch, config, rngs) -> Loss:
     """
     output = run_model(model, batch, rngs)
     labels = shifted_labels(batch)
-    nll = token_losses(output.hidden[:, :-1], model.head_weight, labels, config.loss.chunk_tokens)
+    nll = token_losses(output.hidden, model.head_weight, labels, config.loss.chunk_tokens)
     value, weight = weighted_mean(nll, labels != IGNORE)
     if rngs is None or not output.routing:
         return Loss(value, weight, {"ce": value} if rngs is not None else {})
@@ -179,7 +180,7 @@ def outputs(model, batch):
     that the router gives each chapter [batch, chapter]."""
     labels = shifted_labels(batch)
     output = run_model(model, batch)
-    result = {"log_probability": -token_losses(output.hidden[:, :-1], model.head_weight, labels, 1024)}
+    result = {"log_probability": -token_losses(output.hidden, model.head_weight, labels, 1024)[:, :-1]}
     for layer, routing in output.routing.items():
         p = jax.nn.softmax(routing.logits, axis=-1)
         result[f"chapters/{layer}"] = p.reshape(p.shape[0], -1, p.shape[-1]).mean(1)

@@ -52,6 +52,21 @@ def test_a_picked_value_is_the_one_that_is_looked_up():
     assert nn.pick(values, jnp.full(4, -100)).tolist() == [0, 0, 0, 0]
 
 
+def test_devices_that_share_a_row_add_up_their_own_tokens(monkeypatch):
+    from jax.sharding import Mesh
+
+    from jaxtrain.runtime.spread import spread
+
+    monkeypatch.setattr(rows, "PRODUCT_LIMIT", 0)
+    indices, grad = lookups((4, 6))
+    like = jax.ShapeDtypeStruct((TABLE, 8), jnp.float32)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "sequence"))
+    with spread(mesh, ("data",), (), ("sequence",)):
+        compiled = jax.jit(lambda i, g: rows.row_sums(i, g, like)).lower(indices, grad).compile()
+    np.testing.assert_allclose(compiled(indices, grad), rows.row_sums(indices, grad, like), rtol=1e-5, atol=1e-6)
+    assert "all-gather" not in compiled.as_text()
+
+
 def test_devices_add_up_their_own_rows(monkeypatch):
     """Each its part, sorted by itself, then one sum: the program holds no gather of the batch."""
     from jax.sharding import Mesh

@@ -103,6 +103,9 @@ def precision() -> dict[str, str]:
 
     kind, found = jax.devices()[0].device_kind, {}
     for name, policy in POLICIES.items():
+        if policy.float8:
+            found[name] = eight_bits()
+            continue
         ones = jnp.ones((16, 16), policy.compute)
         right = float((ones @ ones)[0, 0]) == 16.0
         peak = peak_flops(kind, policy.compute)
@@ -110,6 +113,22 @@ def precision() -> dict[str, str]:
             f", peak {peak / 1e12:g} TFLOP/s" if peak else ""
         )
     return found
+
+
+def eight_bits() -> str:
+    """Tell whether products in 8 bits run here."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtrain.nn import float8, fused_attention
+
+    device = jax.devices()[0]
+    lacking = float8.lacking(device.platform, fused_attention.capability() if device.platform == "gpu" else None)
+    if lacking is not None:
+        return f"not here: {lacking}"
+    ones = jnp.ones((16, 16), jnp.bfloat16)
+    right = float(float8.product(ones, ones)[0, 0]) == 16.0
+    return ("works" if right else "gives wrong products") + (", by emulation" if device.platform == "cpu" else "")
 
 
 def cache() -> dict[str, str]:

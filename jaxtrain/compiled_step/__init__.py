@@ -79,7 +79,7 @@ def compile_many(
 
     Options as in `compile`. Raises UserError for what cannot be converted, before anything is trained.
     """
-    if precision not in POLICIES or POLICIES[precision].scaled:
+    if precision not in POLICIES or POLICIES[precision].scaled or POLICIES[precision].float8:
         raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")
     if accumulate < 1:
         raise UserError(f"accumulate: {accumulate}, wanted at least 1")

@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtrain.errors import UserError
 from jaxtrain.nn import fused_attention, initializers, ring_attention
 from jaxtrain.nn.attention_formula import formula
-from jaxtrain.nn.linear import Linear, linear
+from jaxtrain.nn.linear import Linear, layer
 from jaxtrain.nn.scopes import ATTENTION, named, within
 from jaxtrain.runtime import traced_hparams
 
@@ -77,14 +77,14 @@ class MultiheadAttention(nnx.Module):
         the scores, same shape."""
         in_weight, in_bias = self.in_proj_weight[...], self.in_proj_bias[...]
         if key is None:
-            q, k, v = jnp.split(linear(query, in_weight, in_bias), 3, axis=-1)
+            q, k, v = jnp.split(layer(query, in_weight, in_bias), 3, axis=-1)
         elif value is None:
             width = in_weight.shape[1]
-            q = linear(query, in_weight[:width], in_bias[:width])
-            k, v = jnp.split(linear(key, in_weight[width:], in_bias[width:]), 2, axis=-1)
+            q = layer(query, in_weight[:width], in_bias[:width])
+            k, v = jnp.split(layer(key, in_weight[width:], in_bias[width:]), 2, axis=-1)
         else:
             parts = zip((query, key, value), jnp.split(in_weight, 3), jnp.split(in_bias, 3), strict=True)
-            q, k, v = (linear(x, w, b) for x, w, b in parts)
+            q, k, v = (layer(x, w, b) for x, w, b in parts)
         if key_padding_mask is not None:
             visible = ~key_padding_mask[:, None, None, :]
             mask = visible if mask is None else mask & visible

@@ -58,7 +58,7 @@ def takes(q, k, v, mask=None, causal=False, window=None) -> bool:
         and (causal or window is None)
         and (mask is None or mask.ndim == 4)
         and is_available()
-        and q.shape[-1] <= WIDEST.get(_capability()[0], 128)
+        and q.shape[-1] <= WIDEST.get(capability()[0], 128)
     )
 
 
@@ -127,7 +127,8 @@ def is_available() -> bool:
     return is_planned() or _runs_here()
 
 
-def _capability() -> tuple[int, int]:
+def capability() -> tuple[int, int]:
+    """Give the compute capability of the GPU that programs are compiled for."""
     planned = _planned.get()
     if planned is not None:
         return planned

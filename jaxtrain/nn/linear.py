@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.nn import initializers
+from jaxtrain.nn import float8, initializers
 from jaxtrain.nn.rows import rows
 from jaxtrain.nn.scopes import named
 
@@ -27,7 +27,7 @@ class Linear(nnx.Module):
 
     @named
     def __call__(self, x, rngs=None):
-        return linear(x, self.weight[...], None if self.bias is None else self.bias[...])
+        return layer(x, self.weight[...], None if self.bias is None else self.bias[...])
 
 
 def linear(x, weight, bias=None):
@@ -36,6 +36,14 @@ def linear(x, weight, bias=None):
     Computes in the weight's dtype, which the precision policy chooses.
     """
     y = jax.lax.dot_general(x.astype(weight.dtype), weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def layer(x, weight, bias=None):
+    """Compute `linear` as a layer of a network does: in 8 bits where the run's precision says so (nn.float8)."""
+    if not float8.takes(x, weight):
+        return linear(x, weight, bias)
+    y = float8.product(x.astype(weight.dtype), weight)
     return y if bias is None else y + bias.astype(y.dtype)
 
 

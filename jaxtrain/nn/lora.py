@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.nn import initializers
 from jaxtrain.nn.dropout import dropout
-from jaxtrain.nn.linear import linear
+from jaxtrain.nn.linear import layer, linear
 from jaxtrain.nn.scopes import named
 
 PEFT_ADAPTER = "default"  # peft's name for the only adapter
@@ -38,7 +38,7 @@ class LoRALinear(nnx.Module):
 
     @named
     def __call__(self, x, rngs=None):
-        y = linear(x, self.weight[...], None if self.bias is None else self.bias[...])
+        y = layer(x, self.weight[...], None if self.bias is None else self.bias[...])
         if self.merged:
             return y
         update = linear(linear(dropout(x, self.dropout, rngs), self.lora_A[...]), self.lora_B[...])

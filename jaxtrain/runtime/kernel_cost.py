@@ -52,6 +52,8 @@ class Card:
     def rate(self, dtype: str) -> float:
         if dtype in ("bf16", "f16"):
             return self.half * REACHED["half"]
+        if dtype.startswith("f8"):
+            return 2 * self.half * REACHED["half"]
         return self.single * REACHED["single"] if dtype == "f32" else self.plain
 
 

@@ -16,7 +16,8 @@ class Precision:
 
     params: jnp.dtype
     compute: jnp.dtype
-    scaled: bool  # the loss is multiplied by a dynamic scale, so that float16 gradients do not vanish
+    scaled: bool = False  # the loss is multiplied by a dynamic scale, so that float16 gradients do not vanish
+    float8: bool = False  # linear layers multiply in 8 bits while training (jaxtrain.nn.float8)
 
     def for_compute(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {
@@ -32,8 +33,9 @@ class Precision:
 
 
 POLICIES = {
-    "fp32": Precision(jnp.dtype("float32"), jnp.dtype("float32"), False),
-    "bf16": Precision(jnp.dtype("float32"), jnp.dtype("bfloat16"), False),
-    "bf16_params": Precision(jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), False),
-    "fp16": Precision(jnp.dtype("float32"), jnp.dtype("float16"), True),
+    "fp32": Precision(jnp.dtype("float32"), jnp.dtype("float32")),
+    "bf16": Precision(jnp.dtype("float32"), jnp.dtype("bfloat16")),
+    "bf16_params": Precision(jnp.dtype("bfloat16"), jnp.dtype("bfloat16")),
+    "fp16": Precision(jnp.dtype("float32"), jnp.dtype("float16"), scaled=True),
+    "fp8": Precision(jnp.dtype("float32"), jnp.dtype("bfloat16"), float8=True),
 }

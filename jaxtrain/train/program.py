@@ -12,7 +12,6 @@ from flax import nnx
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
-from jaxtrain.errors import UserError
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
@@ -21,7 +20,7 @@ from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.preemption import PREEMPTION
 from jaxtrain.task import Task
-from jaxtrain.train.compilation import micro_batch, out_of_memory, padding
+from jaxtrain.train.compilation import micro_batch, offered, out_of_memory, padding
 from jaxtrain.train.compilation.compile_key import differences
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import StepCost
@@ -69,8 +68,9 @@ class Program:
             self.data = InputPipeline(task, config, train_dataset, val_dataset, interrupted)
             self.config = self.data.config
             rules = task.shard_rules(self.config) if self.config.shard.tensor > 1 else {}
-            _check_tokens(task, self.config)
+            offered.check_tokens(task, self.config)
             self.layout = make_layout(self.config.shard, rules, devices)
+            offered.check_precision(self.config, self.layout)
         self.data.lay_out(self.layout)
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
@@ -370,18 +370,6 @@ def _prepare_process(config: TrainingConfig) -> Any:
     prng.install()
     jax.config.update("jax_default_matmul_precision", MATMUL[config.precision.matmul])
     return compile_cache.watch()
-
-
-def _check_tokens(task: Task, config: TrainingConfig) -> None:
-    """Raises UserError where `shard.sequence` is to split what the task does not split."""
-    if config.shard.sequence == 1:
-        return
-    if task.splits_tokens is None:
-        raise UserError(
-            f"shard.sequence: {config.shard.sequence}, but this task does not split a sample's tokens over devices "
-            "(Task.splits_tokens); set 1. The tasks of memory_lm do"
-        )
-    task.splits_tokens(config)
 
 
 def _out_of_memory(config: TrainingConfig, devices: int, arguments: tuple, program: Any) -> str:

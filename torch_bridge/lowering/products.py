@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn import float8
 from jaxtrain.nn.correlation import correlate
 from torch_bridge.lowering import lu
 from torch_bridge.lowering.dtypes import cast, jax_dtype, match_products, promote
@@ -16,7 +17,7 @@ from torch_bridge.lowering.table import lowering
 def linear(call, x, weight, bias=None):
     """weight: [out, in], as torch keeps it."""
     x, weight, bias = match_products(x, weight, bias)
-    y = jnp.matmul(x, weight.T)
+    y = float8.product(x, weight) if x.dtype == weight.dtype and float8.takes(x, weight) else jnp.matmul(x, weight.T)
     return y if bias is None else y + bias
 
 

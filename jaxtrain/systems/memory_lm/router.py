@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.losses import weighted_mean
+from jaxtrain.nn import float8
 
 LOSSES = ("load_balance", "auxiliary", "z_loss")
 
@@ -49,7 +50,8 @@ class ChapterRouter(nnx.Module):
 
     def route(self, pooled) -> Routing:
         """pooled: [..., width]; one choice each."""
-        return self.choose(self.router(pooled).astype(jnp.float32))
+        with float8.products(False):  # a choice between chapters is not worth the rounding
+            return self.choose(self.router(pooled).astype(jnp.float32))
 
     def route_tokens(self, hidden) -> Routing:
         """One choice per token; hidden: [batch, time, width]."""

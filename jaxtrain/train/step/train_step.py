@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtrain.data import row_keys
 from jaxtrain.data.loader import gather
 from jaxtrain.errors import UserError
-from jaxtrain.nn import scopes
+from jaxtrain.nn import float8, scopes
 from jaxtrain.nn.remat import rematerialise
 from jaxtrain.optim.given import Given
 from jaxtrain.optim.optimizer import Optimizer
@@ -101,7 +101,8 @@ def make_gradients(
         pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
         model = model_def.merge(layout.gather(pieces), {}, buffers)
         gather_again = layout.gather if layout.gathers else None
-        with layout.spread(), rematerialise(config.train.remat, pieces, gather_again) as scope:
+        eights = float8.products(precision.float8)
+        with layout.spread(), eights, rematerialise(config.train.remat, pieces, gather_again) as scope:
             found = task.loss(model, batch, settings, Rngs(rng))
         if scope.policy != "none" and not scope.blocks:
             raise UserError(

@@ -18,7 +18,12 @@ class BlockSampler:
         height, width = (input_size, input_size) if isinstance(input_size, int) else input_size
         self.rows, self.columns = height // patch_size, width // patch_size
         self.aspect, self.max_attempts, self.divisor = aspect, max_attempts, divisor
-        self.rng = np.random if rng is None else rng
+        self._rng = rng
+
+    @property
+    def rng(self):
+        """The generator; numpy.random is looked up, because a module cannot be pickled for a worker."""
+        return np.random if self._rng is None else self._rng
 
     def draw(self, scale: Range, occupied=None) -> np.ndarray:
         """One block, bool [rows, columns], free of `occupied` if an attempt succeeds.
@@ -42,6 +47,14 @@ class BlockSampler:
         block = np.zeros((self.rows, self.columns), bool)
         block[top : top + height, left : left + width] = True
         return block
+
+    def batch(self, size: int, num_targets: int, target_scale: Range, context_scale: Range):
+        """`sample` for every image: bool [size, patch], bool [size, target, patch]."""
+        patches = self.rows * self.columns
+        context, targets = np.zeros((size, patches), bool), np.zeros((size, num_targets, patches), bool)
+        for i in range(size):
+            context[i], targets[i] = self.sample(num_targets, target_scale, context_scale)
+        return context, targets
 
     def sample(self, num_targets: int, target_scale: Range, context_scale: Range) -> tuple[np.ndarray, np.ndarray]:
         """A context block without the targets, bool [patch], and the targets, bool [target, patch]."""
@@ -74,10 +87,7 @@ class MultiBlockMaskGenerator:
         self.target_scale, self.context_scale = tuple(target_scale), tuple(context_scale)
 
     def __call__(self, batch_size: int, device=None) -> tuple[np.ndarray, np.ndarray]:
-        drawn = [
-            self.sampler.sample(self.num_target_masks, self.target_scale, self.context_scale) for _ in range(batch_size)
-        ]
-        return np.stack([context for context, _ in drawn]), np.stack([targets for _, targets in drawn])
+        return self.sampler.batch(batch_size, self.num_target_masks, self.target_scale, self.context_scale)
 
     def get_mask_statistics(self, context, targets) -> dict[str, float]:
         return statistics(context, targets)
@@ -123,14 +133,9 @@ class HierarchicalMaskGenerator:
     def __call__(self, batch_size: int, device=None) -> dict[str, dict[str, np.ndarray]]:
         masks = {}
         for config, sampler in zip(self.level_configs, self.samplers, strict=True):
-            drawn = [
-                sampler.sample(self.num_target_masks, config["target_scale"], config["context_scale"])
-                for _ in range(batch_size)
-            ]
-            masks[f"level_{config['level']}"] = {
-                "context": np.stack([context for context, _ in drawn]),
-                "targets": np.stack([targets for _, targets in drawn]),
-            }
+            scales = config["target_scale"], config["context_scale"]
+            context, targets = sampler.batch(batch_size, self.num_target_masks, *scales)
+            masks[f"level_{config['level']}"] = {"context": context, "targets": targets}
         return masks
 
     def get_mask_statistics(self, masks) -> dict[str, dict[str, float]]:

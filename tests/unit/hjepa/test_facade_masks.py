@@ -1,7 +1,9 @@
 """The original's mask generators, as torch tensors."""
 
+import copy
 import json
 import pathlib
+import pickle
 
 import numpy as np
 import pytest
@@ -60,6 +62,22 @@ def test_contexts_never_touch_targets():
     context, targets = hjepa.MultiBlockMaskGenerator(num_target_masks=3)(8)
     assert not (context[:, None] & targets).any()
     assert targets.shape == (8, 3, 196)
+
+
+def test_generators_are_pickled_for_workers_and_an_empty_batch_has_its_axes():
+    for generator in (
+        hjepa.HierarchicalMaskGenerator(),
+        hjepa.MultiCropMaskGenerator(),
+        hjepa.MultiBlockMaskGenerator(),
+    ):
+        other = pickle.loads(pickle.dumps(copy.deepcopy(generator)))
+        drawn = []
+        for one in (generator, other):
+            np.random.seed(1)
+            drawn.append(torch.utils._pytree.tree_leaves(one(2)))
+        assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+    context, targets = hjepa.MultiBlockMaskGenerator()(0)
+    assert (context.shape, targets.shape) == ((0, 196), (0, 4, 196))
 
 
 def test_crops_of_both_sizes():

@@ -83,6 +83,11 @@ def test_metrics_may_hold_text_and_a_schedule_without_state_leaves_none(tmp_path
     assert (saved["metrics"], saved["scheduler_state_dict"]) == ({"val_loss": 0.5, "note": "first"}, None)
 
 
+def test_a_config_that_is_not_there_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml: no such config file"):
+        hjepa.load_config(tmp_path / "none.yaml")
+
+
 # ---- logger
 
 

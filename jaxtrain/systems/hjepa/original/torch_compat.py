@@ -29,9 +29,11 @@ def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:
-    """The original's YAML as nested dicts, as it is; HJEPATrainer checks it."""
+    """The original's YAML as nested dicts, as it is; HJEPATrainer checks it. Raises FileNotFoundError."""
     from jaxtrain import config_io
 
+    if not config_io.locate(path).is_file():
+        raise FileNotFoundError(f"{path}: no such config file")
     return config_io.read(pathlib.Path(path))
 
 

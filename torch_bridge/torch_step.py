@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 
 
-def recordable(module: Any, optimizer: Any) -> bool:
-    """Return True for objects of torch's classes; a mock of one is none, whatever it says of itself."""
-    return issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
+def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
+    """Return True for objects of torch's classes, where nothing else that a step calls is a mock: one that is recorded
+    would be called once, and count so."""
+    torchs = issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
+    return torchs and not any(issubclass(type(one), mock.NonCallableMock) for one in called)
 
 
 class TorchStep:

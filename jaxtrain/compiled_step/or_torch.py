@@ -1,6 +1,6 @@
 """A compiled step that torch takes over where it cannot be compiled: what a trainer of a user's own objects needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtrain import compiled_step
@@ -12,7 +12,8 @@ class StepOrTorch:
     recorded (a branch on values, an optimizer without a counterpart, a mock).
 
     Arguments as those of `compile`; the batch's gradients are summed until a call with `update`. say: gets the reason,
-    once. `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the device.
+    once. called: what loss_fn calls beside the module; a mock among it is called at every step, never recorded.
+    `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the device.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class StepOrTorch:
         clip_norm: float | None = None,
         precision: str = "fp32",
         say: Callable[[str], None],
+        called: Sequence[Any] = (),
     ):
         from torch_bridge.torch_step import TorchStep, recordable
 
@@ -32,7 +34,7 @@ class StepOrTorch:
         self.eager = TorchStep(module, loss_fn, optimizer, scheduler, clip_norm, precision == "bf16")
         self.compiled: compiled_step.CompiledStep | None = None
         self._forward: Callable | None = None
-        if not recordable(module, optimizer):
+        if not recordable(module, optimizer, *called):
             return
         try:
             self.compiled = compiled_step.compile(

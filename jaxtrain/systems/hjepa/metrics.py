@@ -199,9 +199,11 @@ def quality(features: np.ndarray, pooling: str = "mean") -> dict[str, dict]:
 
 
 def batch_rank(features: np.ndarray, rows: int = 100) -> float:
-    """The original's collapse metric: effective rank of the first rows, flattened and not centred."""
+    """The original's collapse metric: effective rank of the first rows, flattened and not centred; NaN for zeros."""
     x = np.asarray(features, np.float32).reshape(len(features), -1)[:rows]
     values = np.linalg.svd(x, compute_uv=False)
+    if not values.any():
+        return float("nan")
     share = values / values.sum()
     return float(np.exp(-(share * np.log(share + 1e-8)).sum()))
 

@@ -79,6 +79,16 @@ def test_mocks_are_called_once_per_batch():
     assert trainer.validate()["val_loss"] == pytest.approx(0.6931472)
 
 
+def test_a_mock_of_a_criterion_is_called_at_every_batch():
+    model = Bag()
+    trainer = trainer_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.criterion = mock.Mock(side_effect=nn.functional.cross_entropy)
+    trainer.train_epoch()
+    assert trainer.criterion.call_count == 3
+    trainer.validate()
+    assert trainer.criterion.call_count == 5
+
+
 def test_a_section_of_the_config_is_enough():
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     optimizer = psy.create_optimizer(model, {"name": "Adam", "lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-6})

@@ -3,12 +3,27 @@
 import logging
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from jaxtrain.systems import hjepa
 from jaxtrain.systems.hjepa.original.native_run import obstacles
 from tests.unit.hjepa.test_facade_trainer import TinyLoss, TinyModel, config_of, masks, real, tiny
+
+
+@pytest.mark.filterwarnings("error")
+def test_collapse_metrics_of_any_features(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    zeros = trainer._compute_collapse_metrics(torch.zeros(4, 6, 8), torch.ones(4, 6, 8))
+    assert (zeros["context_std"], zeros["context_norm"], zeros["target_std"]) == (0.0, 0.0, 0.0)
+    assert zeros["target_norm"] == pytest.approx(48**0.5)
+    assert zeros["target_eff_rank"] == pytest.approx(1.0, abs=1e-5)
+    assert np.isnan(zeros["context_eff_rank"])
+    torch.manual_seed(0)
+    many = trainer._compute_collapse_metrics(torch.randn(150, 200), torch.randn(1, 6, 8, dtype=torch.bfloat16))
+    assert 60 < many["context_eff_rank"] < 100  # of the first 100 rows
+    assert many["target_eff_rank"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_it_is_constructed_of_mocks(tmp_path):

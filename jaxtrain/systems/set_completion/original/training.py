@@ -82,7 +82,8 @@ class Step(StepOrTorch):
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
         say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
         precision = "bf16" if lowered else "fp32"
-        super().__init__(model, self._loss, optimizer, clip_norm=clip_norm, precision=precision, say=say)
+        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,)}
+        super().__init__(model, self._loss, optimizer, **own)
 
     def _loss(self, module: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logits = module(batch["inputs"], batch["weapons"], batch["mask"])

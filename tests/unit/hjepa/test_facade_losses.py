@@ -140,6 +140,7 @@ def test_targets_get_no_gradient_unless_asked():
         (lambda: hjepa.HJEPALoss()(*(x[:2] for x in levels_of())), "got 2 predictions, 2 targets"),
         (lambda: hjepa.HJEPALoss()(levels_of()[0], [x[:, :1] for x in levels_of()[1]]), "differ in shape"),
         (lambda: hjepa.HJEPALoss()(*levels_of(), [None, torch.ones(4, 5), None]), "level 1: mask"),
+        (lambda: hjepa.HJEPALoss(reduction="none")(*levels_of()), "levels of different shapes have no sum"),
         (lambda: hjepa.VICRegLoss()(torch.zeros(4), torch.zeros(4)), "wanted .row, width."),
         (lambda: hjepa.ContrastiveJEPALoss()(*levels_of()), "wants two views"),
         (lambda: hjepa.create_loss_from_config({"loss": {"type": "l3"}}), "'l3' is unknown"),

@@ -57,6 +57,10 @@ class HJEPALoss(LossModule):
             self._level(prediction, target, mask)
             for prediction, target, mask in zip(predictions, targets, masks, strict=True)
         ]
+        if len({level.shape for level in levels}) > 1:
+            raise ValueError(
+                "reduction='none' keeps every element, and levels of different shapes have no sum; take mean"
+            )
         total = sum(weight * loss for weight, loss in zip(self._hierarchy_weights, levels, strict=True))
         named = {f"loss_h{level}": loss for level, loss in enumerate(levels)}
         return {"loss": total, **named, "loss_unweighted": sum(levels) / len(levels)}

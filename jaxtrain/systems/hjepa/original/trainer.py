@@ -58,6 +58,7 @@ class HJEPATrainer(TrainerSteps):
         "_check_early_stopping",
         "_log_epoch_summary",
         "_log_visualizations",
+        "_online_evaluation",
         "_train_on_host",
     )  # what the engine does in its own way; _save_checkpoint and _note_validation it calls
     PARTS = (

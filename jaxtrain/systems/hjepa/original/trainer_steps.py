@@ -246,6 +246,47 @@ class TrainerSteps:
         if outputs.get("target_features") is not None:
             logger.log_embeddings("embeddings", outputs["target_features"].mean(1), self.global_step)
 
+    def _online_evaluation(self, epoch: int) -> dict[str, float]:
+        """knn_accuracy of `training.online_eval` after this epoch; {} where none is due.
+
+        The k nearest of train_loader's rows, by the cosine of target features (level 0, mean over tokens), vote on
+        val_loader's; max_samples of each. Raises UserError for a model without extract_features and batches without
+        labels.
+        """
+        settings = (self.config.get("training") or {}).get("online_eval") or {}
+        if not settings.get("enabled") or (epoch + 1) % settings.get("frequency", 10) or self.val_loader is None:
+            return {}
+        from sklearn.neighbors import KNeighborsClassifier
+
+        most = settings.get("max_samples", 2000)
+        (known, labels), (asked, wanted) = (self._features(x, most) for x in (self.train_loader, self.val_loader))
+        neighbours = KNeighborsClassifier(min(settings.get("k", 20), len(known)), metric="cosine").fit(known, labels)
+        found = {"knn_accuracy": float((neighbours.predict(asked) == wanted).mean())}
+        self.metrics_logger.log_metrics(found, self.global_step, "online_eval/")
+        return found
+
+    @torch.no_grad()
+    def _features(self, loader: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Unit features [row, width] and labels [row] of a loader's first rows."""
+        model = getattr(self.model, "module", self.model)
+        if not hasattr(model, "extract_features"):
+            raise UserError(f"training.online_eval: {type(model).__name__} has no extract_features(images, level=0)")
+        training, rows, labels = model.training, [], []
+        model.eval()
+        for batch in loader:
+            if isinstance(batch, torch.Tensor) or len(batch) < 2:
+                raise UserError("training.online_eval: the loader gives images without labels")
+            features = model.extract_features(self._images(batch), level=0).float().mean(1)
+            rows.append(torch.nn.functional.normalize(features, dim=1).cpu().numpy())
+            given = (
+                (batch["label"] if "label" in batch else batch["labels"]) if isinstance(batch, Mapping) else batch[1]
+            )
+            labels.append(np.asarray(given))
+            if sum(map(len, rows)) >= most:
+                break
+        model.train(training)
+        return np.concatenate(rows)[:most], np.concatenate(labels)[:most]
+
     # ---- the loop
 
     def _train_on_host(self) -> dict[str, Any]:
@@ -269,6 +310,7 @@ class TrainerSteps:
                 self.metrics_logger.log_system_metrics(self.global_step)
             if (epoch + 1) % 5 == 0:
                 self._log_visualizations(epoch)
+            validated |= self._online_evaluation(epoch)
             if self._check_early_stopping(judged):
                 self._log(f"early stop at epoch {epoch + 1}: best loss {self.best_val_loss:.6g}")
                 break

@@ -59,20 +59,28 @@ class SequentialSource(ForeignSource):
     """Samples that come one after another and cannot be asked for by position; a base class.
 
     workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
-    batch_size: where the source decides. ready_made: every chunk is a whole batch already.
+    batch_size: where the source decides. ready_made: every chunk is a whole batch already. tells_places: `place` and
+    the argument of `chunks` are there.
     """
 
     workers: int = 1
     size: int | None = None
     batch_size: int | None = None
     ready_made: bool = False
+    tells_places: bool = False
 
-    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
-        """Yield this worker's share of an epoch from its start: lists of up to `batch_size` items.
+    def chunks(
+        self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded, place: Any = None
+    ) -> Iterator[Any]:
+        """Yield this worker's share of an epoch from its start, or from a place: lists of up to `batch_size` items.
 
         seeded: epoch -> a context in which every worker draws the same global random numbers.
         """
         raise TypeError(f"{type(self).__name__} must define chunks")
+
+    def place(self) -> Any:
+        """Return where the pass stands after its last chunk, in values that JSON holds."""
+        return None
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
         """Return the number of batches that the dataset promises, None if it does not say."""

@@ -2,10 +2,8 @@
 
 import collections
 import contextlib
-import hashlib
 import itertools
 import math
-import pickle
 import queue
 import threading
 import time
@@ -16,15 +14,15 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from jaxtrain.data import random_state, row_keys, workers
+from jaxtrain.data import random_state, row_keys, stream_places, workers
 from jaxtrain.data.batch_shapes import BatchShapes
 from jaxtrain.data.collate import Named, Texts, alike, picked, split_texts
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, SamplerStream
+from jaxtrain.data.same_stream import refuse_different
 from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
 from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
-from jaxtrain.runtime import launch
 
 Stream = IndexStream | SamplerStream | FirstBatches | IterableStream
 Calls = Iterable[tuple[int, int]]
@@ -101,6 +99,7 @@ class Loader:
         self.keep_texts = keep_texts
         self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
+        self.places = stream_places.Places(stream.batch_size)
         self.batch_shapes: BatchShapes | None = None  # pads batches of many lengths to a few
 
     def host_batch(
@@ -223,6 +222,7 @@ class Loader:
             together = list(itertools.islice(batches, count))
             if len(together) < count:
                 return
+            self.places.forget(range(first + 1, first + count))
             sizes = [size for size, _ in together]
             arrays = [self._without_texts(first + i, batch) for i, (_, batch) in enumerate(together)]
             if set(sizes) == {self.stream.batch_size} and alike(arrays):
@@ -290,21 +290,28 @@ class Loader:
         return size, batch, Request(self.stream.place(step)[0], indices if read is None else read, together)
 
     def _sequence(self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None) -> Iterator[Any]:
-        """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped."""
+        """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped,
+        unless the place is known."""
         stream = self.stream
         epoch, skip = stream.place(first)
-        step = first
+        step, given, place = first, 0, None
+        found = self.places.before(first) if pool is self.pool else None
+        if found is not None and (skip or stream.steps_per_epoch is None):
+            epoch, given, place, skip = found["epoch"], found["batches"], found["place"], 0
         while True:
-            given = 0
-            for batch in workers.iterate_epoch(pool, epoch):
+            for batch in workers.iterate_epoch(pool, epoch, given, place):
+                place = stream_places.take_mark(batch)
                 if not self._compared and pool is self.pool:
-                    self._compare_with_other_processes(batch)
+                    self._compared = True
+                    refuse_different(self._number, batch)
                 if given == stream.steps_per_epoch:
                     raise MoreThanPromised(epoch, given)
                 if given >= skip:
                     if self.batch_shapes is not None and rows is None:
                         batch = self.batch_shapes.fit(step, batch)
                     step += 1
+                    if pool is self.pool:
+                        self.places.remember(step, epoch, given + 1, place)
                     yield self._take_rows(batch, given * stream.batch_size, rows)
                 given += 1
             if stream.once:
@@ -316,21 +323,7 @@ class Loader:
                     "an IterableDataset must yield in every epoch, and as much as its __len__ says"
                 )
             skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
-            epoch += 1
-
-    def _compare_with_other_processes(self, batch: dict[str, Any]) -> None:
-        """Raise UserError where the processes read different streams, of which each would drop most rows."""
-        self._compared = True
-        if jax.process_count() == 1:
-            return
-        whole = hashlib.sha256(pickle.dumps(jax.tree.map(np.asarray, batch))).hexdigest()
-        if not launch.agree(f"stream/{self._number}", whole):
-            raise UserError(
-                "the IterableDataset gives other samples in every process: does it shard itself by rank, or draw from "
-                "an unseeded generator of its own? Every process must read the same samples, and trains on its rows of "
-                "each batch. Leave the sharding out (split_by_node, split_dataset_by_node), or set "
-                "data.num_workers=1: a worker process sees RANK=0 and WORLD_SIZE=1"
-            )
+            epoch, given, place = epoch + 1, 0, None
 
     def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:
         size = self.stream.batch_size

@@ -172,6 +172,8 @@ class Continued:
     def __init__(self, source: Any):
         self._states = generators(source)
         self._kept: list[Any] | None = None
+        self._begun: list[Any] = []
+        self.moved = False  # whether anything was drawn since they were seeded
 
     @contextlib.contextmanager
     def in_force(self, *seeds: int) -> Iterator[None]:
@@ -182,8 +184,12 @@ class Continued:
                     state.seed(int(mix(*seeds)))
                 else:
                     state.set(self._kept[i])
+            if seeds or self._kept is None:
+                self._begun, self.moved = [state.get() for state in self._states], False
             yield
             self._kept = [state.get() for state in self._states]
+            pairs = zip(self._states, self._begun, self._kept, strict=True)
+            self.moved = self.moved or not all(state.same(begun, kept) for state, begun, kept in pairs)
 
 
 def mix(*numbers: int | np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import random_state
+from jaxtrain.data import random_state, stream_places
 from jaxtrain.data.buffers import Buffers
 from jaxtrain.data.collate import Columns, TooLarge
 from jaxtrain.data.collate import collate as default_collate
@@ -139,16 +139,20 @@ class Reader:
 
 @dataclasses.dataclass(frozen=True)
 class Next:
-    """Asks a worker for the next batch of its share of an epoch. start: from the epoch's beginning."""
+    """Asks a worker for the next batch of its share of an epoch. start: from the epoch's beginning, or from a place
+    (SequentialSource.place) after `given` batches."""
 
     epoch: int
     worker: int
     workers: int
     start: bool = False
+    given: int = 0
+    place: Any = None
 
 
 class SequenceReader:
-    """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended.
+    """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended. A batch holds the stream's
+    place (data.stream_places) where that is known to lead back to the same samples.
 
     What the dataset draws goes on from batch to batch, whoever else draws in this process meanwhile. whole: the run has
     several processes, and each of them reads the whole stream.
@@ -168,6 +172,7 @@ class SequenceReader:
         self._random = random_state.Continued(self.source)
         self._chunks: Iterator[Any] = iter(())
         self._given = 0
+        self._trial = stream_places.Trial()
 
     def __getstate__(self) -> dict[str, Any]:
         keys = ("source", "collate", "batch_size", "seed", "whole")
@@ -180,8 +185,10 @@ class SequenceReader:
     def __call__(self, request: Next) -> dict[str, Any] | None:
         with self._random.in_force(*((self.seed, request.epoch, request.worker) if request.start else ())):
             if request.start:
-                self._given = 0
-                self._chunks = self._epoch_of(request)
+                self._given = request.given
+                source = self.source if request.place is None else copy.deepcopy(self.source)  # which keeps the place
+                self._trial.begin(source)
+                self._chunks = self._epoch_of(request, source)
             self.reading(self._given * self.batch_size)
             try:
                 chunk = next(self._chunks, None)
@@ -191,11 +198,22 @@ class SequenceReader:
             except BaseException as error:
                 raise _raised(error, f"batch {self._given} of epoch {request.epoch}") from error
             self._given += 1
-            return batch
+        if batch is not None and not self._random.moved:
+            again = lambda source, place: self._again(dataclasses.replace(request, place=place), source)
+            place = self._trial.place_after(batch, again)
+            if place is not None:
+                stream_places.mark(batch, place)
+        return batch
 
-    def _epoch_of(self, request: Next) -> Iterator[Any]:
-        seeded = functools.partial(random_state.seeded, self.source, self.seed)
-        return self.source.chunks(request.epoch, request.worker, request.workers, self.batch_size, seeded)
+    def _epoch_of(self, request: Next, source: SequentialSource) -> Iterator[Any]:
+        seeded = functools.partial(random_state.seeded, source, self.seed)
+        numbers = request.epoch, request.worker, request.workers, self.batch_size
+        return source.chunks(*numbers, seeded, **({} if request.place is None else {"place": request.place}))
+
+    def _again(self, request: Next, source: SequentialSource) -> Any:
+        with random_state.seeded(source, self.seed, request.epoch, request.worker):
+            chunk = next(self._epoch_of(request, source), None)
+            return None if chunk is None else self.collate(chunk)
 
 
 def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:

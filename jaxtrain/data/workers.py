@@ -282,12 +282,13 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def iterate_epoch(pool: WorkerPool, epoch: int) -> Iterator[Any]:
-    """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended."""
+def iterate_epoch(pool: WorkerPool, epoch: int, given: int = 0, place: Any = None) -> Iterator[Any]:
+    """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended. place: of a
+    stream that one worker reads, to go on from after `given` batches."""
     pool.start()
     active = list(range(pool.workers))
     for i, worker in enumerate(active * pool.ahead):
-        pool.send(worker, Next(epoch, worker, pool.workers, start=i < pool.workers))
+        pool.send(worker, Next(epoch, worker, pool.workers, i < pool.workers, given, place))
     while active:
         for worker in list(active):
             batch = pool.receive(worker)

@@ -20,9 +20,17 @@ class IterableSource(TorchHooks, SequentialSource):
     def __init__(self, dataset: IterableDataset):
         self.dataset = dataset
         self.size = promised_length(dataset)
+        self.tells_places = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
-    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
+    def place(self) -> Any:
+        return self.dataset.state_dict()
+
+    def chunks(
+        self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded, place: Any = None
+    ) -> Iterator[Any]:
         set_epoch(self.dataset, epoch)
+        if place is not None:
+            self.dataset.load_state_dict(place)
         items = iter(self.dataset)
         while chunk := list(itertools.islice(items, batch_size)):
             yield [to_numpy(item) for item in chunk]

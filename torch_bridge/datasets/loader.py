@@ -170,7 +170,9 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
     def steps_per_epoch(self, batch_size: int) -> int | None:
         return self.steps
 
-    def chunks(self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded) -> Iterator[Any]:
+    def chunks(
+        self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded, place: Any = None
+    ) -> Iterator[Any]:
         set_epoch(self.dataset, epoch)
         if self.ready_made:
             items = iter(self.dataset) if self._order is None else self._in_order(epoch, worker, workers, seeded)

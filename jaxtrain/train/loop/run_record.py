@@ -224,6 +224,7 @@ class RunRecord:
             "lr": self.config.optim.lr if self.config.optim.auto_lr else None,
             "optimizer": None if self.program.given is None else self.program.given.describe(),
             "callbacks": self.callbacks.state_dict(),
+            "stream": self.program.train_loader.places.state(self.step),
             "batch_shapes": shapes.state() if (shapes := self.program.train_loader.batch_shapes) else None,
         }
 
@@ -238,5 +239,6 @@ class RunRecord:
             setattr(self, name, meta[name])
         self.best_metrics, self.last_metrics = meta["best_metrics"], meta["last_metrics"]
         self.callbacks.load_state_dict(meta.get("callbacks", ()))
+        self.program.train_loader.places.restore(meta.get("stream"))
         if self.program.train_loader.batch_shapes is not None:
             self.program.train_loader.batch_shapes.restore(meta.get("batch_shapes") or (), meta["step"])

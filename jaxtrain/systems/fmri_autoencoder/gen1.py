@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.systems.fmri_autoencoder.autoencoder import Autoencoder, Decoder
 from jaxtrain.systems.fmri_autoencoder.blocks import (
     DenseEncoder,
     HeLinear,
@@ -17,11 +18,9 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Widths,
     block,
     normalize,
-    parameter_count,
     parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options
-from jaxtrain.systems.fmri_autoencoder.losses import internal_losses
 
 VIDEO_CHANNELS = (32, 64, 128, 256)
 AUDIO_CHANNELS = (32, 64, 128)
@@ -100,8 +99,10 @@ class Gen1Encoder(nnx.Module):
         return parameter_counts(self)
 
 
-class Gen1Decoder(nnx.Module):
+class Gen1Decoder(Decoder):
     """bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
+
+    trunk_layers = (7, 8, 9)
 
     def __init__(self, options: Gen1Options, *, rngs: nnx.Rngs):
         o, width, rate = options, Widths(options.widths), options.decoder_dropout
@@ -119,51 +120,8 @@ class Gen1Decoder(nnx.Module):
         self.layer11_audio = HeLinear(half, width(o.audio_mels), rngs=rngs)
         self.layer11_text = HeLinear(one, width(o.text_dim), rngs=rngs)
 
-    def __call__(self, bottleneck, rngs=None, valid=None):
-        """(video [batch, H*W*3], audio [batch, mels], text [batch, text_dim])."""
-        x = self.trunk(bottleneck, rngs, valid)
-        return self.video_head(x, rngs, valid), self.audio_head(x, rngs, valid), self.text_head(x, rngs, valid)
 
-    def trunk(self, x, rngs=None, valid=None):
-        for layer in (self.layer7, self.layer8, self.layer9):
-            x = layer(x, rngs, valid)
-        return x
-
-    def video_head(self, x, rngs=None, valid=None):
-        return self.layer11_video(self.layer10_video(x, rngs, valid))
-
-    def audio_head(self, x, rngs=None, valid=None):
-        return self.layer11_audio(self.layer10_audio(x, rngs, valid))
-
-    def text_head(self, x, rngs=None, valid=None):
-        return self.layer11_text(self.layer10_text(x, rngs, valid))
-
-    def decode_video_only(self, bottleneck):
-        return self.video_head(self.trunk(bottleneck))
-
-    def decode_audio_only(self, bottleneck):
-        return self.audio_head(self.trunk(bottleneck))
-
-    def decode_text_only(self, bottleneck):
-        return self.text_head(self.trunk(bottleneck))
-
-    def get_layer_outputs(self, bottleneck) -> dict[str, jax.Array]:
-        """Return every layer's output in evaluation mode, by name; `video`, `audio`, `text` are the last layers'."""
-        outputs = {}
-        x = bottleneck
-        for name in ("layer7", "layer8", "layer9"):
-            outputs[name] = x = getattr(self, name)(x)
-        for kind in ("video", "audio", "text"):
-            outputs[f"layer10_{kind}"] = y = getattr(self, f"layer10_{kind}")(x)
-            last = getattr(self, f"layer11_{kind}")
-            outputs[kind] = last[0](y) if kind == "video" else last(y)
-        return outputs
-
-    def count_parameters(self) -> dict[str, int]:
-        return parameter_counts(self)
-
-
-class SherlockAutoencoder(nnx.Module):
+class SherlockAutoencoder(Autoencoder):
     """Film, sound and text of one volume -> voxels, and back from the bottleneck.
 
     video: float [batch, 3, H, W] in 0..1; audio: float [batch, mels] in decibels; text: float [batch, text_dim];
@@ -176,26 +134,3 @@ class SherlockAutoencoder(nnx.Module):
         self.encoder = Gen1Encoder(options, rngs=rngs)
         self.decoder = Gen1Decoder(options, rngs=rngs)
         self.options = options
-
-    def __call__(self, video, audio, text, fmri_target=None, *, rngs=None, valid=None) -> dict[str, jax.Array]:
-        bottleneck, voxels = self.encoder(video, audio, text, rngs, valid)
-        recon = self.decoder(bottleneck, rngs, valid)
-        outputs = {"bottleneck": bottleneck, "predicted_fmri": voxels}
-        outputs |= dict(zip(("video_recon", "audio_recon", "text_recon"), recon, strict=True))
-        if rngs is not None:
-            outputs |= internal_losses(outputs, video, audio, text, fmri_target, valid, self.options)
-        return outputs
-
-    def encode_only(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None) in evaluation mode."""
-        bottleneck, voxels = self.encoder(video, audio, text)
-        return bottleneck, voxels if return_voxels else None
-
-    def decode_only(self, bottleneck):
-        """(video, audio, text) in evaluation mode."""
-        return self.decoder(bottleneck)
-
-    def get_parameter_count(self) -> dict:
-        """Parameters by part and layer, and their `total`."""
-        parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
-        return {**parts, "total": parameter_count(self)}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain import nn
+from jaxtrain.systems.fmri_autoencoder.autoencoder import Autoencoder, Decoder
 from jaxtrain.systems.fmri_autoencoder.blocks import (
     AUDIO_CODEBOOKS,
     LARGEST_CODE,
@@ -16,11 +17,10 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Stack,
     Widths,
     block,
-    parameter_count,
     parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
-from jaxtrain.systems.fmri_autoencoder.losses import internal_losses, wide
+from jaxtrain.systems.fmri_autoencoder.losses import wide
 
 MEL_UPSAMPLED_FRAMES = 64
 ENCODEC_FRAMES = 112  # at 75 frames per second and 1.5 s; the decoder takes it for the mel default of 65
@@ -126,12 +126,14 @@ class HeadEncoder(nnx.Module):
         return parameter_counts(self)
 
 
-class HeadDecoder(nnx.Module):
+class HeadDecoder(Decoder):
     """bottleneck -> the first frame of the window, audio and text.
 
     video: [batch, H*W*3] in 0..1. audio: codes float [batch, 8, frames] in 0..1023, whole numbers in evaluation mode;
     or mel [batch, mels, frames], frame 65 and later always 0. One frame gives [batch, 8] and [batch, mels].
     """
+
+    trunk_layers = (8, 9, 10, 11)
 
     def __init__(self, options: HeadOptions, *, rngs: nnx.Rngs):
         o, width, rate = options, Widths(options.widths), options.decoder_dropout
@@ -162,25 +164,12 @@ class HeadDecoder(nnx.Module):
         self.layer13_text = HeLinear(width(1024), width(o.text_dim), rngs=rngs)
 
     def __call__(self, bottleneck, rngs=None, valid=None):
-        x = self.trunk(bottleneck, rngs, valid)
-        audio = self.audio_head(x, rngs, valid)
-        audio = audio[..., 0] if self.frames == 1 else audio
-        return self.video_head(x, rngs, valid), audio, self.text_head(x, rngs, valid)
-
-    def trunk(self, x, rngs=None, valid=None):
-        for layer in (self.layer8, self.layer9, self.layer10, self.layer11):
-            x = layer(x, rngs, valid)
-        return x
-
-    def video_head(self, x, rngs=None, valid=None):
-        return self.layer13_video(self.layer12_video(x, rngs, valid))
-
-    def text_head(self, x, rngs=None, valid=None):
-        return self.layer13_text(self.layer12_text(x, rngs, valid))
+        video, audio, text = super().__call__(bottleneck, rngs, valid)
+        return video, audio[..., 0] if self.frames == 1 else audio, text
 
     def audio_head(self, x, rngs=None, valid=None, rounded: bool = True):
         """[batch, 8, frames] codes or [batch, mels, frames]; codes are rounded in evaluation mode if `rounded`."""
-        x = self.layer13_audio(self.layer12_audio(x, rngs, valid))
+        x = self.head("audio", x, rngs, valid)
         if self.use_encodec:
             codes = jax.nn.sigmoid(wide(x).reshape(x.shape[0], AUDIO_CODEBOOKS, -1)) * LARGEST_CODE
             return jnp.clip(jnp.round(codes), 0, LARGEST_CODE) if rngs is None and rounded else codes
@@ -189,34 +178,8 @@ class HeadDecoder(nnx.Module):
         x = x[..., : self.frames]
         return jnp.pad(x, ((0, 0), (0, 0), (0, self.frames - x.shape[-1])))
 
-    def decode_video_only(self, bottleneck):
-        return self.video_head(self.trunk(bottleneck))
 
-    def decode_audio_only(self, bottleneck):
-        """As the whole decoder gives it, but one frame keeps its axis."""
-        return self.audio_head(self.trunk(bottleneck))
-
-    def decode_text_only(self, bottleneck):
-        return self.text_head(self.trunk(bottleneck))
-
-    def get_layer_outputs(self, bottleneck) -> dict[str, jax.Array]:
-        """Return every layer's output in evaluation mode, by name; `video`, `audio`, `text` are the last layers' raw
-        outputs, before sigmoid, reshaping and upsampling."""
-        outputs = {}
-        x = bottleneck
-        for name in ("layer8", "layer9", "layer10", "layer11"):
-            outputs[name] = x = getattr(self, name)(x)
-        for kind in ("video", "audio", "text"):
-            outputs[f"layer12_{kind}"] = y = getattr(self, f"layer12_{kind}")(x)
-            last = getattr(self, f"layer13_{kind}")
-            outputs[kind] = last[0](y) if kind == "video" else last(y)
-        return outputs
-
-    def count_parameters(self) -> dict[str, int]:
-        return parameter_counts(self)
-
-
-class MultimodalAutoencoder(nnx.Module):
+class MultimodalAutoencoder(Autoencoder):
     """Film, sound and text of one volume -> voxels, and back from the bottleneck.
 
     video: float [batch, frames*H*W*3] in 0..1, or [batch, ...] flattened in C order; audio: codes int or mel float
@@ -229,26 +192,3 @@ class MultimodalAutoencoder(nnx.Module):
         self.encoder = HeadEncoder(options, statistics_twice, rngs=rngs)
         self.decoder = HeadDecoder(options, rngs=rngs)
         self.options = options
-
-    def __call__(self, video, audio, text, fmri_target=None, *, rngs=None, valid=None) -> dict[str, jax.Array]:
-        bottleneck, voxels = self.encoder(video, audio, text, rngs, valid)
-        recon = self.decoder(bottleneck, rngs, valid)
-        outputs = {"bottleneck": bottleneck, "predicted_fmri": voxels}
-        outputs |= dict(zip(("video_recon", "audio_recon", "text_recon"), recon, strict=True))
-        if rngs is not None:
-            outputs |= internal_losses(outputs, video, audio, text, fmri_target, valid, self.options)
-        return outputs
-
-    def encode_only(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None) in evaluation mode."""
-        bottleneck, voxels = self.encoder(video, audio, text)
-        return bottleneck, voxels if return_voxels else None
-
-    def decode_only(self, bottleneck):
-        """(video, audio, text) in evaluation mode."""
-        return self.decoder(bottleneck)
-
-    def get_parameter_count(self) -> dict:
-        """Parameters by part and layer, and their `total`."""
-        parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
-        return {**parts, "total": parameter_count(self)}

@@ -139,9 +139,9 @@ def test_online_neighbours_vote_on_the_validation_rows(tmp_path):
     trainer.val_loader = [images]
     with pytest.raises(ValueError, match="images without labels"):
         trainer._online_evaluation(1)
-    trainer.model = TinyModel()
+    trainer.model, trainer._train_epoch = TinyModel(), None
     with pytest.raises(ValueError, match="TinyModel has no extract_features"):
-        trainer._online_evaluation(1)
+        trainer.train()
 
 
 @pytest.mark.slow

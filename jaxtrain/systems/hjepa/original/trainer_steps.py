@@ -253,8 +253,8 @@ class TrainerSteps:
         val_loader's; max_samples of each. Raises UserError for a model without extract_features and batches without
         labels.
         """
-        settings = (self.config.get("training") or {}).get("online_eval") or {}
-        if not settings.get("enabled") or (epoch + 1) % settings.get("frequency", 10) or self.val_loader is None:
+        settings = self._online_settings()
+        if not settings or (epoch + 1) % settings.get("frequency", 10):
             return {}
         from sklearn.neighbors import KNeighborsClassifier
 
@@ -265,12 +265,21 @@ class TrainerSteps:
         self.metrics_logger.log_metrics(found, self.global_step, "online_eval/")
         return found
 
+    def _online_settings(self) -> Mapping[str, Any]:
+        """Settings of training.online_eval; {} where it is off or nothing is validated. Raises UserError for a model
+        without features."""
+        settings = (self.config.get("training") or {}).get("online_eval") or {}
+        if not settings.get("enabled") or self.val_loader is None:
+            return {}
+        model = getattr(self.model, "module", self.model)
+        if not hasattr(model, "extract_features"):
+            raise UserError(f"training.online_eval: {type(model).__name__} has no extract_features(images, level=0)")
+        return settings
+
     @torch.no_grad()
     def _features(self, loader: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Unit features [row, width] and labels [row] of a loader's first rows."""
         model = getattr(self.model, "module", self.model)
-        if not hasattr(model, "extract_features"):
-            raise UserError(f"training.online_eval: {type(model).__name__} has no extract_features(images, level=0)")
         training, rows, labels = model.training, [], []
         model.eval()
         for batch in loader:
@@ -291,6 +300,7 @@ class TrainerSteps:
 
     def _train_on_host(self) -> dict[str, Any]:
         """All epochs from current_epoch on; gives train_history, val_history, best_val_loss."""
+        self._online_settings()  # a mistake is told before the first epoch
         history: dict[str, Any] = {"train_history": [], "val_history": []}
         for epoch in range(self.current_epoch, self.epochs):
             self.current_epoch = epoch

@@ -109,6 +109,7 @@ def test_lines_go_to_the_modules_logger_where_logging_listens(tmp_path, caplog, 
     assert logger.info.called
 
 
+@pytest.mark.slow
 def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
     trainer = real(tmp_path)
     with mock.patch.object(trainer.metrics_logger, "log_metrics") as logged:
@@ -118,28 +119,19 @@ def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
     assert {"loss", "lr"} <= set(logged.call_args_list[0].args[0])
 
 
-class Coloured(TinyModel):
-    """Its features tell the images' colour."""
-
-    def extract_features(self, images, level=0, use_target_encoder=True):
-        assert not self.training
-        return images.mean((2, 3))[:, None].expand(-1, 4, -1)
-
-
 def test_online_neighbours_vote_on_the_validation_rows(tmp_path):
     trainer = tiny(tmp_path, compiled=False, epochs=4, online_eval={"enabled": True, "frequency": 2, "k": 3})
     labels = torch.arange(12) % 3
     images = torch.eye(3)[labels][..., None, None].expand(-1, -1, 8, 8) + 0.01 * torch.randn(12, 3, 8, 8)
     data = torch.utils.data.TensorDataset(images, labels)
-    trainer.model = Coloured()
-    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.01)
+    trainer.model.extract_features = lambda images, level: images.mean((2, 3))[:, None].expand(-1, 4, -1)  # its colour
     trainer.train_loader = trainer.val_loader = torch.utils.data.DataLoader(data, 4)
     history = trainer.train()
     assert [entry.get("knn_accuracy") for entry in history["val_history"]] == [None, 1.0, None, 1.0]
     trainer.val_loader = [images]
     with pytest.raises(ValueError, match="images without labels"):
         trainer._online_evaluation(1)
-    trainer.model, trainer._train_epoch = TinyModel(), None
+    del trainer.model.extract_features
     with pytest.raises(ValueError, match="TinyModel has no extract_features"):
         trainer.train()
 

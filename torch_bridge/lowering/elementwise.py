@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from torch_bridge.lowering.bounds import of_equals
 from torch_bridge.lowering.derivatives import absolute, derived, sloped, zero_where
 from torch_bridge.lowering.dtypes import (
     cast,
@@ -129,8 +130,8 @@ for _name in ("bitwise_left_shift", "bitwise_right_shift"):
 _PAIRS = {
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
-    "fmax": lambda x, y: jnp.where((x >= y) | (y != y), x, y),  # of two equal ones the first has the gradient
-    "fmin": lambda x, y: jnp.where((x <= y) | (y != y), x, y),
+    "fmax": lambda x, y: of_equals(jnp.where((x >= y) | (y != y), x, y), x, y),
+    "fmin": lambda x, y: of_equals(jnp.where((x <= y) | (y != y), x, y), x, y),
     "gcd": jnp.gcd,
     "lcm": jnp.lcm,
     "nextafter": lambda x, y: _nextafter(x, y),
@@ -260,28 +261,6 @@ def addcdiv(call, x, first, second, value=1):
 @lowering("round.default", "round.decimals")
 def round_(call, x, decimals=0):
     return jnp.round(x, decimals) if is_float(x) else x
-
-
-@lowering("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor")
-def clamp(call, x, min=None, max=None):
-    """The gradient passes where x lies on a bound, and none reaches the lower of two equal bounds, as in torch."""
-    bounds = [bound for bound in (min, max) if bound is not None]
-    dtype = result_type(x, *bounds)
-    x = cast(x, dtype)
-    if min is not None:
-        low = cast(min, dtype)
-        if max is not None:
-            low = jnp.where(low < cast(max, dtype), low, jax.lax.stop_gradient(low))
-        x = jnp.where(x < low, low, x)
-    if max is not None:
-        high = cast(max, dtype)
-        x = jnp.where(x > high, high, x)
-    return x
-
-
-@lowering("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(call, x, max):
-    return clamp(call, x, None, max)
 
 
 @lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")

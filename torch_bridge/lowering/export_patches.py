@@ -36,7 +36,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
-        _swap(stack, torch.autograd.function._SingleLevelFunction, "apply", classmethod(gradients.apply))
+        _swap(stack, torch.autograd.function.FunctionMeta, "__getattribute__", gradients.attribute)
         _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
         _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)

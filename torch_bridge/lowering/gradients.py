@@ -5,7 +5,9 @@ becomes jax.vjp of the operators between its inputs and outputs. While a module 
 these gradients enter and leave; `enclose` then moves what belongs to them into graphs of their own.
 """
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,22 +68,40 @@ def _floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def apply(cls, *args):
-    """In place of torch.autograd.Function.apply."""
-    if cls is CheckpointFunction:
-        function, _, *inner = args
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inner):
-            return function(*inner)
-        with torch.no_grad():  # a reentrant checkpoint asks its inputs alone, not its parameters
-            return function(*inner)
-    if cls.__module__.partition(".")[0] == "torch":  # torch's own, around an operator that the table holds
-        return super(torch.autograd.function._SingleLevelFunction, cls).apply(*args)
+def attribute(cls, name: str) -> Any:
+    """In place of FunctionMeta.__getattribute__: record what torch reads as a Function's forward with its backward.
+
+    `apply` itself cannot be replaced: users keep it (`scaled = Scaled.apply`), and since torch 2.14 it is no Python.
+    """
+    value = type.__getattribute__(cls, name)
+    torchs_own = type.__getattribute__(cls, "__module__").partition(".")[0] == "torch"  # around known operators
+    if name != "forward" or (torchs_own and cls is not CheckpointFunction):
+        return value
+    return functools.partial(_forward, cls, value)
+
+
+def _forward(cls, forward: Callable, *args):
+    """Record a call of a Function's forward as torch makes it: with a context first, unless setup_context is own."""
+    if args and isinstance(args[0], Context):  # one Function's forward that calls another's
+        return forward(*args)
+    if _is_setup_context_defined(cls.setup_context):
+        return _with_backward(cls, forward, args)
+    if cls is not CheckpointFunction:
+        return _with_backward(cls, forward, args[1:])
+    function, _, *inner = args[1:]
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inner):
+        return function(*inner)
+    with torch.no_grad():  # a reentrant checkpoint asks its inputs alone, not its parameters
+        return function(*inner)
+
+
+def _with_backward(cls, forward: Callable, args: tuple):
     context = Context(args)
     if _is_setup_context_defined(cls.setup_context):
-        result = cls.forward(*args)
+        result = forward(*args)
         cls.setup_context(context, args, result)
     else:
-        result = cls.forward(context, *args)
+        result = forward(context, *args)
     results = list(result) if isinstance(result, tuple) else [result]
     moved = [index for index, y in enumerate(results) if _floating(y) and id(y) not in context._unmoved]
     cotangents = {index: torch.ops.torch_bridge.cotangent(results[index].detach(), next(_numbers)) for index in moved}

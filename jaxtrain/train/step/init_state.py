@@ -1,5 +1,6 @@
 """The state that a run starts from: the model's structure, its optimizer, and the programs that make the arrays."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.errors import UserError
 from jaxtrain.optim import groups
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import traced_hparams
@@ -58,7 +60,7 @@ class Start:
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None, given: Any = None):
         numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
-        structure = layouts.abstract(build) if model is None else model
+        structure = _structure(task, build) if model is None else model
         model_def = self.model_def = ModelDef.of(structure, lambda key: trains(task, key, config))
         precision = POLICIES[config.precision.policy]
 
@@ -106,6 +108,14 @@ class Start:
         """A new state: of the user's model where it is given, else of weights drawn from the seed."""
         number = np.int64(seed).astype(np.int32)
         return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
+
+
+def _structure(task: Task, build: Callable[[], nnx.Module]) -> nnx.Module:
+    """The task's model without its arrays. Raises UserError for settings that it cannot be built with."""
+    try:
+        return layouts.abstract(build)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise UserError(f"{task.name}: no model can be built with these settings: {error}") from error
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:

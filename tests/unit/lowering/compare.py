@@ -119,6 +119,14 @@ def operator(name: str):
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)
 
 
+def installed(name: str) -> bool:
+    """Return True if this torch has the operator; some go (aten.cholesky in 2.14)."""
+    try:
+        return operator(name) is not None
+    except AttributeError:
+        return False
+
+
 def check(name: str, case: Case) -> None:
     """The table's lowering, compiled, gives torch's dtypes, shapes, values and gradients."""
     leaves, spec = pytree.tree_flatten((case.args, case.kwargs))

@@ -13,7 +13,7 @@ from tests.unit.lowering import (
     cases_views,
     cases_windows,
 )
-from tests.unit.lowering.compare import operator
+from tests.unit.lowering.compare import installed, operator
 from tests.unit.lowering.test_corners import CORNERS, MASKED, ZERO_DIMENSIONAL
 from tests.unit.lowering.test_further import FURTHER
 from tests.unit.lowering.test_randomness import SAMPLES
@@ -56,7 +56,9 @@ BY_ITSELF = {"aten.cauchy.default"}  # it has no mean
 
 
 def test_every_name_is_an_operator_of_torch():
-    assert all(isinstance(operator(name), torch._ops.OpOverload) for name in TABLE if name.startswith("aten."))
+    names = {name for name in TABLE if name.startswith("aten.")}
+    assert {name for name in names if not installed(name)} <= {"aten.cholesky.default"}  # torch 2.14 has none
+    assert all(isinstance(operator(name), torch._ops.OpOverload) for name in names if installed(name))
 
 
 def test_every_lowering_is_compared_with_torch():

@@ -1,0 +1,57 @@
+"""clamp, and the gradient of operands that are equal, which torch 2.14 shares between them."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from torch_bridge.lowering.dtypes import cast, is_float, result_type
+from torch_bridge.lowering.table import lowering
+
+SHARES_TIES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+
+
+def of_equals(result, x, y):
+    """Give fmax's or fmin's result the gradient of this torch: the first of two equal operands has it, or both half."""
+    return jnp.where(x == y, x / 2 + y / 2, result) if SHARES_TIES and is_float(result) else result
+
+
+@lowering("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor")
+def clamp(call, x, min=None, max=None):
+    """The gradient passes where x lies on a bound, and none reaches the lower of two equal bounds, as in torch.
+
+    Since torch 2.14 none passes on a bound that is a number, and half of it on one that is a tensor.
+    """
+    bounds = [bound for bound in (min, max) if bound is not None]
+    dtype = result_type(x, *bounds)
+    x, low, high = (None if value is None else cast(value, dtype) for value in (x, min, max))
+    if SHARES_TIES and is_float(x):
+        return _clamp_sharing_ties(x, low, high, any(hasattr(bound, "shape") for bound in bounds))
+    if low is not None:
+        if high is not None:
+            low = jnp.where(low < high, low, jax.lax.stop_gradient(low))
+        x = jnp.where(x < low, low, x)
+    if high is not None:
+        x = jnp.where(x > high, high, x)
+    return x
+
+
+def _clamp_sharing_ties(x, low, high, tensors: bool):
+    """Clamp with the gradients of torch 2.14. tensors: whether the bounds are tensors, and get theirs."""
+    inside = jax.lax.stop_gradient
+    result = x if low is None else jnp.where(x < low, low, x)
+    result = result if high is None else jnp.where(result > high, high, result)
+    if not tensors:
+        on_bound = jnp.zeros_like(result, dtype=bool)
+        for bound in (low, high):
+            on_bound |= False if bound is None else x == bound
+        return jnp.where(on_bound, inside(result), result)
+    for bound, other in ((low, high), (high, low)):
+        if bound is not None:
+            tie = (x == bound) if other is None else (x == bound) & (low < high)
+            result = jnp.where(tie, x / 2 + bound / 2, result)
+    return result if low is None or high is None else jnp.where((x == low) & (x == high), x, result)
+
+
+@lowering("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(call, x, max):
+    return clamp(call, x, None, max)

@@ -60,7 +60,7 @@ class Start:
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None, given: Any = None):
         numbered = traced_hparams.marked(config, task.traced_hparams)
         build = lambda key=None: task.build_model(numbered, initial_rngs(config.seed if key is None else key))
-        structure = _structure(task, build) if model is None else model
+        structure = _structure(config, build) if model is None else model
         model_def = self.model_def = ModelDef.of(structure, lambda key: trains(task, key, config))
         precision = POLICIES[config.precision.policy]
 
@@ -110,12 +110,12 @@ class Start:
         return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
 
 
-def _structure(task: Task, build: Callable[[], nnx.Module]) -> nnx.Module:
+def _structure(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
     """The task's model without its arrays. Raises UserError for settings that it cannot be built with."""
     try:
         return layouts.abstract(build)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise UserError(f"{task.name}: no model can be built with these settings: {error}") from error
+        raise UserError(f"{config.task}: no model can be built with these settings: {error}") from error
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -16,6 +16,7 @@ TINY = "configs/digits_tiny.yaml"
         ("model.depth=18446744073709551616", "depth: an integer of 65 bits, wanted at most 64"),
         ("model.depth=1000000000000000000", "model.depth: input should be less than or equal to 10000"),
         ("train.steps=9223372036854775807", "train.steps: input should be less than or equal to 100000000"),
+        ("model.num_heads=3", "digits.classify: no model can be built with these settings: embed_dim="),
         ("run.name=../..", "wanted one name of at most 200 bytes without `/`"),
         ("run.name=" + "a" * 300, "wanted one name of at most 200 bytes without `/`"),
         ("init_from=" + "[" * 3000, "nested more than 64 deep"),

@@ -20,11 +20,12 @@ from tqdm import tqdm
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import metrics
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
+from jaxtrain.systems.hjepa.original.trainer_parts import TrainerParts
 
 SHOWN = 4  # images of a visualisation
 
 
-class TrainerSteps:
+class TrainerSteps(TrainerParts):
     """One training step, epochs of training and validation, what follows them. HJEPATrainer sets the attributes."""
 
     # ---- one step

@@ -61,7 +61,7 @@ class Activations:
     def __init__(self, model: Any, batches: Iterable, pad: int, hook: ActivationHook):
         self.model, self.batches, self.pad, self.hook = model, batches, pad, hook
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor, Sequence]]:
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor, Sequence]]:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         for batch in self.batches:
             inputs, weapons = batch[0].to(device), batch[1].to(device)

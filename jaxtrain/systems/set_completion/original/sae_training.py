@@ -58,8 +58,8 @@ def train_sae_model(
     primary_model: nn.Module,
     sae_model: SparseAutoencoder,
     sae_config: SAEConfig | None,
-    train_dl: Iterable,
-    val_dl: Iterable | None = None,
+    train_dl: Any,
+    val_dl: Any = None,
     vocab: Mapping[str, int] | None = None,
     pad_token: str = "<PAD>",
     *,
@@ -146,7 +146,7 @@ class _Run:
         self.config = config or SAEConfig(**{name: getattr(sae, name) for name in names})
         self.resample_steps, self.weight, self.bias = frozenset(resample_steps), resample_weight, resample_bias
         self.optimizer = torch.optim.AdamW(sae.parameters(), lr=lr)
-        self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        self.scheduler: Any = None  # by plan()
         self.steps = 0
         self.history: list[dict[str, Any]] = []
 
@@ -168,7 +168,8 @@ class _Run:
         entry |= {"l1_coeff_target": l1, "l1_coeff_actual": self.sae.l1_coefficient, **place}
         entry |= {"lr": self.scheduler.get_last_lr()[0], "buffer_fill": len(buffer) / buffer.size}
         if self.steps in self.resample_steps:
-            count = self.resample(buffer.buffer[: len(buffer)])
+            stored: Any = buffer.buffer
+            count = self.resample(stored[: len(buffer)])
             entry |= {"resampled_neurons": count, "is_resample_step": True}
         self.history.append(entry)
 

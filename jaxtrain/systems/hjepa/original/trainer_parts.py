@@ -1,0 +1,41 @@
+"""Types of what HJEPATrainer sets and its steps read."""
+
+from typing import Any
+
+from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
+
+
+class TrainerParts:
+    """Attributes of a trainer; `Any` where a user may put an object of their own."""
+
+    config: dict[str, Any]
+    device: Any
+    device_type: str
+    epochs: int
+    steps_per_epoch: int
+    accumulation_steps: int
+    log_frequency: int
+    current_epoch: int
+    global_step: int
+    epochs_without_improvement: int
+    best_val_loss: float
+    clip_grad: float | None
+    use_amp: bool
+    original_procedure: bool
+    model: Any
+    optimizer: Any
+    scaler: Any
+    loss_fn: Any
+    masking_fn: Any
+    train_loader: Any
+    val_loader: Any
+    lr_scheduler: Any
+    ema_scheduler: Any
+    early_stopping: Any
+    checkpoint_manager: Any
+    metrics_logger: Any
+    progress_tracker: Any
+    _batch_loss: BatchLoss
+
+    def _log(self, line: str) -> None:
+        raise NotImplementedError

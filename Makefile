@@ -42,4 +42,4 @@ docs: .venv/installed-test
 	touch $@
 
 clean:
-	rm -rf .venv .venv312 build *.egg-info
+	rm -rf .venv .venv312 .venv312-torch build *.egg-info

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the torch-free tests under Python 3.12 with the newest jax and no torch. Without a Python 3.12: say so and stop.
+# Run the tests under Python 3.12 with what a new user gets there: the newest jax without torch, then the newest torch
+# beside it. Without a Python 3.12: say so and stop.
 set -eu
 cd "$(dirname "$0")/.."
 python=""
@@ -7,11 +8,20 @@ for candidate in python3.12 "env PYENV_VERSION=$(ls "$HOME/.pyenv/versions" 2>/d
   if $candidate -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then echo "newest jax: skipped, this machine has no Python 3.12"; exit 0; fi
-stamp=.venv312/installed
-if [ ! -e $stamp ] || [ pyproject.toml -nt $stamp ]; then
-  [ -x .venv312/bin/python ] || $python -m venv .venv312
-  .venv312/bin/python -m pip install -q --disable-pip-version-check -e . pytest pytest-xdist hypothesis tokenizers pillow matplotlib
-  touch $stamp
-fi
+
+# environment FOLDER EXTRA...: made anew where pyproject.toml has changed
+environment() {
+  if [ ! -e "$1/installed" ] || [ pyproject.toml -nt "$1/installed" ]; then
+    [ -x "$1/bin/python" ] || $python -m venv "$1"
+    "$1/bin/python" -m pip install -q --disable-pip-version-check -e "$2" pytest pytest-xdist hypothesis tokenizers pillow matplotlib
+    touch "$1/installed"
+  fi
+}
+tested() { "$1/bin/python" -m pytest -n "$(nproc)" --dist loadfile "${@:2}" -m "not slow"; }
+
+environment .venv312 .
 .venv312/bin/python -c 'import jax, sys; print("newest jax:", jax.__version__, "on Python", sys.version.split()[0])'
-exec .venv312/bin/python -m pytest -n "$(nproc)" --dist loadfile tests/test_*.py tests/unit tests/contract -m "not slow"
+tested .venv312 tests/test_*.py tests/unit tests/contract
+environment .venv312-torch '.[torch]'
+.venv312-torch/bin/python -c 'import jax, torch; print("newest torch:", torch.__version__, "with jax", jax.__version__)'
+tested .venv312-torch tests/unit/lowering tests/unit/bridge tests/e2e/test_compiled_loops.py tests/e2e/test_call_forms.py

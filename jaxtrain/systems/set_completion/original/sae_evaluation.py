@@ -18,14 +18,14 @@ TARGETS = ("masked_mean", "token_ff")
 class ActivationHook:
     """Keeps what went through a place of a model in its last call, as `activation`; `remove()` takes it out again."""
 
-    def __init__(self, module: nn.Module, before: bool):
+    def __init__(self, module: Any, before: bool):
         self.activation: torch.Tensor | None = None
         if before:
             self.handle = module.register_forward_pre_hook(lambda _, inputs: self._keep(inputs[0]))
         else:
             self.handle = module.register_forward_hook(lambda _, inputs, output: self._keep(output))
 
-    def _keep(self, tensor: torch.Tensor) -> None:
+    def _keep(self, tensor: Any) -> None:
         self.activation = tensor.detach()
 
     def remove(self) -> None:
@@ -33,7 +33,7 @@ class ActivationHook:
 
 
 def setup_hook(
-    model: nn.Module,
+    model: Any,
     layer_index: int = -1,
     feedforward_module_index: int = -1,
     target: str = "masked_mean",
@@ -102,7 +102,7 @@ class _Sums:
 
 
 def evaluate_sae_model(
-    primary_model: nn.Module,
+    primary_model: Any,
     sae_model: SparseAutoencoder,
     data_loader: Iterable,
     vocab: Mapping[str, int] | None = None,
@@ -141,7 +141,7 @@ def evaluate_sae_model(
 
 
 def evaluate_reconstruction_impact(
-    primary_model: nn.Module,
+    primary_model: Any,
     sae_model: SparseAutoencoder,
     data_loader: Iterable,
     vocab: Mapping[str, int] | None = None,

@@ -97,7 +97,8 @@ def train_sae_model(
         base.l1_coefficient, l1_start, l1_warmup_steps, base.usage_coeff, kl_floor, kl_warmup_steps, kl_period_steps
     )
     pad = padding_of(primary_model, vocab, pad_token)
-    buffer = ActivationBuffer(buffer_size, sae_model.input_dim, sae_model.decoder_bias.device, exact_fill_bug)
+    device: Any = sae_model.decoder_bias.device
+    buffer = ActivationBuffer(buffer_size, sae_model.input_dim, device, exact_fill_bug)
     own, training = setup_hook(primary_model) if hook is None else hook, primary_model.training
     primary_model.eval()
     sae_model.train()
@@ -130,7 +131,8 @@ def _drawn(buffer: ActivationBuffer, batch_size: int, count: int) -> Iterable[to
     """`count` batches of the shuffled buffer, which begins anew when it is used up."""
     given = 0
     while given < count:
-        for rows in buffer.get_loader(batch_size, shuffle=True):
+        loader: Any = buffer.get_loader(batch_size, shuffle=True)
+        for rows in loader:
             yield rows
             given += 1
             if given == count:

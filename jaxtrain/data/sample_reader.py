@@ -172,7 +172,7 @@ class SequenceReader:
         self._random = random_state.Continued(self.source)
         self._chunks: Iterator[Any] = iter(())
         self._given = 0
-        self._trial = stream_places.Trial()
+        self._trial = stream_places.Trial(self.source)
 
     def __getstate__(self) -> dict[str, Any]:
         keys = ("source", "collate", "batch_size", "seed", "whole")
@@ -186,9 +186,7 @@ class SequenceReader:
         with self._random.in_force(*((self.seed, request.epoch, request.worker) if request.start else ())):
             if request.start:
                 self._given = request.given
-                source = self.source if request.place is None else copy.deepcopy(self.source)  # which keeps the place
-                self._trial.begin(source)
-                self._chunks = self._epoch_of(request, source)
+                self._chunks = self._epoch_of(request, self._trial.begin(request.place))
             self.reading(self._given * self.batch_size)
             try:
                 chunk = next(self._chunks, None)

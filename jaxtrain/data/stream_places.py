@@ -68,23 +68,24 @@ class Trial:
     """Tries once in a process whether a stream's places lead back to the same samples: the second batch of a pass is
     read again from the place after the first, by a copy of the dataset made before the pass."""
 
-    def __init__(self):
-        self.works: bool | None = None  # not known yet
-        self.source: SequentialSource | None = None
-        self._copy: SequentialSource | None = None
+    def __init__(self, source: SequentialSource):
+        self.source = source  # of the pass
+        self._whole = source
+        self._copy = _copy_of(source) if source.tells_places else None  # now, while no other thread looks at it
+        self.works: bool | None = None if self._copy else False  # None: not known yet
         self._first: Any = None
 
-    def begin(self, source: SequentialSource) -> None:
-        """Follow a pass of this source."""
-        self.source, self._first = source, None
-        if self.works is None:
-            self._copy = _copy_of(source) if source.tells_places else None
-            self.works = None if self._copy else False
+    def begin(self, place: Any = None) -> SequentialSource:
+        """Give the source of a pass: the dataset, or a copy that goes on from a place."""
+        self.source, self._first = self._whole, None
+        if place is not None:  # of a run in which places worked
+            self.source, self._copy, self.works = self._copy or copy.deepcopy(self._whole), None, True
+        return self.source
 
     def place_after(self, batch: Any, again: Callable[[SequentialSource, Any], Any]) -> Any:
         """Give the place after the batch that was read last, None where it is not known to work. again: (source, place)
         -> the batch that comes there."""
-        if self.works is False or self.source is None:
+        if self.works is False:
             return None
         place = _plain(self.source.place())
         if place is None:

@@ -195,7 +195,7 @@ class Data(DataConfig):
     max_length: int = Field(default=8192, ge=2)  # tokens of one row
     num_samples: int | None = Field(default=None, ge=1)  # use the first n rows of the dataset
     eval_samples: int | None = Field(default=None, ge=1)
-    streaming: bool = False  # read rows over the network one by one; needs num_samples
+    streaming: bool = False  # read rows one by one: num_samples of them, or on and on, for train.steps
     tokenizer: str | None = None  # bytes | bpe:<size>, trained on the corpus | a tokenizer.json, a folder or a hub id
     packing: bool = True  # documents share rows, separated by attention masks; false: one padded row per document
     append_eos: bool = True  # end every document with the end-of-sequence token
@@ -218,8 +218,16 @@ class Data(DataConfig):
 
     @model_validator(mode="after")
     def _streams_are_finite(self):
-        if self.streaming and self.num_samples is None:
-            raise ValueError("streaming needs num_samples: how many rows to read")
+        if not self.streaming or self.num_samples is not None:
+            return self
+        if self.eval_split is not None and self.eval_samples is None:
+            raise ValueError("streaming needs eval_samples, how many rows to evaluate on, or eval_split: null")
+        if self.dataset_name == "python":
+            raise ValueError("streaming needs a dataset_name of files or of the hub, or num_samples")
+        if self.tokenizer is not None and self.tokenizer.startswith("bpe:"):
+            raise ValueError("streaming needs a tokenizer that is trained already, or num_samples")
+        if self.packing and self.training_mode != "pretraining":
+            raise ValueError("streaming packs texts of pretraining; set packing: false, or num_samples")
         return self
 
 

@@ -16,6 +16,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import corpus
 from jaxtrain.systems.memory_lm.packing import pack
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
+from jaxtrain.systems.memory_lm.text_stream import TextStream
 from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer, load_tokenizer
 from torch_bridge.atomic_file import replacing
 
@@ -24,7 +25,7 @@ FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "par
 FORMAT = 1  # of the cached rows; a change makes old ones unread
 
 
-def build_data(config, split: str) -> ArraySource | None:
+def build_data(config, split: str) -> ArraySource | TextStream | None:
     """Training or validation rows; None for other splits, or without an eval_split."""
     data = config.data
     name = {"train": data.dataset_split, "validation": data.eval_split}.get(split)
@@ -36,11 +37,21 @@ def build_data(config, split: str) -> ArraySource | None:
             f"model.vocab_size: {vocabulary(config)}, but the tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
             f"entries; set model.vocab_size={tokenizer.vocab_size}"
         )
+    if split == "train" and data.streaming and data.num_samples is None:
+        return streamed(config, tokenizer)
     data, samples = (data, data.num_samples) if split == "train" else (held_out(data), data.eval_samples)
     columns = cached_rows(data, config.compat, tokenizer, name, samples)
     if not len(columns["input_ids"]):
         raise UserError(f"data.dataset_name: {data.dataset_name}, split {name}, holds no text to learn from")
     return ArraySource(with_lengths(columns), batched=True)
+
+
+def streamed(config, tokenizer) -> TextStream:
+    """Training rows without end. Raises UserError for a dataset that cannot be read."""
+    data, original = config.data, config.compat == "original"
+    packing = data.packing and not original
+    encoder = make_encoder(data, config.compat, tokenizer)
+    return TextStream(_load(data, data.dataset_split), encoder, data.max_length, tokenizer.pad_token_id, packing)
 
 
 def example(config) -> ArraySource:
@@ -134,24 +145,29 @@ def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | Non
 def make_rows(data, compat: str, tokenizer, rows: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Columns of int32 [row, max_length]: packed documents, or one padded document per row."""
     pretraining = data.training_mode == "pretraining"
-    original = compat == "original"
-    packing = data.packing and not original
-    encoder = Encoder(
-        tokenizer,
-        None if packing and pretraining else data.max_length,
-        data.training_mode,
-        data.text_field,
-        original=original,
-        append_eos=data.append_eos,
-        chat_template=data.chat_template,
-    )
-    if packing:
+    encoder = make_encoder(data, compat, tokenizer)
+    if data.packing and compat != "original":
         encoded = (encoder.encode(row) for row in rows)
         return pack(encoded, data.max_length, tokenizer.pad_token_id, split=pretraining)
     items = [encoder.padded(row) for row in rows]
     empty = np.zeros((0, data.max_length), np.int32)
     names = ("input_ids", "attention_mask", "labels")
     return {name: np.stack([item[name] for item in items]) if items else empty for name in names}
+
+
+def make_encoder(data, compat: str, tokenizer) -> Encoder:
+    """The encoder of documents; whole ones where rows are packed with them."""
+    original = compat == "original"
+    whole = data.packing and not original and data.training_mode == "pretraining"
+    return Encoder(
+        tokenizer,
+        None if whole else data.max_length,
+        data.training_mode,
+        data.text_field,
+        original=original,
+        append_eos=data.append_eos,
+        chat_template=data.chat_template,
+    )
 
 
 def read_rows(data, split: str, num_samples: int | None) -> Iterator[Mapping[str, Any]]:

@@ -18,7 +18,11 @@ def pack(
     position_ids (from 0 in each segment) and segment_ids (1, 2, ... in each row, 0 for padding), int32 [row, length].
     A document of fewer than two tokens teaches nothing and is left out.
     """
-    rows = _fill(documents, length) if split else _fit(documents, length)
+    return columns_of(_fill(documents, length) if split else _fit(documents, length), length, pad_token_id)
+
+
+def columns_of(rows: Sequence[Sequence], length: int, pad_token_id: int) -> dict[str, np.ndarray]:
+    """Columns of `pack`, of rows of pieces (ids, labels)."""
     count = len(rows)
     columns = {
         "input_ids": np.full((count, length), pad_token_id, np.int32),
@@ -53,12 +57,16 @@ def _fill(documents, length: int) -> list[list[Sequence]]:
             if room < 2:
                 rows.append([])
                 room = length
-            take = min(room, len(ids) - start)
-            if len(ids) - start - take == 1:  # a single token left over could not be learned
-                take -= take > 2
+            take = divide(len(ids) - start, room)
             rows[-1].append((ids[start : start + take], labels[start : start + take]))
             start, room = start + take, room - take
     return rows
+
+
+def divide(tokens: int, room: int) -> int:
+    """How many of a document's tokens go into a row with so much room."""
+    take = min(room, tokens)
+    return take - (take > 2) if tokens - take == 1 else take  # a single token left over could not be learned
 
 
 def _fit(documents, length: int) -> list[list[Sequence]]:

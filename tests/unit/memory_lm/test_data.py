@@ -12,6 +12,7 @@ from jaxtrain.systems.memory_lm.config import Data, Model
 from jaxtrain.systems.memory_lm.packing import IGNORE, pack, padding_ratio
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
 from jaxtrain.systems.memory_lm.tokenizers import ByteTokenizer, from_json, train_bpe
+from tests.contract.tasks import assert_equal, final_parameters, tiny
 
 CHAT = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}]
 CHATML = (
@@ -213,9 +214,70 @@ def test_batch_tokens_sets_the_batch_size():
         Data(max_length=128, batch_tokens=100)
 
 
-def test_a_stream_needs_to_know_how_many_rows_to_read():
-    with pytest.raises(ValueError, match="num_samples"):
-        Data(streaming=True)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "eval_samples"),
+        ({"eval_split": None}, "dataset_name of files or of the hub"),
+        ({"eval_samples": 4, "dataset_name": "texts", "tokenizer": "bpe:300"}, "trained already"),
+        ({"eval_samples": 4, "dataset_name": "t", "training_mode": "instruction_finetuning"}, "packing: false"),
+    ],
+)
+def test_a_stream_without_end_says_what_it_needs(given, message):
+    with pytest.raises(ValueError, match=message):
+        Data(streaming=True, **given)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_streamed_text_resumes_with_the_same_bits(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"{i} " * (20 + i % 90)}) for i in range(400)))
+    given = (f"data.dataset_name={path}", "data.streaming=true", "data.eval_split=null", "data.batch_size=8")
+    quiet = ("evaluation.every_steps=null", "optim.schedule.name=constant", "checkpoint.every_steps=5")
+
+    def trained(folder, steps):
+        trainer = tiny("memory_lm.scratch", tmp_path / folder, *given, *quiet, f"train.steps={steps}")
+        trainer.train()
+        return final_parameters(trainer)
+
+    whole = trained("whole", 10)
+    trained("cut", 5)
+    assert json.loads((tmp_path / "cut/checkpoints/5/meta.json").read_text())["stream"]["place"]["start"] > 0
+    assert_equal(whole, trained("cut", 10))
+
+
+TEXTS = ["abc", "d" * 40, "", "efghijk", "l" * 21, "mn", "o" * 9, "p" * 33]
+
+
+def _stream(tmp_path, **options):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    given = {"dataset_name": str(path), "streaming": True, "eval_split": None, "num_samples": None, **options}
+    return data.build_data(settings(tmp_path, **given), "train")
+
+
+def _rows(source, place=None):
+    """(row, the place after it) of a pass."""
+    chunks = source.chunks(0, 0, 1, 1, None, place=place)
+    return [(chunk[0], json.loads(json.dumps(source.place()))) for chunk in chunks]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_streamed_rows_are_those_that_are_read_at_once(tmp_path, packing):
+    wanted = _stream(tmp_path, packing=packing, num_samples=len(TEXTS)).columns
+    found = [row for row, _ in _rows(_stream(tmp_path, packing=packing))]
+    assert wanted.keys() == found[0].keys()
+    for name, column in wanted.items():
+        np.testing.assert_array_equal(np.stack([row[name] for row in found]), column)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_streamed_text_goes_on_inside_a_document(tmp_path, packing):
+    whole = _rows(_stream(tmp_path, packing=packing))
+    assert len(whole) >= 4
+    for done, (_, place) in enumerate(whole, start=1):
+        rest = _rows(_stream(tmp_path, packing=packing), place)
+        assert [row["input_ids"].tolist() for row, _ in rest] == [r["input_ids"].tolist() for r, _ in whole[done:]]
 
 
 def test_a_stream_reads_its_rows_one_by_one(tmp_path):

@@ -1,0 +1,71 @@
+"""Rows of tokens made from a streamed dataset as they are asked for: no more of it is ever held."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data.sources import SequentialSource
+from jaxtrain.systems.memory_lm.packing import columns_of, divide
+from jaxtrain.systems.memory_lm.text_dataset import Encoder
+
+
+class TextStream(SequentialSource):
+    """Give the rows of `data.make_rows` in the order of the dataset, pass after pass. Its place is that of the document
+    it is in, and how many of its tokens are used.
+
+    dataset: of the library `datasets`, streaming. length: tokens of a row. packing: documents share rows.
+    """
+
+    tells_places = True
+
+    def __init__(self, dataset: Any, encoder: Encoder, length: int, pad_token_id: int, packing: bool):
+        self.dataset, self.encoder, self.length, self.pad_token_id = dataset, encoder, length, pad_token_id
+        self.packing = packing
+        self._place: dict[str, Any] | None = None
+
+    def chunks(self, epoch, worker, workers, batch_size, seeded, place=None) -> Iterator[list]:
+        self.dataset.set_epoch(epoch)
+        rows = (self._packed if self.packing else self._padded)(place or {"dataset": None, "start": 0})
+        while chunk := list(itertools.islice(rows, batch_size)):
+            yield chunk
+
+    def place(self) -> Any:
+        return self._place
+
+    def _documents(self, place: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        """Every document with the dataset's state before it."""
+        before = place["dataset"]
+        if before is not None:
+            self.dataset.load_state_dict(before)
+        for document in self.dataset:
+            yield before, document
+            before = self.dataset.state_dict()
+
+    def _padded(self, place) -> Iterator[dict[str, np.ndarray]]:
+        at_end = self.encoder.tokenizer.padding_side != "left"
+        for _, document in self._documents(place):
+            row = self.encoder.padded(document)
+            self._place = {"dataset": self.dataset.state_dict(), "start": 0}
+            yield row | ({"lengths": row["attention_mask"].sum(dtype=np.int32)} if at_end else {})
+
+    def _packed(self, place) -> Iterator[dict[str, np.ndarray]]:
+        pieces, room, start = [], self.length, place["start"]
+        for before, document in self._documents(place):
+            ids, labels = self.encoder.encode(document)
+            while len(ids) - start >= 2:
+                take = divide(len(ids) - start, room)
+                pieces.append((ids[start : start + take], labels[start : start + take]))
+                start, room = start + take, room - take
+                if room < 2:
+                    self._place = {"dataset": before, "start": start}
+                    yield self._row(pieces)
+                    pieces, room = [], self.length
+            start = 0
+        if pieces:
+            self._place = {"dataset": self.dataset.state_dict(), "start": 0}
+            yield self._row(pieces)
+
+    def _row(self, pieces: list) -> dict[str, np.ndarray]:
+        return {name: column[0] for name, column in columns_of([pieces], self.length, self.pad_token_id).items()}

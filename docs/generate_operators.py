@@ -61,8 +61,9 @@ def _database() -> list[str]:
         "ties, poles). torchax, on the same database and machine, has 616 equal and 13 wrong forward. "
         "`tests/unit/lowering/test_corners.py`, `test_further.py` and `test_special.py` hold single operators to it.",
         "",
-        "Of equal elements torch's CPU kernels for `sort`, `topk` and `kthvalue` take some, by an order that hangs on "
-        "the processor; here the first ones are taken, as torch's stable sort does. The gradient goes to those.",
+        "Of equal elements torch's CPU kernels for `sort`, `argsort`, `topk` and `kthvalue` take some, by an order "
+        "that hangs on the processor; here the first ones are taken, as torch's stable sort does. The gradient goes "
+        "to those.",
         "",
         "Integers are computed in 64 bits where 32 may not hold them (hashes of ids, products, long sums) and are "
         "refused by name where an operator has no such form. Such an output is an int64 array.",

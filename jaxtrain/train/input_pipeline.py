@@ -22,7 +22,7 @@ from jaxtrain.data.batch_shapes import (
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sample_reader import raw_items
-from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource, as_source, batch_shapes
+from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
 from jaxtrain.data.workers import WorkerPool, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
@@ -104,7 +104,10 @@ class InputPipeline:
         if self._sources.get(split) is None:
             built = self.task.build_data(self.config, split)
             self._sources[split] = None if built is None else as_source(built, split)
-        return self._sources[split]
+        source = self._sources[split]
+        if split != "train" and source is not None and not isinstance(source, SequentialSource) and not len(source):
+            raise UserError(f"the {split} dataset is empty: give it samples, or None to train without an evaluation")
+        return source
 
     def evaluation(self, split: str) -> tuple[Any, Stream, Loader]:
         """Source, index stream and loader of a split, in order and to its last sample."""
@@ -114,8 +117,6 @@ class InputPipeline:
         if self.config.train.overfit_batches is not None and split == "validation":
             stream = self.train_loader.stream
             return self.source("train"), stream, self._loader("train", self.source("train"), stream, 1)
-        if not isinstance(source, (SequentialSource, OrderedSource)) and not len(source):
-            raise UserError(f"the {split} dataset is empty: give it samples, or None to train without an evaluation")
         size = self._evaluation_size(source)
         if self.task.pads_batches:
             unit = self.layout.batch_devices

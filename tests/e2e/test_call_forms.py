@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -192,3 +193,41 @@ def test_a_metric_of_the_target_and_then_the_output_gets_them_so(tmp_path):
     found = Trainer(model, data, data, config, loss=F.cross_entropy, metrics=share).train()
     expected = ((model(data.x).argmax(1) == 0) & (data.y == 1)).float().mean().item()
     assert found["val_history"][-1]["share"] == pytest.approx(expected)
+
+
+class Named(Rows):
+    def __getitem__(self, index):
+        return self.x[index], "ab"[int(self.y[index])]
+
+
+def test_strings_for_labels_are_named_with_what_to_do(tmp_path):
+    config = TrainingConfig(num_epochs=1, batch_size=16, run={"dir": str(tmp_path / "run")})
+    with pytest.raises(UserError, match=r"returns strings for '1', which stay on the host.*classes.index\(name\)"):
+        Trainer(Scores(), Named(), None, config, loss=nn.CrossEntropyLoss())
+
+
+def test_an_empty_validation_set_is_named_so(tmp_path):
+    config = TrainingConfig(num_epochs=1, batch_size=16, run={"dir": str(tmp_path / "run")})
+    nothing = torch.utils.data.Subset(RowsOfThree(), [])
+    with pytest.raises(UserError, match="the validation dataset is empty: give it samples, or None"):
+        Trainer(Scores(), RowsOfThree(), nothing, config, loss=weighted).train()
+
+
+class Endless(torch.utils.data.Sampler):
+    def __iter__(self):
+        return (place % 16 for place in itertools.count())
+
+
+def test_a_sampler_that_does_not_end_trains_for_the_steps_that_are_given(tmp_path):
+    data = RowsOfThree()
+    loader = torch.utils.data.DataLoader(data, 16, sampler=Endless())
+    model = Scores()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(twin.parameters(), 0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        weighted(twin(data.x), data.y, data.weight).backward()
+        optimizer.step()
+    config = TrainingConfig(train={"steps": 3}, run={"dir": str(tmp_path / "run")})
+    Trainer(model, loader, None, config, loss=weighted, optimizer=torch.optim.SGD(model.parameters(), 0.5)).train()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)

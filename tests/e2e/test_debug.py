@@ -59,7 +59,7 @@ def test_a_mask_of_infinities_is_no_fault():
 def test_the_command_that_the_message_names_finds_the_line(tmp_path, capsys):
     config, folder = written(tmp_path, "LogNet")
     assert run.main(["--config", config, f"run.dir={folder}"]) == 1
-    assert f"`jaxtrain debug --run {folder} --step 1` names the module and the line" in capsys.readouterr().err
+    assert f"`jaxtrain debug --run {folder} --step 1 --trust` names the module and the line" in capsys.readouterr().err
     assert debug.main(["--run", folder, "--step", "1", "--trust"]) == 1
     out = capsys.readouterr().out
     assert "step 1: from the beginning, 0 steps run again\njax: loss nan" in out

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import gradients, hooks, packed_sequence, printing, sequence_losses
+from torch_bridge.lowering import data_sizes, gradients, hooks, packed_sequence, printing, sequence_losses
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -321,6 +321,10 @@ _PLAIN = {
     torch.Tensor.cov: _cov,
     torch.corrcoef: _corrcoef,
     torch.Tensor.corrcoef: _corrcoef,
+    torch.logsumexp: data_sizes.logsumexp,
+    torch.Tensor.logsumexp: data_sizes.logsumexp,
+    torch.special.logsumexp: data_sizes.logsumexp,
+    F.batch_norm: data_sizes.batch_norm,
     F.ctc_loss: sequence_losses.ctc_loss,
     torch.masked_select: sequence_losses.masked_select,
     torch.Tensor.masked_select: sequence_losses.masked_select,

@@ -61,8 +61,9 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
         raise UserError(
             "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
         )
-    size = own_batch_size(source) or config.data.batch_size
-    stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last)
+    epochs, steps = config.train.epochs or 1, config.train.steps
+    size = own_batch_size(source, config.seed, epochs, steps) or config.data.batch_size
+    stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last, epochs, steps)
     collate = collate_of(None, source, config)
     place = lambda batches: batches[0]
     loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)

@@ -95,6 +95,40 @@ def selected_again(x, y, m):
     return rows[rows[:, 0] > 0].square().sum() + rows.view(-1).abs().sum() + x[:, m[:5]].square().mean()
 
 
+def joined(x, y, m):
+    rows, labels = torch.cat([x[m], x, x[~m] * 2]), torch.cat([y[m], y, y[~m]])
+    return F.cross_entropy(rows, labels) + torch.cat([x[m][:, 0], x[:, 1]]).std() + rows.flatten().logsumexp(0)
+
+
+def turned(x, y, m):
+    return (x[m].flip(0) * x[m]).sum() + (x[m].flip(0, 1) * x[m]).cumsum(0).sum()
+
+
+def middles(x, y, m):
+    return x[m].median() + x[m].median(0).values.sum() + x[m][:, 1].nanmedian()
+
+
+def cut(x, y, m):
+    rows = x[m]
+    steps = (rows[1:] - rows[:-1]).square().sum()
+    return steps + rows[:3].sum() + rows[-2:].prod(0).sum() + rows[::2].exp().sum() + rows[1:-1].sum()
+
+
+def beside_labels(x, y, m):
+    return -F.log_softmax(x, 1)[m, y[m]].sum() + (x[:, 1:4][m, y[m].clamp(max=2)] ** 2).sum()
+
+
+def batch_statistics(x, y, m):
+    return (F.batch_norm(x[m], None, None, training=True) * x[m]).sum()
+
+
+def among_the_rows(x, y, m):
+    rows = x[m]
+    alike = (rows @ rows.t()).masked_fill(torch.eye(rows.size(0)).bool(), -9.0)
+    others = (rows @ x[~m].t()).logsumexp((0, 1)).clamp(min=-50)
+    return alike.logsumexp(1).sum() + others + torch.triu(alike, 1).sum() + alike.diagonal().sum()
+
+
 QUICK = [masked_cross_entropy, written_back, numbers_that_the_mask_excludes, class_means]
 LOSSES = [
     positions,
@@ -108,6 +142,13 @@ LOSSES = [
     sorted_errors,
     off_diagonal,
     selected_again,
+    joined,
+    turned,
+    middles,
+    cut,
+    beside_labels,
+    batch_statistics,
+    among_the_rows,
 ]
 
 
@@ -156,5 +197,5 @@ def test_a_selection_that_leaves_the_module_is_refused():
 
 
 def test_an_operator_that_does_not_know_selections_is_refused_by_name():
-    with pytest.raises(UnsupportedModel, match=r"aten\.cat\.default of a tensor whose shape depends on the values"):
-        from_torch(Selecting(lambda x, y, m: torch.cat([x[m], x]).mean()), (*drawn(0), MASKS[0]))
+    with pytest.raises(UnsupportedModel, match=r"aten\.glu\.default of a tensor whose shape depends on the values"):
+        from_torch(Selecting(lambda x, y, m: F.glu(x[m], 0).mean()), (*drawn(0), MASKS[0]))

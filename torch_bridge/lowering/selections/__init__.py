@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -148,7 +149,10 @@ _FINDERS: dict[str, Callable] = {
     **dict.fromkeys(("cumsum", "logcumsumexp", "cummax", "cummin"), _along(1, run)),
     "cumprod": _along(1, _filled(lambda dtype: 1)),
     **dict.fromkeys(("sort", "argsort", "topk"), reducing.find_order),
-    **dict.fromkeys(("flip", "roll", "glu"), _along(1, None)),
+    "median": reducing.find_middle,
+    "nanmedian": _along(1, _filled(lambda dtype: jnp.nan)),
+    "flip": _along(1, shaping.flip),
+    **dict.fromkeys(("roll", "glu"), _along(1, None)),
     "var": _along(1, reducing.spread(False, False)),
     "std": _along(1, reducing.spread(True, False)),
     "var_mean": _along(1, reducing.spread(False, True)),
@@ -175,11 +179,13 @@ _FINDERS: dict[str, Callable] = {
     "repeat": shaping.find_expand,
     **dict.fromkeys(("permute", "transpose", "t", "numpy_T", "unsqueeze", "squeeze", "movedim"), shaping.find_moved),
     **dict.fromkeys(
-        ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "new_zeros", "new_ones", "new_empty"),
+        "zeros ones full empty arange eye rand randn new_zeros new_ones new_empty".split(),
         shaping.find_creation,
     ),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk", "narrow"), shaping.find_cut),
     "unbind": _along(1, None),
+    **dict.fromkeys(("triu", "tril"), shaping.find_moved),
+    "diagonal": shaping.find_diagonal,
     **dict.fromkeys(("cat", "stack"), shaping.find_join),
     "select": picking.find_select,
     **dict.fromkeys(("index_put", "_unsafe_index_put"), picking.find_put),

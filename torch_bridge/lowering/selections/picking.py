@@ -14,6 +14,7 @@ from torch_bridge.lowering.selections.values import (
     plain,
     run,
     shape_of,
+    to_front,
     value_of,
 )
 
@@ -24,12 +25,9 @@ def _selected(site: Site, array: jax.Array, mask: jax.Array, axis: int = 0) -> A
     if not symbol:  # torch has proven how many there are
         (order,) = jnp.nonzero(mask, size=int(shape_of(value_of(site.node))[axis]), fill_value=0)
         return jnp.take(array, order, axis=axis)
-    count = jnp.sum(mask, dtype=jnp.int32)
-    order = jnp.nonzero(mask, size=mask.size, fill_value=0)[0].astype(jnp.int32)
-    order = jnp.where(jnp.arange(mask.size) < count, order, order[0] if mask.size else 0)
+    taken, count = to_front(array, mask, axis)
     site.lengths = site.lengths | {symbol: (mask.size, count)}
-    taken = jnp.take(array, order, axis=axis)
-    return site.result(jnp.where(count > 0, taken, jnp.ones((), array.dtype)))  # no rows: numbers that do no harm
+    return site.result(taken)
 
 
 def _masked(site: Site, mask_node: Any, mask: Any) -> jax.Array:
@@ -45,8 +43,12 @@ def find_index(node):
     tensors = [value_of(i) for i in indices if i is not None]
     masks = [t for t in tensors if t.dtype is torch.bool]
     lead = next(place for place, i in enumerate(indices) if i is not None)
+    if masks and len(tensors) == 1:
+        return _index_by_mask if _counted(node) else None
     if masks:
-        return _index_by_mask if len(tensors) == 1 and _counted(node) else None
+        lengths = {name for t in tensors for name in data_axes(t).values()}
+        known = len(masks) == 1 and masks[0].dim() == 1 and set(data_axes(value_of(node)).values()) <= lengths
+        return _index_by_mask_and_numbers if known and not data_axes(x) else None
     axes = {place for place, i in enumerate(indices) if i is not None}
     contiguous = axes == set(range(lead, lead + len(axes)))
     return _index_by_numbers if contiguous or not data_axes(x) else None
@@ -58,6 +60,17 @@ def _index_by_mask(site: Site, x, indices):
     x = getattr(x, "array", x)
     rows = x.reshape(*x.shape[:lead], -1, *x.shape[lead + mask.ndim :])
     return _selected(site, rows, mask.reshape(-1), lead)
+
+
+def _index_by_mask_and_numbers(site: Site, x, indices):
+    """`x[mask, labels[mask]]`: the places that the mask selects, beside numbers of as many rows."""
+    found = list(plain(indices))
+    for place, node in enumerate(site.node.args[1]):
+        if node is not None and value_of(node).dtype is torch.bool:
+            mask = _masked(site, node, indices[place])
+            found[place], _ = to_front(jnp.arange(mask.size, dtype=jnp.int32), mask, 0)
+            found[place] = jnp.minimum(found[place], max(mask.size - 1, 0))
+    return site.run((x, found), {})
 
 
 def _index_by_numbers(site: Site, x, indices):

@@ -57,6 +57,30 @@ def highest(dtype):
     return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max if dtype != jnp.bool_ else True
 
 
+def find_middle(node):
+    return find_along(1, middle)(node) if len(data_axes(value_of(node.args[0]))) == 1 else None
+
+
+def middle(site: Site, x, *args, **kwargs):
+    """median: beyond the rows as many of the least as of the greatest numbers, so that the middle one stays."""
+    array = x.array
+    ((axis, count),) = site.counts(value_of(site.node.args[0]), array).items()
+    each = 1 if args else array.size // max(array.shape[axis], 1)  # elements of a row that count together
+    low = (array.shape[axis] * each - 1) // 2 - (count * each - 1) // 2
+    beyond = (jnp.arange(array.shape[axis]) - count).reshape(tuple(-1 if a == axis else 1 for a in range(array.ndim)))
+    if each == 1:
+        least = beyond < low
+    else:
+        place = jnp.cumsum(jnp.broadcast_to(beyond >= 0, array.shape).reshape(-1)).reshape(array.shape) - 1
+        least = place < low
+    fill = jnp.where(
+        least, jnp.asarray(lowest(array.dtype), array.dtype), jnp.asarray(highest(array.dtype), array.dtype)
+    )
+    result = site.run((jnp.where(beyond < 0, array, fill), *args), kwargs)
+    nan = lambda y: jnp.where(count == 0, jnp.nan, y) if jnp.issubdtype(y.dtype, jnp.floating) else y
+    return jax.tree.map(nan, result)
+
+
 def _number_of(site: Site, index: int, array: jax.Array, axes: Iterable[int]) -> Any:
     """How many elements the index-th argument has along these axes."""
     counts = site.counts(value_of(site.node.args[index]), array)

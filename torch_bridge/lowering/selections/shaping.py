@@ -2,12 +2,29 @@
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from torch_bridge.lowering.selections.values import Length, Lengths, Site, data_axes, plain, run, shape_of, value_of
+from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.selections.values import (
+    Length,
+    Lengths,
+    Site,
+    data_axes,
+    length_in,
+    plain,
+    run,
+    shape_of,
+    size_of,
+    symbols_of,
+    to_front,
+    value_of,
+)
 
 
 def _run_with_shapes(site: Site, *args, **kwargs):
@@ -18,13 +35,20 @@ def compute_size(node: Any, args: tuple, lengths: Lengths) -> Any:
     """Arithmetic of Python's on sizes, and picking from a tuple."""
     if node.target is operator.getitem:
         return args[0][args[1]]
-    value = node.target(*plain(args))
-    if node.target is operator.mul:
-        return Length(value, lengths, node.target(*plain(args, True)))
-    return value
+    size = value_of(node)
+    if not isinstance(size, torch.SymInt):
+        return node.target(*plain(args))
+    on_counts, on_sizes = _EXTREMES.get(node.target, (node.target, node.target))
+    value, most = on_counts(*plain(args)), on_sizes(*plain(args, True))
+    length = length_in(size_of(size)) if symbols_of(size) else None
+    if length is not None and str(length) not in lengths and length == size_of(size):
+        lengths = lengths | {str(length): (most, value)}
+    return Length(value, lengths, most)
 
 
+_EXTREMES: dict[Any, tuple[Callable, Callable]] = {torch.sym_max: (jnp.maximum, max), torch.sym_min: (jnp.minimum, min)}
 ON_SIZES = {getattr(operator, name) for name in "add sub mul floordiv truediv mod neg pow eq ne lt le gt ge".split()}
+ON_SIZES |= set(_EXTREMES)
 
 
 def length_of(site: Site, x, dim=None):
@@ -109,12 +133,48 @@ def find_moved(node):
 
 
 def find_cut(node):
-    """Slices and splits of other axes; along the data's own only the whole of it."""
+    """Slices and splits of other axes; along the data's own slices between fixed places."""
     value, x = value_of(node), value_of(node.args[0])
     values = value if isinstance(value, (tuple, list)) else [value]
     same = all(isinstance(v, torch.Tensor) and v.dim() == x.dim() for v in values)
-    whole = same and all(shape_of(v)[axis] == shape_of(x)[axis] for v in values for axis in data_axes(x))
-    return run if whole else None
+    if same and all(shape_of(v)[axis] == shape_of(x)[axis] for v in values for axis in data_axes(x)):
+        return run
+    return _slice if str(node.target) == "aten.slice.Tensor" and _is_fixed(node) else None
+
+
+def _is_fixed(node) -> bool:
+    """Tell whether a slice is between places that Python knows, and its length has a name of its own."""
+    if not all(isinstance(place, int) or place is None for place in node.args[1:]):
+        return False
+    size = shape_of(value_of(node))[node.args[1] if len(node.args) > 1 else 0]
+    return bool(free_unbacked_symbols(size)) and length_in(size) == size
+
+
+def _slice(site: Site, x, dim=0, start=None, end=None, step=1):
+    """Places below 0 count from the last row."""
+    axis, array = dim % x.array.ndim, x.array
+    size = array.shape[axis]
+    count = site.counts(value_of(site.node.args[0]), array)[axis]
+    most = len(range(size)[start:end:step])
+    place = lambda at: jnp.clip(count + at if at < 0 else at, 0, count)
+    first = place(start or 0)
+    last = count if end is None or end >= size else place(end)
+    rows = jnp.maximum(-((first - last) // step), 0)
+    places = jnp.where(jnp.arange(most) < rows, first + jnp.arange(most) * step, first)
+    site.lengths = site.lengths | {data_axes(value_of(site.node))[axis]: (most, rows)}
+    return site.result(jnp.take(array, jnp.minimum(places, max(size - 1, 0)), axis=axis))
+
+
+def find_diagonal(node):
+    """Of a square that the data makes as high as wide."""
+    x = value_of(node.args[0])
+    return _diagonal if x.dim() == 2 and len(node.args) == 1 and len(set(data_axes(x).values())) == 1 else None
+
+
+def _diagonal(site: Site, x):
+    count = site.counts(value_of(site.node.args[0]), x.array)[0]
+    site.lengths = site.lengths | {data_axes(value_of(site.node))[0]: (x.array.shape[0], count)}
+    return site.run((x,), {})
 
 
 def find_join(node):
@@ -125,8 +185,41 @@ def find_join(node):
     stacked = value.dim() > x.dim()
     if stacked:
         return run if all(shape_of(t) == shape_of(x) for t in tensors) else None
-    return (
-        run
-        if all(dim not in data_axes(t) for t in tensors) and all(data_axes(t) == data_axes(x) for t in tensors)
-        else None
-    )
+    if not all(t.dim() == value.dim() for t in tensors):
+        return None
+    others = [{axis: name for axis, name in data_axes(t).items() if axis != dim} for t in tensors]
+    if any(other != others[0] for other in others):
+        return None
+    if all(dim not in data_axes(t) for t in tensors):
+        return run
+    size = shape_of(value)[dim]
+    return _joined(dim) if (size / length_in(size)).is_integer else None
+
+
+def _joined(dim: int):
+    """Join along the axis that the data decides: the rows of all come first."""
+
+    def way(site: Site, tensors, *_):
+        value, nodes = value_of(site.node), site.node.args[0]
+        arrays = [array.astype(jax_dtype(value.dtype)) for array in plain(tensors)]
+        masks = []
+        for node, array in zip(nodes, arrays, strict=True):
+            counts = site.counts(value_of(node), array)
+            masks.append(jnp.arange(array.shape[dim]) < counts.get(dim, array.shape[dim]))
+        mask = jnp.concatenate(masks)
+        array, count = to_front(jnp.concatenate(arrays, dim), mask, dim)
+        size = shape_of(value)[dim]
+        times = int(size / length_in(size))
+        site.lengths = {data_axes(value)[dim]: (mask.size // times, count // times)} | site.lengths
+        return site.result(array)
+
+    return way
+
+
+def flip(site: Site, x, dims):
+    array = x.array
+    counts = site.counts(value_of(site.node.args[0]), array)
+    for axis in (dim % array.ndim for dim in dims):
+        size = array.shape[axis]
+        array = jnp.take(array, jnp.maximum(counts.get(axis, size) - 1 - jnp.arange(size), 0), axis=axis)
+    return site.result(array, again=tuple(counts))

@@ -1,5 +1,6 @@
 """A selection: rows that the data chose, at the front of an array that is as long as they can become."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import Max, Min
 
-Lengths = dict[str, tuple[int, Any]]  # name of torch's symbol -> (greatest length, number of rows)
+Lengths = dict[str, tuple[int, Any]]  # torch's symbol, or a sum of such -> (greatest length, number of rows)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -132,23 +134,58 @@ def symbols_of(size: Any) -> set:
 
 
 def data_axes(value: Any) -> dict[int, str]:
-    """Axis -> the one symbol that its size is a multiple of; "" where it is anything else."""
+    """Axis -> the name of the length that its size is a multiple of: a symbol, or a sum of several, as of joined
+    selections; "" where it is anything else."""
     found = {}
     for axis, size in enumerate(getattr(value, "shape", ())):
-        symbols = symbols_of(size)
-        if symbols:
-            (symbol, *others) = symbols
-            alone = not others and not free_unbacked_symbols(sympy.sympify(size.node.expr / symbol))
-            found[axis] = str(symbol) if alone else ""
+        if symbols_of(size):
+            found[axis] = str(length_in(size_of(size)) or "")
     return found
 
 
-def _size(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+@functools.lru_cache(maxsize=4096)
+def length_in(size: sympy.Expr) -> sympy.Expr | None:
+    """The one factor of a size that the data decides; None where there are several."""
+    symbols = free_unbacked_symbols(size)
+    if len(symbols) == 1:
+        (symbol,) = symbols
+        if not free_unbacked_symbols(sympy.sympify(size / symbol)):
+            return symbol
+    try:
+        factors = [(factor, power) for factor, power in sympy.factor_list(size)[1] if free_unbacked_symbols(factor)]
+    except sympy.PolynomialError:
+        return None
+    return factors[0][0] if len(factors) == 1 and factors[0][1] == 1 else None
+
+
+def to_front(array: jax.Array, mask: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """The elements along an axis where mask [array.shape[axis]] is True, then copies of the first; and their number.
+    Where there are none, ones: numbers that do no harm."""
+    count = jnp.sum(mask, dtype=jnp.int32)
+    order = jnp.nonzero(mask, size=mask.size, fill_value=0)[0].astype(jnp.int32)
+    order = jnp.where(jnp.arange(mask.size) < count, order, order[0] if mask.size else 0)
+    taken = jnp.take(array, order, axis=axis)
+    return jnp.where(count > 0, taken, jnp.ones((), array.dtype)), count
+
+
+def size_of(size: Any) -> Any:
+    return _simplest(size.node.expr) if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+@functools.lru_cache(maxsize=4096)
+def _simplest(size: sympy.Expr) -> sympy.Expr:
+    """`max(0, n - min(k, n))`, the size of x[k:], as that of x[:-k] is written: max(0, n - k)."""
+    if isinstance(size, Max) and len(size.args) == 2 and 0 in size.args:
+        (rest,) = (argument for argument in size.args if argument != 0)
+        for least in rest.atoms(Min):
+            if rest + least in least.args:
+                (other,) = (argument for argument in least.args if argument != rest + least)
+                return Max(0, rest + least - other)
+    return size
 
 
 def shape_of(value: Any) -> list:
-    return [_size(size) for size in value.shape]
+    return [size_of(size) for size in value.shape]
 
 
 def axes_of_dim(x: torch.Tensor, dim: Any) -> set[int]:

@@ -1,0 +1,53 @@
+"""Parts of torch that look at a size that only the data will tell, and do without it in a record."""
+
+import torch
+from torch import library
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.nn import functional as F
+
+library.define("torch_bridge::logsumexp", "(Tensor x, int[] dim, bool keepdim) -> Tensor")
+
+
+@library.register_fake("torch_bridge::logsumexp")
+def _shape(x, dim, keepdim):
+    axes = {axis % x.dim() for axis in dim}
+    if keepdim:
+        return x.new_empty([1 if axis in axes else size for axis, size in enumerate(x.shape)])
+    return x.new_empty([size for axis, size in enumerate(x.shape) if axis not in axes])
+
+
+def _refuse_backward(ctx, *gradients):
+    raise NotImplementedError("torch.autograd.grad of logsumexp over a selection inside a forward")
+
+
+library.register_autograd("torch_bridge::logsumexp", _refuse_backward)
+
+
+def logsumexp(input, *args, **kwargs):
+    """Compute torch.logsumexp without torch's look at the number of elements, where two axes depend on data."""
+    if sum(map(_unknown, input.shape)) < 2 or input.is_complex():
+        return torch.logsumexp(input, *args, **kwargs)
+    return _over_two(input, *args, **kwargs)
+
+
+def _over_two(input, dim, keepdim=False):
+    axes = [dim] if isinstance(dim, int) else list(dim)
+    return torch.ops.torch_bridge.logsumexp(input, axes, keepdim)
+
+
+def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """Compute torch.nn.functional.batch_norm without torch's look at the number of rows, where that depends on data."""
+    if not training or not _unknown(input.shape[0]):
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    axes, shape = [0, *range(2, input.dim())], [1, -1, *[1] * (input.dim() - 2)]
+    mean, var = input.mean(axes), input.var(axes, correction=0)
+    for running, new in ((running_mean, mean), (running_var, input.var(axes, correction=1))):
+        if running is not None:
+            running.copy_((1 - momentum) * running + momentum * new.detach())
+    y = (input - mean.view(shape)) * torch.rsqrt(var.view(shape) + eps)
+    y = y if weight is None else y * weight.view(shape)
+    return y if bias is None else y + bias.view(shape)
+
+
+def _unknown(size) -> bool:
+    return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(size))

@@ -26,8 +26,8 @@ REFUSED = {
 class Accelerator(accelerate.Accelerator):
     """accelerate.Accelerator whose prepared models are compiled. Arguments, methods and files are accelerate's own.
 
-    Raises UserError for DeepSpeed, FSDP, Megatron-LM and fp16, and at the first call of a model that cannot be
-    converted, with its lines.
+    A forward pass that cannot be one program runs in torch around its compiled parts; a warning says why. Raises
+    UserError for DeepSpeed, FSDP, Megatron-LM and fp16.
     """
 
     def __init__(self, *arguments: Any, **options: Any):

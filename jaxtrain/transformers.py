@@ -15,8 +15,10 @@ from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
-from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
+from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
 
 __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
@@ -34,6 +36,16 @@ REFUSED = {
     "parallelism_config": "train with jaxtrain.Trainer and shard.strategy",
     "debug": "it watches torch's own forward pass; jaxtrain.Trainer has train.check_numerics",
 }
+BETWEEN_STEPS = (  # hooks of callbacks that may read weights or change them
+    "on_step_begin",
+    "on_step_end",
+    "on_substep_end",
+    "on_optimizer_step",
+    "on_log",
+    "on_epoch_begin",
+    "on_epoch_end",
+)
+STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # of a subclass: it may do anything with a step
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
 
 
@@ -42,6 +54,7 @@ class _CompiledTraining:
 
     _step: CompiledStep | None = None
     _lengths: RoundedLengths | None = None
+    _logs = False  # compute_loss calls self.log
     _micro = 0  # micro-batches since the last update
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -66,19 +79,48 @@ class _CompiledTraining:
         """One micro-batch; the last of an update clips the gradients and updates the weights too."""
         if self._apart:
             return super().training_step(model, inputs, num_items_in_batch)
+        try:
+            step = self._compiled(model)
+        except UserError as error:
+            self._go_apart(str(error).partition("\n")[0])
+            return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
         batch[STEPS] = torch.tensor(float(self.current_gradient_accumulation_steps))
         if num_items_in_batch is not None:
             batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()
-        step = self._compiled(model)
         step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # of the random keys
         updating = self.accelerator.sync_gradients
-        loss = step(batch, update=updating)
+        try:
+            call = step.prepare(batch, update=updating)
+            left = sorted(step.record.left)
+            reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
+            reason = "compute_loss logs" if self._logs else reason
+        except CannotRecord as error:
+            reason = f"a step cannot be one program ({reason_of(error)})"
+        if reason:
+            self._go_apart(reason)
+            return super().training_step(model, inputs, num_items_in_batch)
+        loss = call()
         self._micro = 0 if updating else self._micro + 1
         if updating and self._watched:
             self.sync()
         return torch.tensor(float(loss), device=self.args.device)
+
+    def _own(self, method: str) -> bool:
+        """Tell whether a subclass of the user's own has this method."""
+        owner = next(kind for kind in type(self).__mro__ if method in vars(kind))
+        return not owner.__module__.startswith(("transformers.", "jaxtrain."))
+
+    def _go_apart(self, reason: str) -> None:
+        """Compile the model's forward and backward pass from now on, not whole steps."""
+        print(f"{reason}: forward and backward of the model run compiled, updates run in torch")
+        self._apart = True
+        if self._step is not None:
+            self.sync()
+            set_gradients(self._step.weights.tensors, self._step.weights.tensors.values(), self._step.grads)
+        for part in (self.model, *parts_of(self.model)):
+            compile_forward(part)
 
     def _fitted(self, model: Any, inputs: Any) -> Any:
         """The inputs, rounded up to one of a few shapes where they come in many lengths."""
@@ -98,10 +140,12 @@ class _CompiledTraining:
             limit = self.args.max_grad_norm
             norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
             self._step = compile_step(model, self._loss, optimizer, clip_norm=norm, seed=self.args.seed)
-            self._watched = [callback for callback in self.callback_handler.callbacks if _reads_weights(callback)]
-            if self._watched:
-                names = ", ".join(type(callback).__name__ for callback in self._watched)
-                print(f"weights are written back after every step, because {names} may read them")
+            watched = [type(c).__name__ for c in self.callback_handler.callbacks if _overrides(c, BETWEEN_STEPS)]
+            if self._own("log"):
+                watched.append(f"{type(self).__name__}.log")
+            self._watched = bool(watched)
+            if watched:
+                print(f"weights are written back after every step, because {', '.join(watched)} may read them")
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -126,13 +170,21 @@ class _CompiledTraining:
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
         self._step, self._lengths, self._micro = None, None, 0
-        readers = [c for c in self.callback_handler.callbacks if _overrides(c, ("on_pre_optimizer_step",))]
-        self._apart = self.args.world_size > 1 or bool(readers)
-        if self._apart and not isinstance(vars(self.model).get("forward"), CompiledForward):
-            self.model.forward = CompiledForward(self.model)  # gradients and updates are torch's
-            if readers:
-                print(f"{type(readers[0]).__name__}.on_pre_optimizer_step takes part in a step: updates run in torch")
+        hook = "on_pre_optimizer_step"
+        readers = [f"{type(c).__name__}.{hook}" for c in self.callback_handler.callbacks if _overrides(c, (hook,))]
+        readers += [f"{type(self).__name__}.{name}" for name in STEP_METHODS if self._own(name)]
+        processes = self.args.world_size
+        self._apart = processes > 1 or bool(readers)
+        if self._apart:
+            self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
         return super()._inner_training_loop(*arguments, **options)
+
+    def log(self, *arguments: Any, **options: Any) -> None:
+        """Log as transformers does. A compute_loss that logs is run by torch, as its values are not there before."""
+        if RECORDING.active:
+            self._logs = True
+        else:
+            super().log(*arguments, **options)
 
     def _finalize_training(self, *arguments: Any, **options: Any) -> Any:
         self.sync()
@@ -149,11 +201,6 @@ class _CompiledTraining:
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> Any:
         self.sync()
         return super()._save_checkpoint(*arguments, **options)
-
-
-def _reads_weights(callback: Any) -> bool:
-    """Tell whether a callback that is not transformers' own is called between steps, where it may read the model."""
-    return _overrides(callback, ("on_step_begin", "on_step_end", "on_substep_end", "on_optimizer_step"))
 
 
 def _overrides(callback: Any, hooks: tuple[str, ...]) -> bool:

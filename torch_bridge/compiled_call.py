@@ -25,7 +25,7 @@ from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.table import Call
-from torch_bridge.step_record import LossRecord, flags_of, snapshot
+from torch_bridge.step_record import RECORDING, CannotRecord, LossRecord, flags_of, reason_of, snapshot
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
 
@@ -55,6 +55,8 @@ class CompiledCall:
         self.record.check_captured()
         modes = flags_of([inner for module in self.modules.values() for inner in module.modules()])
         graph, numbers = self._graph(leaves, spec, modes, own)
+        if self.record.left:
+            raise CannotRecord(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
         leaves = [*leaves, *numbers]
         tensors, aliases = snapshot(self.modules)
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
@@ -88,7 +90,7 @@ class CompiledForward:
     """Stand in for a module's `forward`: `module.forward = CompiledForward(module)`.
 
     Copies and pickles of the module have one of their own. While the module is recorded as a part of another, its plain
-    forward runs.
+    forward runs. Where the forward cannot be recorded, torch runs it around the compiled parts, and a warning says why.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -97,14 +99,22 @@ class CompiledForward:
         self.__signature__ = inspect.signature(self.__wrapped__.__get__(module))
         self._call: CompiledCall | None = None
         self._shapes: set[tuple] = set()
+        self._apart = False  # torch runs this forward, its parts are compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting() or self._too_many((args, kwargs)):
+        if self._apart or RECORDING.active or torch.compiler.is_exporting() or self._too_many((args, kwargs)):
             return self.__wrapped__(self.__self__, *args, **kwargs)
         if self._call is None:
             forward = self.__wrapped__
             self._call = CompiledCall(self.__self__, lambda module, inputs: forward(module, *inputs[0], **inputs[1]))
-        return self._call((args, kwargs))
+        try:
+            return self._call((args, kwargs))
+        except CannotRecord as error:
+            log.warning("%s runs in torch, its parts compiled: %s", type(self.__self__).__name__, reason_of(error))
+        self._apart = True
+        for part in parts_of(self.__self__):
+            compile_forward(part)
+        return self.__wrapped__(self.__self__, *args, **kwargs)
 
     def _too_many(self, inputs: Any) -> bool:
         """Note the shapes of a call; True where they are new and as many as shall be compiled have been."""
@@ -129,16 +139,22 @@ class CompiledForward:
 @contextlib.contextmanager
 def compiled_forwards(module: torch.nn.Module) -> Iterator[None]:
     """While active, the module and its parts that have parameters run compiled wherever torch code calls them."""
-    chosen = [module, *_parts(module)]
-    unset = {torch.nn.Module.forward, *(base.forward for base in type(module).__mro__[1:] if _is_shell(base))}
-    wrapped = [inner for inner in chosen if type(inner).forward not in unset and "forward" not in vars(inner)]
-    for inner in wrapped:
-        inner.forward = CompiledForward(inner)
+    before = {inner for inner in module.modules() if "forward" in vars(inner)}
+    for inner in (module, *parts_of(module)):
+        compile_forward(inner)
     try:
         yield
     finally:
-        for inner in wrapped:
-            vars(inner).pop("forward", None)
+        for inner in module.modules():
+            if inner not in before and isinstance(vars(inner).get("forward"), CompiledForward):
+                del inner.forward
+
+
+def compile_forward(module: torch.nn.Module) -> None:
+    """Let the module's forward run compiled from now on, where it has one that is its class's."""
+    unset = {torch.nn.Module.forward, *(base.forward for base in type(module).__mro__[1:] if _is_shell(base))}
+    if type(module).forward not in unset and "forward" not in vars(module):
+        module.forward = CompiledForward(module)
 
 
 def _is_shell(kind: type) -> bool:
@@ -146,11 +162,11 @@ def _is_shell(kind: type) -> bool:
     return kind.__name__ == "LightningModule"
 
 
-def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def parts_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The outermost parts that compute with parameters; containers are looked into."""
     for child in module.children():
         if type(child).forward is torch.nn.Module.forward:
-            yield from _parts(child)
+            yield from parts_of(child)
         elif any(True for _ in child.parameters()):
             yield child
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from jaxtrain.errors import UserError
 from torch_bridge.exchange import Shared, any_wide, precision, pull_back, to_input, to_tensor
@@ -28,8 +27,8 @@ def as_torch(function: Callable) -> Callable:
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
     gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
     must be hashable. Results come back on the inputs' device in the dtype that JAX gives: float64 is computed in
-    float64, integers are torch's int64. Gradients of gradients are not offered. Errors that the function raises about
-    shapes and values of its constants pass through.
+    float64, integers are torch's int64. Gradients of gradients (create_graph=True) compute the function once more.
+    Errors that the function raises about shapes and values of its constants pass through.
     """
     programs: dict[Any, _Program] = {}
 
@@ -71,6 +70,30 @@ class _Program:
         self.floating: list[bool] = []
         self.forward = jax.jit(self._forward)
         self.shared = Shared()
+        self._gradient: _Program | None = None
+
+    def gradient(self) -> "_Program":
+        """(the tensors, then a cotangent per floating result) -> the gradients of the wanted tensors, as a program."""
+        if self._gradient is None:
+            count = len(self.places)
+
+            def compute(*arrays: jax.Array) -> list[jax.Array]:
+                given, cotangents = list(arrays[:count]), list(arrays[count:])
+
+                def floats_of(chosen: list[jax.Array]) -> list[jax.Array]:
+                    together = list(given)
+                    for i, array in zip(self.wanted, chosen, strict=True):
+                        together[i] = array
+                    pairs = zip(self._outputs(together), self.floating, strict=True)
+                    return [leaf for leaf, floating in pairs if floating]
+
+                return jax.vjp(floats_of, [given[i] for i in self.wanted])[1](cotangents)[0]
+
+            total = count + sum(self.floating)
+            _, spec = jax.tree.flatten((tuple(range(total)), {}))
+            wanted = (*self.wanted, *range(count, total))
+            self._gradient = _Program(compute, spec, tuple(range(total)), (), wanted)
+        return self._gradient
 
     def run(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """The results' leaves, and the pullback if a gradient is wanted."""
@@ -116,15 +139,22 @@ class _Call(torch.autograd.Function):
         outputs, ctx.pullback = program.run(list(tensors))
         held = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(ctx.pullback)}
         ctx.save_for_backward(*(t for t in tensors if t.data_ptr() in held))  # whose memory the backward pass reads
+        ctx.tensors, ctx.versions = tensors, [tensor._version for tensor in tensors]
         ctx.program, ctx.wide, ctx.count = program, any_wide(tensors), len(tensors)
         ctx.floating = list(program.floating)
         ctx.mark_non_differentiable(*(t for t, floating in zip(outputs, ctx.floating, strict=True) if not floating))
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *cotangents: torch.Tensor):
         _ = ctx.saved_tensors  # torch raises here if one was changed since
+        if torch.is_grad_enabled():  # create_graph=True
+            tensors = ctx.tensors
+            if any(tensor._version != before for tensor, before in zip(tensors, ctx.versions, strict=True)):
+                raise RuntimeError("create_graph=True needs the inputs of the call, and one was changed in place since")
+            given = [t for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
+            found = dict(zip(ctx.program.wanted, _Call.apply(ctx.program.gradient(), *tensors, *given), strict=True))
+            return None, *(found.get(i) for i in range(ctx.count))
         with precision(ctx.wide):
             given = [to_input(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))

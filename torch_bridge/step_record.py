@@ -15,9 +15,41 @@ from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.interpreter import Graph, graph_of
-from torch_bridge.lowering.python_inputs import PythonInputs, Varying
+from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.table import Call
+from torch_bridge.torch_edits import TensorEdits
 
+
+class CannotRecord(UserError):
+    """A loss cannot be one program. Torch can go on with it."""
+
+
+def reason_of(error: UserError) -> str:
+    """The first reason why something is refused, and its line in the code, in one line of text."""
+    refused = error.__cause__
+    if not isinstance(refused, UnsupportedModel) or not refused.obstacles:
+        return str(error).partition("\n")[0]
+    first = refused.obstacles[0]
+    return first.what.partition("\n")[0].partition(". ")[0] + (f" at {first.where}" if first.where else "")
+
+
+class _Recording:
+    """A context inside which code runs to be recorded, or to be compared with a record. `active` tells."""
+
+    depth = 0
+
+    @property
+    def active(self) -> bool:
+        return self.depth > 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+RECORDING = _Recording()
 MOST_RECORDS = 8  # of values that Python branches on
 
 
@@ -53,7 +85,8 @@ class LossRecord:
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
         self._proven: set[int] = set()  # Python's numbers that a record has taken as inputs
-        self._captured: list[tuple[torch.Tensor, int]] = []
+        self._captured = TensorEdits({})
+        self._bound: list[tuple[Any, Any]] = []  # where a constant of the record is kept, and itself
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
         self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
@@ -63,12 +96,28 @@ class LossRecord:
         return self.entry.varying.state()
 
     def check_captured(self) -> None:
-        """Raise UserError where a tensor that the record holds as a constant has changed in torch."""
-        if any(tensor._version != version for tensor, version in self._captured):
-            raise UserError(
+        """Raise CannotRecord where a tensor or an array that the record holds as a constant has changed."""
+        if not self._captured.tensors:
+            return
+        changed = [place.name for place, held in self._bound if value_at(place) is not held] or self._captured.some()
+        if changed:
+            raise CannotRecord(
                 f"{self.name} uses a tensor that it does not get as an argument, and that has changed since it was "
                 "recorded as a constant: give its module to jaxtrain.compile_many, or the tensor in the batch"
             )
+
+    def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
+        """Remember the tensors and arrays that a record holds as constants, and where they come from."""
+        tensors = dict(self._captured.tensors) | {str(number): tensor for number, tensor in captured.items()}
+        for place in self.entry.varying.inputs.held:
+            value = value_at(place)
+            if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
+                tensors[str(id(value))] = torch.from_numpy(value)
+            elif id(value) not in captured:
+                continue
+            self._bound.append((place, value))
+        self._captured = TensorEdits(tensors)
+        self._captured.note()
 
     def graph(
         self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
@@ -76,7 +125,7 @@ class LossRecord:
         """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
         Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
 
-        Raises UserError that lists what cannot be recorded.
+        Raises CannotRecord that lists what cannot be recorded.
         """
         self.entry.batch_type = batch_type
         while True:
@@ -90,7 +139,7 @@ class LossRecord:
             except UnsupportedModel as error:
                 new = [number for number in dynamic if number not in self._proven]
                 if not new:
-                    raise UserError(f"{self.name}: {error}") from error
+                    raise CannotRecord(f"{self.name}: {error}") from error
                 self.entry.varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
                 continue
             unread = self._unread(recorded.graph, dynamic)
@@ -105,11 +154,13 @@ class LossRecord:
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
-        program = recording.export(self.entry, examples, captured, self._read, self.left)
+        with self.entry.varying.inputs.effects() as changed, RECORDING:
+            program = recording.export(self.entry, examples, captured, self._read, self.left)
+        self.left |= changed
         graph = graph_of(program, PREFIX)
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed
-        self._captured += [(tensor, tensor._version) for tensor in captured.values()]
+        self._keep(captured)
         return _Recorded(graph, spec, program)
 
     def _records_with(self, number: int, leaves, spec) -> bool:
@@ -142,7 +193,7 @@ class LossRecord:
                 return other
         if len(of_structure) >= MOST_RECORDS:
             names = self.entry.varying.names(sorted(self.entry.varying.fixed))
-            raise UserError(
+            raise CannotRecord(
                 f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
                 "already: compute with torch.where on a tensor of the batch instead"
             )

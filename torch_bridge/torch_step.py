@@ -1,10 +1,14 @@
 """One training step of a torch module by torch itself, in the call form of a compiled one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+
+from torch_bridge.compiled_call import compile_forward, parts_of
+from torch_bridge.datasets import to_torch
 
 
 def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
@@ -64,3 +68,51 @@ class TorchStep:
         if isinstance(value, Mapping):
             return {name: self._moved(inner) for name, inner in value.items()}
         return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+def compile_forwards(modules: Iterable[torch.nn.Module]) -> None:
+    """Let these modules run compiled wherever torch code calls them, from now on."""
+    for module in modules:
+        for inner in (module, *parts_of(module)):
+            compile_forward(inner)
+
+
+def set_gradients(tensors: Mapping[str, Any], parameters: Iterable[Any], grads: Mapping[str, Any]) -> None:
+    """Make these arrays, by name of the tensor, the gradients of the parameters; the others get none."""
+    for parameter in parameters:
+        parameter.grad = None
+    for name, grad in grads.items():
+        tensors[name].grad = to_torch(np.array(grad)).reshape(tensors[name].shape).to(tensors[name])
+
+
+def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str, np.ndarray]:
+    """The gradients of the parameters that have one, by name."""
+    held = {id(parameter) for parameter in parameters}
+    return {n: x.grad.numpy(force=True) for n, x in tensors.items() if id(x) in held and x.grad is not None}
+
+
+def backward(
+    modules: Iterable[Any], loss_fn: Callable, batch: Any, optimizer: Any, divisor: int, lowered: bool
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Add the gradients of loss / divisor to the optimizer's parameters; the loss and the values to log.
+
+    batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16.
+    """
+    given = torch.utils._pytree.tree_map(lambda x: to_torch(x) if isinstance(x, np.ndarray) else x, batch)
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    device = parameters[0].device.type if parameters else "cpu"
+    with torch.autocast(device, torch.bfloat16, enabled=lowered):
+        found = loss_fn(*modules, given)
+    loss, values = found if isinstance(found, (tuple, list)) else (found, {})
+    (loss / divisor).reshape(()).backward(inputs=parameters)
+    plain = lambda x: x.detach().float().numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
+    return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
+
+
+def update(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
+    """Clip the gradients, step, and drop them. The norm before clipping, where there is a limit."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm

@@ -56,7 +56,7 @@ class StepOrTorch:
         """The loss, or (loss, values to log), as the loss function gives them."""
         if self.compiled is not None:
             try:
-                return self.compiled(batch, update=update)
+                return self.compiled.prepare(batch, update)()
             except UserError as error:
                 self._give_up(error)
         return self.eager(batch, update)

@@ -1,5 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
+from jaxtrain.compiled_step.torch_updates import TorchUpdates
 from jaxtrain.errors import UserError
 from jaxtrain.optim.optimizer import clip, global_norm
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, Updates
 from jaxtrain.runtime.prng import Rngs
+
+log = logging.getLogger(__name__)
 
 
 class CompiledStep:
@@ -30,6 +34,7 @@ class CompiledStep:
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
         weights.bridge.check_scheduler(scheduler, optimizer)
         self.grads: Arrays = {}
+        self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = 0
         self.parts: dict[str, LazyScalar] = {}
         self.grad_norm: LazyScalar | None = None
@@ -70,10 +75,25 @@ class CompiledStep:
         """One call on a batch of tensors or arrays: the loss, or (loss, values to log) as the loss function gives them.
 
         Every `accumulate`-th call updates the weights with the mean of their gradients. update: decide it here instead,
-        True or False; gradients are then summed, as backward() does. Raises UserError where the batch or the loss
-        cannot be recorded. Numbers that the loss reads from Python (attributes, variables around it) may change.
+        True or False; gradients are then summed, as backward() does. Numbers that the loss reads from Python
+        (attributes, variables around it) may change. Where the loss cannot be one program (it keeps something in
+        Python, or branches on values), torch runs it around the compiled modules, and a warning says why. Raises
+        UserError for what torch cannot run either.
         """
-        return self.prepare(batch, update)()
+        if self.torch is None:
+            try:
+                call = self.prepare(batch, update)
+                left = sorted(self.record.left)
+                reason = f"{self.record.name} changes {', '.join(left[:3])} in Python" if left else ""
+            except self.weights.bridge.CannotRecord as error:
+                if not hasattr(self.optimizer, "param_groups"):
+                    raise
+                reason = self.weights.bridge.reason_of(error)
+            if not reason or not hasattr(self.optimizer, "param_groups"):
+                return call()
+            log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
+            self.torch = TorchUpdates(self)
+        return self.torch(batch, update)
 
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
@@ -223,7 +243,8 @@ class CompiledStep:
             state["optimizer"] = [np.asarray(leaf) for leaf in leaves]
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
-        state["grads"] = {name: np.asarray(value) for name, value in self.grads.items()}
+        waiting = self.grads if self.torch is None else self.torch.gradients()
+        state["grads"] = {name: np.asarray(value) for name, value in waiting.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,7 +263,10 @@ class CompiledStep:
             self.opt_state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["optimizer"]])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self.grads = {name: jnp.asarray(value) for name, value in state["grads"].items()}
+        if self.torch is None:
+            self.grads = {name: jnp.asarray(value) for name, value in state["grads"].items()}
+        else:
+            self.torch.set_gradients(state["grads"])
         self.count = state["count"]
 
 

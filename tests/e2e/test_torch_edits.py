@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -128,3 +129,18 @@ def test_a_teacher_that_follows_through_data_is_the_loops():
             for p, q in zip(student.parameters(), follower.parameters(), strict=True):
                 q.data.mul_(0.9).add_(p.data, alpha=0.1)
     assert_same(their_teacher, teacher)
+
+
+def test_gradients_averaged_over_processes_are_refused(monkeypatch):
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        _, (ours, optimizer) = pair()
+        module = nn.parallel.DistributedDataParallel(ours)
+        step = jaxtrain.compile(module, mse, optimizer)  # one process: as without
+        assert float(step(batches(1)[0])) > 0
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+        with pytest.raises(UserError, match="averages gradients over 2 processes"):
+            jaxtrain.compile(module, mse, optimizer)
+    finally:
+        torch.distributed.destroy_process_group()

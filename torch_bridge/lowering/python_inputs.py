@@ -4,7 +4,9 @@ A record keeps them as they were. `PythonInputs` finds those that the code may r
 `Varying` decides what a change means: a number becomes an input of the compiled step, anything else another record.
 """
 
+import collections
 import contextlib
+import dis
 import functools
 import inspect
 import os
@@ -15,11 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+ARRAYS = (torch.Tensor, np.ndarray)
+CONTAINERS = (list, dict, set, collections.deque)
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 MOST_ITEMS = 64  # of a list or dict that is looked into
 DEPTH = 3  # objects inside objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
+_OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lightning pytorch_lightning".split())
 _LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
 
 
@@ -68,6 +73,9 @@ class PythonInputs:
 
     def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
         self.places: list[Place] = []
+        self.held: list[Place] = []  # where tensors and arrays are kept
+        self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets, and the attributes of objects
+        self._machinery: set[int] = set()
         self._seen: set[int] = set()
         names = self._callable(function, "", set(), 0)
         for label, module in modules.items():
@@ -78,12 +86,12 @@ class PythonInputs:
         try:
             return [container[key] for container, key, _ in self.places]
         except (KeyError, IndexError, ValueError):  # one is gone
-            return [_read(place) for place in self.places]
+            return [value_at(place) for place in self.places]
 
     @contextlib.contextmanager
     def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
         """While active, these places hold these values."""
-        before = [_read(self.places[number]) for number in numbers]
+        before = [value_at(self.places[number]) for number in numbers]
         try:
             for number, value in zip(numbers, values, strict=True):
                 self.places[number].container[self.places[number].key] = value
@@ -91,6 +99,26 @@ class PythonInputs:
         finally:
             for number, value in zip(numbers, before, strict=True):
                 self.places[number].container[self.places[number].key] = value
+
+    @contextlib.contextmanager
+    def effects(self) -> Iterator[set[str]]:
+        """While active, code runs to be recorded. Gives the names of what it changed in Python, which is put back."""
+        values, held = self.values(), [value_at(place) for place in self.held]
+        kept = [(name, container, _shallow(container)) for name, container in self.containers]
+        changed: set[str] = set()
+        try:
+            yield changed
+        finally:
+            for name, container, items in kept:
+                if not _same_items(items, container):
+                    changed.add(name)
+                    _refill(container, items)
+            for places, before in ((self.places, values), (self.held, held)):
+                for place, old in zip(places, before, strict=True):
+                    new = value_at(place)
+                    if not _same_item(old, new):
+                        changed.add(place.name)
+                        place.container[place.key] = old
 
     def _callable(self, value: Any, label: str, names: set[str], depth: int) -> set[str]:
         """Visit what a function reads; return the names in its code."""
@@ -103,7 +131,7 @@ class PythonInputs:
         function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
         if not isinstance(function, types.FunctionType):
             if function is not None and not isinstance(value, (type, types.BuiltinFunctionType)):
-                self._inside(value, label, names, depth)  # an object that is called
+                self._inside(value, label, names | {"__call__"}, depth)  # an object that is called
             return names
         names = names | _names_of(function.__code__)
         if owner is not None and not isinstance(owner, types.ModuleType):
@@ -112,14 +140,20 @@ class PythonInputs:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(_Cell(cell), name, cell.cell_contents, name, names, depth)
-        scope = function.__globals__
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for number, item in enumerate(item for item in defaults if not isinstance(item, SIMPLE)):
+            self._inside(item, f"default {number} of {function.__name__}", names, depth)
+        scope, loaded = function.__globals__, _globals_of(function.__code__)
         for name in sorted(names & scope.keys()):
-            self._visit(scope, name, scope[name], name, names, depth)
+            if name in loaded or not isinstance(scope[name], ARRAYS):  # else an attribute of that name is meant
+                self._visit(scope, name, scope[name], name, names, depth)
         return names
 
     def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
         if isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(isinstance(item, SIMPLE) for item in value)):
             self.places.append(Place(container, key, name))
+        elif isinstance(value, ARRAYS):
+            self.held.append(Place(container, key, name))
         else:
             self._inside(value, name, names, depth)
 
@@ -130,7 +164,12 @@ class PythonInputs:
         if isinstance(value, torch.nn.Module):
             self._seen.discard(id(value))
             self._module(value, name, names)
-        elif isinstance(value, (list, dict)):
+            return
+        if isinstance(value, CONTAINERS) and id(value) not in self._machinery:
+            self.containers.append((name, value))
+        if isinstance(value, (set, collections.deque)):
+            return
+        if isinstance(value, (list, dict)):
             if len(value) <= MOST_ITEMS:
                 items = value.items() if isinstance(value, dict) else enumerate(value)
                 self._visit_items(value, items, name, names, depth)
@@ -139,6 +178,10 @@ class PythonInputs:
                 self._callable(value, name, names, depth + 1)
         elif hasattr(value, "__dict__"):
             wanted = names | _methods(type(value), names)
+            if type(value).__module__.partition(".")[0] in _OWN_STATE:
+                self._machinery |= {id(item) for item in vars(value).values() if isinstance(item, CONTAINERS)}
+            else:
+                self.containers.append((name, vars(value)))
             for key, item in list(vars(value).items()):
                 if key in wanted:
                     self._visit(vars(value), key, item, f"{name}.{key}", wanted, depth + 1)
@@ -160,6 +203,9 @@ class PythonInputs:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted)
+            for hook in [*inner._forward_pre_hooks.values(), *inner._forward_hooks.values()]:
+                if not _of_library(hook):
+                    self._callable(hook, f"a hook of {prefix}", set(), 1)
 
     def _class_values(self, owner: Any, name: str, wanted: set[str]) -> None:
         for base in type(owner).__mro__[:-1]:
@@ -228,7 +274,30 @@ class Varying:
         return ", ".join(self.inputs.places[number].name for number in numbers)
 
 
-def _read(place: Place) -> Any:
+def _shallow(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _same_items(before: Any, container: Any) -> bool:
+    now = _shallow(container)
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return all(key in now and _same_item(value, now[key]) for key, value in before.items())
+    return all(map(_same_item, before, now))
+
+
+def _same_item(old: Any, new: Any) -> bool:
+    return old is new or (isinstance(old, SIMPLE) and type(new) is type(old) and new == old)
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(items)
+
+
+def value_at(place: Place) -> Any:
+    """Return the value that is kept there now; None where there is none."""
     try:
         return place.container[place.key]
     except (KeyError, IndexError, ValueError):
@@ -250,6 +319,12 @@ def _array(value: Any) -> np.ndarray:
 def _names_of(code: types.CodeType) -> set[str]:
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return set(code.co_names).union(*map(_names_of, inner))
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The names that the code, or a function inside it, takes from its globals."""
+    own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return own.union(*(_globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
 def _methods(kind: type, names: set[str]) -> set[str]:

@@ -69,7 +69,11 @@ class Watch:
 
     def names(self) -> list[str]:
         """The attributes that the call changes, with their modules' paths."""
-        return [f"{path}.{name}".removeprefix(".") for _, path, name, _, _ in self.changed]
+        return [
+            f"{path}.{name}".removeprefix(".")
+            for module, path, name, _, _ in self.changed
+            if not _computed_anew(module, name)
+        ]
 
     def restore(self) -> None:
         """Put every attribute, hook and the random generators back as they were before the call."""
@@ -87,6 +91,12 @@ class Watch:
         _put_hooks(self.hooks_after)
         for module, _, name, _, new in self.changed:
             _put(module, name, _other(new))
+
+
+def _computed_anew(module: torch.nn.Module, name: str) -> bool:
+    """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass."""
+    hooks = module._forward_pre_hooks.values()
+    return any(type(hook).__module__.startswith("torch.nn.utils.") and hook.name == name for hook in hooks)
 
 
 @contextlib.contextmanager

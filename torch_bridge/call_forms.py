@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 TARGETS = ("labels", "label", "target", "targets", "y")  # entries of a batch that are the target, the first found
@@ -86,7 +86,7 @@ def _swapped(names: Sequence[str]) -> bool:
     return len(names) > 1 and _is(names[0], _NAMES) and _is(names[1], _OUTPUTS)
 
 
-def _is(name: str, known: set[str]) -> bool:
+def _is(name: str, known: Collection[str]) -> bool:
     return name.strip("_").lower() in known
 
 

@@ -153,8 +153,9 @@ class _Call(torch.autograd.Function):
             if any(tensor._version != before for tensor, before in zip(tensors, ctx.versions, strict=True)):
                 raise RuntimeError("create_graph=True needs the inputs of the call, and one was changed in place since")
             given = [t for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
-            found = dict(zip(ctx.program.wanted, _Call.apply(ctx.program.gradient(), *tensors, *given), strict=True))
-            return None, *(found.get(i) for i in range(ctx.count))
+            slopes = _Call.apply(ctx.program.gradient(), *tensors, *given)
+            by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
+            return None, *(by_place.get(i) for i in range(ctx.count))
         with precision(ctx.wide):
             given = [to_input(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))

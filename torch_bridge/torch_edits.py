@@ -53,7 +53,7 @@ def checksum(tensor: torch.Tensor) -> int:
     """Return a checksum of the values: of all bytes on the CPU, the sum of their words elsewhere."""
     values = tensor.detach().reshape(-1)
     if values.is_cpu:
-        return zlib.crc32(values.view(torch.uint8).numpy())
+        return zlib.crc32(values.view(torch.uint8).numpy().data)
     words = torch.int32 if values.element_size() % 4 == 0 else torch.uint8
     return int(values.view(words).sum(dtype=torch.int64))
 

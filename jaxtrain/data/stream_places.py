@@ -90,8 +90,9 @@ class Trial:
         place = _plain(self.source.place())
         if place is None:
             self.works = False
-        elif self.works is None and self._first is not None:
-            self.works = _leads_to(batch, lambda: again(self._copy, self._first))
+        elif self.works is None and self._first is not None and self._copy is not None:
+            copy, first = self._copy, self._first
+            self.works = _leads_to(batch, lambda: again(copy, first))
             self._copy = None
         self._first = place
         return place if self.works else None

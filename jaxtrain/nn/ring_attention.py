@@ -8,7 +8,7 @@ Sources: Liu et al. 2023 (Ring Attention); Dao 2023 (FlashAttention-2), sec. 3.1
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +95,8 @@ def _ring_backward(static, kept, grad):
     grad = _to_mirrored(grad, place, static.devices)
     visible = functools.partial(_visible, static, lengths, q.shape[2])
     block = functools.partial(attention_blocks.backward, scale=static.scale, fused=static.fused)
-    joined = (*map(_joined, (q, k, v, y)), _joined(total, axis=2), _joined(grad))
-    grad_q, *grad_keys = map(_halves, block(*joined, visible(place, 0, 1), causal=True))
+    whole: list[Any] = [*map(_joined, (q, k, v, y)), _joined(total, axis=2), _joined(grad), visible(place, 0, 1)]
+    grad_q, *grad_keys = map(_halves, block(*whole, causal=True))
 
     def step(carry, behind):
         (k, v), (grad_k, grad_v), grad_q = carry  # the gradients of keys go round with the keys

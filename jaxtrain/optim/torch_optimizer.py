@@ -22,7 +22,7 @@ class Updates(Protocol):
     keys: the parameters that it holds.
     """
 
-    keys: Sequence[str]
+    keys: list[str]
 
     def trained(self) -> tuple[str, ...]:
         """Those of its parameters that require a gradient now."""

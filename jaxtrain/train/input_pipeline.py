@@ -104,7 +104,7 @@ class InputPipeline:
         if self._sources.get(split) is None:
             built = self.task.build_data(self.config, split)
             self._sources[split] = None if built is None else as_source(built, split)
-        source = self._sources[split]
+        source: Any = self._sources[split]
         if split != "train" and source is not None and not isinstance(source, SequentialSource) and not len(source):
             raise UserError(f"the {split} dataset is empty: give it samples, or None to train without an evaluation")
         return source

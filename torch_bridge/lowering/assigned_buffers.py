@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 def of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor | None]]:
     """Every registered buffer: its module, that one's path, its name, the tensor."""
     parts = ((path.removeprefix("wrapped_module").removeprefix("."), part) for path, part in module.named_modules())
-    return [(part, path, *item) for path, part in parts for item in part._buffers.items()]
+    return [(part, path, name, buffer) for path, part in parts for name, buffer in part._buffers.items()]
 
 
 def write(before: list, outputs: Any, misfits: list[str]) -> Any:

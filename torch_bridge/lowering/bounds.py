@@ -1,5 +1,7 @@
 """clamp, and the gradient of operands that are equal, which torch 2.14 shares between them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -23,7 +25,9 @@ def clamp(call, x, min=None, max=None):
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     dtype = result_type(x, *bounds)
-    x, low, high = (None if value is None else cast(value, dtype) for value in (x, min, max))
+    x = cast(x, dtype)
+    low: Any = None if min is None else cast(min, dtype)
+    high: Any = None if max is None else cast(max, dtype)
     if SHARES_TIES and is_float(x):
         return _clamp_sharing_ties(x, low, high, any(hasattr(bound, "shape") for bound in bounds))
     if low is not None:
@@ -35,7 +39,7 @@ def clamp(call, x, min=None, max=None):
     return x
 
 
-def _clamp_sharing_ties(x, low, high, tensors: bool):
+def _clamp_sharing_ties(x, low: Any, high: Any, tensors: bool):
     """Clamp with the gradients of torch 2.14. tensors: whether the bounds are tensors, and get theirs."""
     inside = jax.lax.stop_gradient
     result = x if low is None else jnp.where(x < low, low, x)
@@ -45,10 +49,10 @@ def _clamp_sharing_ties(x, low, high, tensors: bool):
         for bound in (low, high):
             on_bound |= False if bound is None else x == bound
         return jnp.where(on_bound, inside(result), result)
-    for bound, other in ((low, high), (high, low)):
+    ordered = low is None or high is None or low < high
+    for bound in (low, high):
         if bound is not None:
-            tie = (x == bound) if other is None else (x == bound) & (low < high)
-            result = jnp.where(tie, x / 2 + bound / 2, result)
+            result = jnp.where((x == bound) & ordered, x / 2 + bound / 2, result)
     return result if low is None or high is None else jnp.where((x == low) & (x == high), x, result)
 
 

@@ -7,7 +7,7 @@ and calls of torchmetrics' metrics, whose sums live in Python, are made after ev
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -156,7 +156,7 @@ class _Host:
         if isinstance(item, Number):
             item = item.tensor()
         if isinstance(item, (torch.SymFloat, torch.SymInt)):
-            item = torch.scalar_tensor(item)
+            item = torch.scalar_tensor(cast(Any, item))
         if not isinstance(item, torch.Tensor):
             return item
         name = str(len(self.outputs))

@@ -173,7 +173,7 @@ def size_of(size: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _simplest(size: sympy.Expr) -> sympy.Expr:
+def _simplest(size: sympy.Expr) -> Any:
     """`max(0, n - min(k, n))`, the size of x[k:], as that of x[:-k] is written: max(0, n - k)."""
     if isinstance(size, Max) and len(size.args) == 2 and 0 in size.args:
         (rest,) = (argument for argument in size.args if argument != 0)

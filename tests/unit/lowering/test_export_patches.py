@@ -167,7 +167,7 @@ class Hopeless(nn.Module):
             x = x + 1
         if bool((x > 0).any()):
             x = x * 2
-        return torch.cat([x[mask], x]).sum()
+        return torch.linalg.svdvals(x[mask]).sum()
 
 
 def test_one_error_lists_every_line_that_depends_on_data():
@@ -179,7 +179,7 @@ def test_one_error_lists_every_line_that_depends_on_data():
         "for _ in range(int(mask.sum())):",
         "if bool((x > 0).any()):",
     ]
-    assert lines[3:] == ["return torch.cat([x[mask], x]).sum()"]
+    assert lines[3:] == ["return torch.linalg.svdvals(x[mask]).sum()"]
     assert "register" not in str(caught.value)
 
 
@@ -190,13 +190,13 @@ class Experts(nn.Module):
 
     def forward(self, x):
         rows = torch.nonzero(x[:, 0] > 0)[:, 0]
-        return torch.relu(self.expert(torch.cat([x[rows], x]))).sum()
+        return torch.relu(self.expert(x[rows].unfold(0, 1, 1)[..., 0])).sum()
 
 
 def test_what_follows_from_a_shape_of_the_data_is_not_listed_too():
     with pytest.raises(UnsupportedModel) as caught:
         from_torch(Experts(), torch.randn(3, 4))
-    assert [obstacle.what.split()[0] for obstacle in caught.value.obstacles] == ["aten.cat.default"]
+    assert [obstacle.what.split()[0] for obstacle in caught.value.obstacles] == ["aten.unfold.default"]
 
 
 class Jacobian(nn.Module):

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 LAST = {  # what the named cell must show
     "quickstart.ipynb": (5, "Sequential in JAX equals torch in"),
-    "fine_tune_lora.ipynb": (5, "8 tensors moved, all of them LoRA's: True"),
+    "fine_tune_lora.ipynb": (4, "8 tensors moved, all of them LoRA's: True"),
     "lightning_script.ipynb": (5, "0.9"),
 }
 

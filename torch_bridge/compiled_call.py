@@ -24,10 +24,12 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.interpreter import Graph
+from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
-from torch_bridge.step_record import RECORDING, CannotRecord, LossRecord, flags_of, reason_of, snapshot
+from torch_bridge.step_record import RECORDING, CannotRecord, Inside, LossRecord, flags_of, reason_of, snapshot
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
+IN_TORCH = Inside()  # no part of a module runs compiled
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +101,15 @@ class CompiledForward:
         self.__signature__ = inspect.signature(self.__wrapped__.__get__(module))
         self._call: CompiledCall | None = None
         self._shapes: set[tuple] = set()
+        self._told: set[str] = set()
         self._apart = False  # torch runs this forward, its parts are compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._apart or RECORDING.active or torch.compiler.is_exporting() or self._too_many((args, kwargs)):
+        if self._apart or IN_TORCH.active or RECORDING.active or torch.compiler.is_exporting():
+            return self.__wrapped__(self.__self__, *args, **kwargs)
+        if any(map(is_cache, pytree.tree_leaves((args, kwargs)))):
+            return self._in_torch("it takes a cache of keys and values", args, kwargs)
+        if self._too_many((args, kwargs)):
             return self.__wrapped__(self.__self__, *args, **kwargs)
         if self._call is None:
             forward = self.__wrapped__
@@ -115,6 +122,14 @@ class CompiledForward:
         for part in parts_of(self.__self__):
             compile_forward(part)
         return self.__wrapped__(self.__self__, *args, **kwargs)
+
+    def _in_torch(self, reason: str, args: tuple, kwargs: dict) -> Any:
+        """This call with all its parts in torch. Tells the reason once."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.info("a call of %s runs in torch: %s", type(self.__self__).__name__, reason)
+        with IN_TORCH:
+            return self.__wrapped__(self.__self__, *args, **kwargs)
 
     def _too_many(self, inputs: Any) -> bool:
         """Note the shapes of a call; True where they are new and as many as shall be compiled have been."""
@@ -202,7 +217,7 @@ class _Program:
         for place, carries in enumerate(self._carrying[trained]):
             value = self.constants[place] if place in self.constants else next(feed)
             outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
-        return self.graph.structure.build(outputs), changed
+        return self.graph.in_torch(outputs), changed
 
     def _run(self, state: dict, leaves: list, seed: jax.Array) -> tuple[list, dict]:
         rngs = _CountedRngs(jax.random.key(seed))

@@ -1,6 +1,5 @@
 """`from_torch`: a torch.nn.Module as a flax module with the same parameter names, that computes the same numbers."""
 
-import dataclasses
 import inspect
 import logging
 import sys
@@ -22,6 +21,7 @@ from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python_state import Watch
+from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
 
@@ -87,22 +87,14 @@ class Forward(torch.nn.Module):
         self.wrapped_module = module
 
     def forward(self, args: tuple, kwargs: dict):
-        return pytree.tree_map(_known_output, self.wrapped_module(*args, **kwargs), is_leaf=_is_record)
+        return pytree.tree_map(_known_output, with_fields(self.wrapped_module(*args, **kwargs)))
 
 
 _KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)
 
 
 def _known_output(leaf: Any) -> Any:
-    if _is_record(leaf):
-        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-        return pytree.tree_map(_known_output, values, is_leaf=_is_record)
     return leaf if isinstance(leaf, _KNOWN) else None
-
-
-def _is_record(leaf: Any) -> bool:
-    """Tell whether it is a dataclass, which becomes a dict; transformers' outputs are mappings already."""
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, Mapping))
 
 
 class Record:

@@ -16,6 +16,7 @@ from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
+from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.torch_edits import TensorEdits
 
@@ -33,8 +34,8 @@ def reason_of(error: UserError) -> str:
     return first.what.partition("\n")[0].partition(". ")[0] + (f" at {first.where}" if first.where else "")
 
 
-class _Recording:
-    """A context inside which code runs to be recorded, or to be compared with a record. `active` tells."""
+class Inside:
+    """A context that tells by `active` whether code runs inside it."""
 
     depth = 0
 
@@ -49,7 +50,7 @@ class _Recording:
         self.depth -= 1
 
 
-RECORDING = _Recording()
+RECORDING = Inside()  # the code runs to be recorded, or to be compared with a record
 MOST_RECORDS = 8  # of values that Python branches on
 
 
@@ -70,7 +71,8 @@ class LossEntry(torch.nn.Module):
     def forward(self, batch: Any, numbers: list) -> Any:
         """numbers: tensors in place of the Python numbers that have changed between calls."""
         with self.varying.inputs.replaced(self.dynamic, numbers):
-            return self.loss_fn(*self.arguments, batch if self.batch_type is None else self.batch_type(batch))
+            given = batch if self.batch_type is None else self.batch_type(batch)
+            return with_fields(self.loss_fn(*self.arguments, given))
 
 
 class LossRecord:
@@ -295,9 +297,9 @@ class ForwardRecord:
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
 
-    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> Any:
-        """The module's outputs. Traced."""
-        return graph.run({name: state[name] for name in graph.state}, leaves, Call(None))[0]
+    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of the module's outputs, for `graph.in_torch`. Traced."""
+        return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]
 
 
 def to_tensors(outputs: Any) -> Any:

@@ -198,7 +198,7 @@ class CompiledStep:
 
         def program(graph: Any, places: tuple, constants: tuple) -> Callable:
             @jax.jit
-            def run(arrays: Arrays, inputs: list) -> Any:
+            def run(arrays: Arrays, inputs: list) -> list:
                 leaves = list(constants)
                 for place, value in zip(places, inputs, strict=True):
                     leaves[place] = value
@@ -218,7 +218,7 @@ class CompiledStep:
             if key not in programs:
                 programs[key] = program(graph, places, constants)
             inputs = [weights.bridge.narrow(leaves[i]) for i in places]
-            return weights.bridge.to_tensors(programs[key](weights.state(weights.arrays), inputs))
+            return graph.in_torch(weights.bridge.to_tensors(programs[key](weights.state(weights.arrays), inputs)))
 
         return call
 

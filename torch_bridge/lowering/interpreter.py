@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
@@ -20,7 +21,7 @@ from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
 from torch_bridge.lowering.hooks import HOOK
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
-from torch_bridge.lowering.structure import Structure
+from torch_bridge.lowering.structure import Structure, with_dataclasses
 from torch_bridge.lowering.table import Call
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are a new value of some state
@@ -42,6 +43,7 @@ class Graph:
     constants: Mapping[str, Any]
     outputs: tuple[tuple[OutputKind, str | None], ...]
     structure: Structure
+    spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
 
     @property
@@ -98,8 +100,12 @@ class Graph:
         leaves, changed = self.run_leaves(state, inputs, call)
         return self.structure.build(leaves), changed
 
+    def in_torch(self, leaves: Sequence[Any]) -> Any:
+        """The output around the leaves in its own classes: transformers' ModelOutput, namedtuples, dataclasses."""
+        return with_dataclasses(pytree.tree_unflatten(leaves, self.spec))
+
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
-        """`run` with the output as a flat list, from which `structure.build` makes it."""
+        """`run` with the output as a flat list, from which `structure.build` or `in_torch` makes it."""
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         arguments = [
             values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders
@@ -156,6 +162,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Map
         constants=constants,
         outputs=tuple((spec.kind, named(spec.target) if own(spec.target) else None) for spec in signature.output_specs),
         structure=Structure.of(program.call_spec.out_spec),
+        spec=program.call_spec.out_spec,
         sizes=Sizes.of(program, inputs),
     )
 

@@ -309,7 +309,9 @@ def _snapshot(module: torch.nn.Module) -> dict[tuple, tuple]:
 
 
 def _copy(value: Any, depth: int = _DEPTH) -> Any:
-    if depth and type(value) in (list, tuple, set):
+    if depth and type(value) is set:
+        return _Container(value, frozenset(value))  # its order is not its value: refilled, a set may have another
+    if depth and type(value) in (list, tuple):
         return _Container(value, [_copy(item, depth - 1) for item in value])
     if depth and isinstance(value, dict):
         return _Container(value, {key: _copy(item, depth - 1) for key, item in value.items()})
@@ -329,6 +331,8 @@ def _same(old: Any, new: Any) -> bool:
             return False
         if isinstance(old.held, dict):
             return old.held.keys() == new.held.keys() and all(_same(old.held[k], new.held[k]) for k in old.held)
+        if isinstance(old.held, frozenset):
+            return old.held == new.held
         return all(_same(a, b) for a, b in zip(old.held, new.held, strict=True))
     if old is new:
         return True

@@ -1,10 +1,13 @@
 """Containers of tensors without torch's classes: what a converted module returns can pass through jax.jit."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from torch.utils import _pytree as pytree
+
+from jaxtrain.errors import UserError
 
 
 class Outputs(dict):
@@ -29,9 +32,84 @@ def _flatten(outputs: Outputs):
 jax.tree_util.register_pytree_with_keys(Outputs, _flatten, lambda keys, values: Outputs(zip(keys, values, strict=True)))
 
 
+class Fields(dict):
+    """The fields of a user's dataclass inside a recorded output: a dict in JAX, the dataclass again in torch."""
+
+    def __init__(self, owner: type, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.owner = owner
+
+    def record(self) -> Any:
+        """The dataclass, without another run of its `__post_init__`, whose results are recorded already."""
+        record = object.__new__(self.owner)
+        for name, value in self.items():
+            object.__setattr__(record, name, with_dataclasses(value))
+        return record
+
+
+class Cache:
+    """Stands in torch for the cache of keys and values that a recorded forward pass has filled and that is no output.
+
+    Raises UserError wherever it is used.
+    """
+
+    def __init__(self, kind: str):
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NoCache(
+            f"a compiled forward pass does not return its {vars(self).get('_kind', 'cache')} (asked for {name}): run "
+            "the model in torch to use the cache, as model.generate() does"
+        )
+
+    __getitem__ = __iter__ = __len__ = lambda self, *_: getattr(self, "values")  # noqa: B009
+
+
+class _NoCache(UserError, AttributeError):
+    """`hasattr` says no."""
+
+
+def is_cache(value: Any) -> bool:
+    """Tell whether it is one of transformers' caches, without an import of transformers."""
+    return any(f"{kind.__module__}.{kind.__name__}" == "transformers.cache_utils.Cache" for kind in type(value).__mro__)
+
+
+def _is_record(value: Any) -> bool:
+    """Tell whether it is a dataclass that torch has no name for; transformers' outputs are mappings."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping))
+
+
+def with_fields(outputs: Any) -> Any:
+    """Outputs whose dataclasses, at any depth, are Fields, and whose caches are Cache."""
+
+    def one(value: Any) -> Any:
+        if is_cache(value):
+            return Cache(type(value).__name__)
+        if not _is_record(value):
+            return value
+        names = [field.name for field in dataclasses.fields(value)]
+        return Fields(type(value), {name: with_fields(getattr(value, name)) for name in names})
+
+    return pytree.tree_map(one, outputs, is_leaf=_is_record)
+
+
+def with_dataclasses(outputs: Any) -> Any:
+    """The outputs that `with_fields` was given, but for the caches."""
+    is_fields = lambda value: isinstance(value, Fields)
+    return pytree.tree_map(lambda value: value.record() if is_fields(value) else value, outputs, is_leaf=is_fields)
+
+
+pytree.register_pytree_node(
+    Fields,
+    lambda fields: (list(fields.values()), (fields.owner, tuple(fields))),
+    lambda values, context: Fields(context[0], dict(zip(context[1], values, strict=True))),
+)
+pytree.register_pytree_node(Cache, lambda cache: ([], vars(cache)["_kind"]), lambda _, kind: Cache(kind))
+
+
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """kind: "leaf", "list", "tuple", "dict", "outputs" or a namedtuple class. keys: of a dict or outputs."""
+    """kind: "leaf", "none", "list", "tuple", "dict", "outputs" or a namedtuple class. keys: of a dict or outputs."""
 
     kind: Any
     keys: tuple = ()
@@ -48,6 +126,10 @@ class Structure:
         if spec.type.__name__ == "namedtuple" or hasattr(spec.context, "_fields"):
             return cls(spec.context, (), children)
         keys = spec.context
+        if spec.type is Cache:
+            return cls("none")
+        if spec.type is Fields:
+            return cls("dict", keys[1], children)
         if isinstance(keys, (list, tuple)) and len(keys) != len(children):
             keys = keys[
                 0
@@ -66,6 +148,8 @@ class Structure:
     def _build(self, feed: Iterator) -> Any:
         if self.kind == "leaf":
             return next(feed)
+        if self.kind == "none":
+            return None
         values = [child._build(feed) for child in self.children]
         if self.kind in ("list", "tuple"):
             return values if self.kind == "list" else tuple(values)

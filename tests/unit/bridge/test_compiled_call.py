@@ -1,12 +1,15 @@
 """Torch code compiled by JAX inside torch's autograd."""
 
+import collections
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
 from jaxtrain import UserError
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from torch_bridge import compiled_call
 from torch_bridge.compiled_call import CompiledCall, CompiledForward
 
@@ -123,3 +126,70 @@ def test_a_modules_65th_shape_runs_in_torch_and_says_so(monkeypatch, caplog):
     assert module.weight.grad.sum() == 2 * 3 * 13
     told = [record.message for record in caplog.records if record.name == compiled_call.log.name]
     assert told == ["Linear has been compiled for 2 shapes; further ones run in torch"]
+
+
+@dataclasses.dataclass
+class Parts:
+    hidden: torch.Tensor
+    text: str = "a"
+    aux: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.hidden = self.hidden * 2
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class InClasses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return collections.OrderedDict(parts=Parts(h), pair=Pair(h, [Parts(h)]), none=None)
+
+
+def test_outputs_keep_their_classes():
+    net, x = InClasses(), torch.randn(4, 3)
+    wanted, got = net(x), CompiledForward(net)(x)
+    assert type(got) is collections.OrderedDict
+    assert type(got["pair"]) is Pair
+    assert got["none"] is None
+    for mine, theirs in ((got["parts"], wanted["parts"]), (got["pair"].right[0], wanted["pair"].right[0])):
+        assert type(mine) is Parts
+        assert mine.aux is None
+        assert mine.text == "a"
+        assert torch.allclose(mine.hidden, theirs.hidden, atol=1e-6)
+
+
+def test_a_decoder_trains_compiled_and_generates_in_torch():
+    declare_torchvision()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20, bos_token_id=0, eos_token_id=None)
+    net = transformers.GPT2LMHeadModel(config).eval()
+    ids = torch.randint(0, 20, (2, 5))
+    wanted = net(input_ids=ids, labels=ids)
+    text = net.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    net.forward = CompiledForward(net)
+    got = net(input_ids=ids, labels=ids)
+    assert type(got) is type(wanted)
+    assert list(got) == list(wanted)
+    assert torch.allclose(got.loss, wanted.loss, atol=1e-6)
+    assert torch.allclose(got.logits, wanted.logits, atol=1e-5)
+    with pytest.raises(UserError, match="does not return its DynamicCache"):
+        got.past_key_values.get_seq_length()
+    assert torch.equal(net.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0), text)
+    assert net.forward._call is not None
+    assert not net.forward._apart
+
+
+def test_a_set_that_is_filled_anew_in_another_order_has_not_changed():
+    """8 and 16 share a place in a set's table, so that their order is that of their insertion."""
+    net, x = InClasses(), torch.randn(4, 3)
+    net.kept = {16, 8}
+    assert list(net.kept) != list({8, 16})
+    call = CompiledCall(net, lambda net, x: net(x)["pair"].left if net.kept.clear() is net.kept.update([8, 16]) else x)
+    call(x)
+    assert not call.record.left

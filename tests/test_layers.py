@@ -24,6 +24,7 @@ TORCH_PACKAGES = {
     "lowering",
     "from_torch",
     "optimizers",
+    "replicas",
     "step_record",
     "torch_step",
     "training",

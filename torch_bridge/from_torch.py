@@ -58,13 +58,6 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
             return module
 
 
-def processes_of(module: torch.nn.Module) -> int:
-    """The processes over which a DistributedDataParallel averages its gradients; 1 for any other module."""
-    if not isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        return 1
-    return torch.distributed.get_world_size(module.process_group)
-
-
 def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
     """One tensor, a tuple or a dict -> positional and keyword arguments."""
     if isinstance(inputs, Mapping):

@@ -18,6 +18,7 @@ from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
+from torch_bridge.replicas import Forwards, Replicas
 from torch_bridge.torch_edits import TensorEdits
 
 
@@ -58,11 +59,13 @@ class LossEntry(torch.nn.Module):
     """`loss_fn(*modules, batch)` as one module, so that torch.export sees the modules' parameters and buffers."""
 
     arguments: tuple[Any, ...]
+    replicas: Replicas
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
+    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable, replicas: Replicas):
         super().__init__()
         self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)
-        object.__setattr__(self, "arguments", tuple(modules.values()))  # not registered twice
+        object.__setattr__(self, "replicas", replicas)
+        object.__setattr__(self, "arguments", replicas.arguments)  # not registered twice
         self.loss_fn = loss_fn
         self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
@@ -70,7 +73,7 @@ class LossEntry(torch.nn.Module):
 
     def forward(self, batch: Any, numbers: list) -> Any:
         """numbers: tensors in place of the Python numbers that have changed between calls."""
-        with self.varying.inputs.replaced(self.dynamic, numbers):
+        with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
             given = batch if self.batch_type is None else self.batch_type(batch)
             return with_fields(self.loss_fn(*self.arguments, given))
 
@@ -81,8 +84,11 @@ class LossRecord:
     The modules are recorded in the modes that they are in: a BatchNorm in eval() inside a module in train() stays so.
     """
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable):
-        self.entry = LossEntry(modules, loss_fn)
+    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable, replicas: Replicas | None = None):
+        """replicas: what the modules are to the loss function, where that is another than they themselves."""
+        self.replicas = replicas or Replicas(modules)
+        self.entry = LossEntry(modules, loss_fn, self.replicas)
+        self.forwards: dict[int, Forwards] = {}  # of the wrappers, by the graph's id
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
@@ -160,6 +166,7 @@ class LossRecord:
             program = recording.export(self.entry, examples, captured, self._read, self.left)
         self.left |= changed
         graph = graph_of(program, PREFIX)
+        self.forwards[id(graph)] = self.replicas.forwards
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed
         self._keep(captured)

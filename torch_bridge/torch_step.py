@@ -1,6 +1,6 @@
 """One training step of a torch module by torch itself, in the call form of a compiled one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -9,6 +9,8 @@ import torch
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
+from torch_bridge.replicas import Replicas
+from torch_bridge.step_record import to_array
 
 
 def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
@@ -92,27 +94,48 @@ def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str
 
 
 def backward(
-    modules: Iterable[Any], loss_fn: Callable, batch: Any, optimizer: Any, divisor: int, lowered: bool
+    replicas: Replicas,
+    loss_fn: Callable,
+    batch: Any,
+    optimizer: Any,
+    lowered: bool,
+    before: Callable[[str, bool], None] | None = None,
+    between: Callable[[], None] | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Add the gradients of loss / divisor to the optimizer's parameters; the loss and the values to log.
+    """Add the gradients of the loss to the optimizer's parameters; the loss and the values to log.
 
-    batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16.
+    batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16. before: see
+    `Replicas.local`. between: called between the forward and the backward pass.
     """
     given = torch.utils._pytree.tree_map(lambda x: to_torch(x) if isinstance(x, np.ndarray) else x, batch)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     device = parameters[0].device.type if parameters else "cpu"
-    with torch.autocast(device, torch.bfloat16, enabled=lowered):
-        found = loss_fn(*modules, given)
+    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before):
+        found = loss_fn(*replicas.arguments, given)
+    if between is not None:
+        between()
     loss, values = found if isinstance(found, (tuple, list)) else (found, {})
-    (loss / divisor).reshape(()).backward(inputs=parameters)
+    loss.reshape(()).backward(inputs=parameters)
     plain = lambda x: x.detach().float().numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
     return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
 
 
-def update(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
-    """Clip the gradients, step, and drop them. The norm before clipping, where there is a limit."""
+def update(optimizer: Any, clip_norm: float | None, divisor: int) -> np.ndarray | None:
+    """Divide and clip the gradients, step, and drop them. The norm before clipping, where there is a limit."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if divisor > 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(divisor)
     norm = None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
     optimizer.step()
     optimizer.zero_grad()
     return norm
+
+
+def receive(replicas: Replicas, name: str, buffers: Sequence[torch.Tensor]) -> None:
+    """Write the values that these buffers have in the first process of the module's group into them."""
+    values = replicas.broadcast(name, [to_array(buffer) for buffer in buffers])
+    with torch.no_grad():
+        for buffer, value in zip(buffers, values or (), strict=values is not None):
+            buffer.copy_(to_torch(value))

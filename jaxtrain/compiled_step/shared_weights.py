@@ -22,18 +22,11 @@ class SharedWeights:
     """
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
-        from torch_bridge import from_torch, step_record, torch_edits
+        from torch_bridge import from_torch, replicas, step_record, torch_edits
 
-        for name, module in modules.items():
-            processes = from_torch.processes_of(module)
-            if processes > 1:
-                raise UserError(
-                    f"{name}: DistributedDataParallel averages gradients over {processes} processes in torch's "
-                    "backward pass, which a compiled step does not run: take jaxtrain.accelerate.Accelerator under "
-                    "torchrun, or jaxtrain.Trainer"
-                )
         self.bridge, self.edits = step_record, torch_edits
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
+        self.replicas = replicas.Replicas(modules)
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))
         self.generation = 0

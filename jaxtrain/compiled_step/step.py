@@ -1,5 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates
@@ -43,7 +45,7 @@ class CompiledStep:
         """Take the modules and the optimizer as they are now."""
         weights, optimizer = self.weights, self.optimizer
         self.generation = weights.generation
-        self.record = weights.bridge.LossRecord(weights.modules, self.loss_fn)
+        self.record = weights.bridge.LossRecord(weights.modules, self.loss_fn, weights.replicas)
         self._programs: dict[Any, Any] = {}
         updates: Updates
         if hasattr(optimizer, "param_groups"):
@@ -56,6 +58,7 @@ class CompiledStep:
                 "GradientTransformation"
             )
         self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
+        self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None
         return updates
 
     def _refresh(self) -> None:
@@ -99,6 +102,7 @@ class CompiledStep:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         self._refresh()
+        self.weights.replicas.check()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
         self.record.check_captured()
         trained = self.updates.trained()
@@ -117,13 +121,14 @@ class CompiledStep:
         return lambda: program([*leaves, *numbers])
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
-        weights = self.weights
+        weights, averaging = self.weights, self.averaging
         reached = {weights.first_name(name) for name in graph.differentiable()}
         moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
+        forwards = self._forwards(graph) if averaging else ()
+        weights.replicas.check_parameters()
+        unreached = averaging.unreached(forwards, reached) if averaging else {}
         arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
         constants = {i: leaf for i, leaf in enumerate(leaves) if not hasattr(leaf, "shape")}
-        update = self.updates.compiled(moved)
-        updated = set(moved)
 
         def compute(arrays_now: Arrays, inputs, key):
             given = [constants.get(i) for i in range(len(leaves))]
@@ -144,33 +149,34 @@ class CompiledStep:
         def accumulate(arrays_now, opt_state, grads, inputs, numbers, count):
             key = jax.random.fold_in(self.key, count)  # inside: a call of its own would cost more than the rest
             loss, parts, new, buffers = compute(arrays_now, inputs, key)
-            grads = {name: grads[name] + value if name in grads else value for name, value in new.items()}
+            grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
             return (arrays_now | buffers, opt_state, grads), (loss, parts, None)
 
         def step(arrays_now, opt_state, grads, inputs, numbers, count):
-            (arrays_now, opt_state, grads), (loss, parts, _) = accumulate(
-                arrays_now, opt_state, grads, inputs, numbers, count
-            )
-            if divisor > 1:
-                grads = {name: value / divisor for name, value in grads.items()}
-            norm = None
-            if self.clip_norm is not None:
-                norm = global_norm(grads)
-                grads = clip(grads, norm, self.clip_norm)
-            params, opt_state = update(
-                {name: grads[name] for name in moved}, opt_state, {name: arrays_now[name] for name in moved}, numbers
-            )
-            return (arrays_now | params, opt_state, {}), (loss, parts, norm)
+            state, (loss, parts, _) = accumulate(arrays_now, opt_state, grads, inputs, numbers, count)
+            state, norm = self._update(*state, numbers, divisor)
+            return state, (loss, parts, norm)
 
-        compiled = jax.jit(step if updating else accumulate, donate_argnums=(0, 1, 2))
+        apart = averaging is not None  # processes meet between gradients and update
+        compiled = jax.jit(step if updating and not apart else accumulate, donate_argnums=(0, 1, 2))
 
         def run(leaves):
             inputs = [weights.place(leaves[i]) for i in arrays]
+            if averaging:
+                averaging.receive_buffers(forwards)
+                self.grads = averaging.begin(forwards, unreached, self.grads)
+            updated = {*moved, *self.grads} if self.grads else moved
+            numbers = self.updates.numbers()
             state, (loss, parts, norm) = compiled(
-                weights.arrays, self.opt_state, self.grads, inputs, self.updates.numbers(), np.uint32(self.count)
+                weights.arrays, self.opt_state, self.grads, inputs, numbers, np.uint32(self.count)
             )
             weights.arrays, self.opt_state, self.grads = state
             weights.dirty = True
+            if averaging and updating:
+                grads = averaging.settle(self.grads)
+                updated = list(grads)
+                state, norm = self._apart(divisor)(weights.arrays, self.opt_state, grads, numbers)
+                weights.arrays, self.opt_state, self.grads = state
             self.count += 1
             if updating:
                 self.updates.after(updated)
@@ -181,6 +187,40 @@ class CompiledStep:
             return (LazyScalar(loss), self.parts) if parts else LazyScalar(loss)
 
         return run
+
+    def _forwards(self, graph: Any) -> Sequence[tuple[str, bool]]:
+        """The calls of DistributedDataParallel modules in a loss. Raises CannotRecord where torch's exchange something
+        between them."""
+        weights = self.weights
+        forwards = self.record.forwards[id(graph)]
+        changed = {id(weights.tensors[weights.first_name(name)]) for name in graph.changed}
+        twice = weights.replicas.exchanges_twice(forwards, changed)
+        if twice is not None:
+            raise weights.bridge.CannotRecord(
+                f"{self.record.name} calls {twice} more than once, whose DistributedDataParallel gives its buffers out "
+                "anew before each call (broadcast_buffers=False leaves them to each process)"
+            )
+        return forwards
+
+    def _update(self, arrays_now: Arrays, opt_state, grads: Arrays, numbers, divisor: int) -> tuple:
+        """Clip the gradients and update the parameters that have one: the state after it, and the norm. Traced."""
+        if divisor > 1:
+            grads = {name: value / divisor for name, value in grads.items()}
+        norm = None
+        if self.clip_norm is not None:
+            norm = global_norm(grads)
+            grads = clip(grads, norm, self.clip_norm)
+        moved = {name: arrays_now[name] for name in self.updates.keys if name in grads}
+        params, opt_state = self.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
+        return (arrays_now | params, opt_state, {}), norm
+
+    def _apart(self, divisor: int) -> Callable:
+        """The update as a program of its own, for gradients that the processes have averaged."""
+        key = "update", divisor, self.updates.switches()
+        if key not in self._programs:
+            update = functools.partial(self._update, divisor=divisor)
+            self._programs[key] = jax.jit(update, donate_argnums=(0, 1))
+        return self._programs[key]
 
     def eval(self, name: str | None = None) -> Callable:
         """A compiled forward pass of the module (of `name`, where there are several) in evaluation mode.
@@ -245,11 +285,20 @@ class CompiledStep:
             state["scheduler"] = self.scheduler.state_dict()
         waiting = self.grads if self.torch is None else self.torch.gradients()
         state["grads"] = {name: np.asarray(value) for name, value in waiting.items()}
+        if self.averaging and waiting:
+            state |= {"due": sorted(self.averaging.due), "process": self.weights.replicas.process}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`: the next call gives the same bits as if the loop had not stopped."""
         weights = self.weights
+        if self.averaging:
+            if state.get("process", weights.replicas.process) != weights.replicas.process:
+                raise UserError(
+                    f"load_state_dict: gradients wait in this state, and they are those of process {state['process']} "
+                    f"alone, not of {weights.replicas.process}: save it after an update, or one in each process"
+                )
+            self.averaging.due = set(state.get("due", ()))
         modules = state["module"] if len(weights.modules) > 1 else {next(iter(weights.modules)): state["module"]}
         for name, module in weights.modules.items():
             module.load_state_dict(modules[name])

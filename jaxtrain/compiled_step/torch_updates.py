@@ -1,6 +1,6 @@
 """Updates whose loss cannot be one program: torch runs it, around the compiled modules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
@@ -21,6 +21,7 @@ class TorchUpdates:
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)
         step.grads = {}
+        self._received: dict[str, list[int]] = {}  # by module: versions of its buffers as they came in this call
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
         """Let these gradients wait for the next update."""
@@ -34,17 +35,45 @@ class TorchUpdates:
         step, weights = self.step, self.step.weights
         if weights.dirty:
             weights.sync()  # another update of these modules is a program
+        weights.replicas.check()
+        weights.replicas.check_parameters()
         updating = (step.count + 1) % step.accumulate == 0 if update is None else update
         divisor = step.accumulate if update is None else 1
-        modules = list(weights.modules.values())
         lowered = step.precision.compute != step.precision.params
-        loss, parts = self.bridge.backward(modules, step.loss_fn, batch, step.optimizer, divisor, lowered)
+        self._received.clear()
+        exchange = (self._receive, self._begin) if step.averaging else (None, None)
+        loss, parts = self.bridge.backward(weights.replicas, step.loss_fn, batch, step.optimizer, lowered, *exchange)
         step.count += 1
         step.grad_norm = None
         if updating:
-            norm = self.bridge.update(step.optimizer, step.clip_norm)
+            if step.averaging:
+                self._replace(step.averaging.settle)
+            norm = self.bridge.update(step.optimizer, step.clip_norm, divisor)
             step.grad_norm = None if norm is None else LazyScalar(norm)
             if step.scheduler is not None:
                 step.scheduler.step()
         step.parts = {name: LazyScalar(value) for name, value in parts.items()}
         return (LazyScalar(loss), step.parts) if parts else LazyScalar(loss)
+
+    def _receive(self, name: str, wanted: bool) -> None:
+        """Before a forward pass of a DistributedDataParallel: take its buffers from the first process, as torch does;
+        before a further one of the same loss where the buffers have changed since."""
+        replicas = self.step.weights.replicas
+        if name not in replicas.averaged:
+            return
+        buffers = replicas.buffers(name)
+        if buffers and self._received.get(name) != [buffer._version for buffer in buffers]:
+            self.bridge.receive(replicas, name, buffers)
+            self._received[name] = [buffer._version for buffer in buffers]
+        replicas.note(name, wanted)
+
+    def _begin(self) -> None:
+        """Before the backward pass."""
+        forwards = self.step.weights.replicas.forwards
+        self._replace(lambda grads: self.step.averaging.begin(forwards, {}, grads))
+
+    def _replace(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        waiting = self.gradients()
+        changed = change(waiting)
+        if changed is not waiting:
+            self.set_gradients(changed)

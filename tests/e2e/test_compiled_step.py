@@ -88,6 +88,30 @@ def test_accumulation_averages_the_gradients_of_n_calls():
     assert_same(theirs, ours)
 
 
+@pytest.mark.parametrize("in_torch", [False, True])
+def test_a_gradient_of_an_earlier_call_waits_for_the_update(in_torch):
+    seen = []
+
+    def loss(module, batch):
+        value = F.mse_loss(module[batch[2]](batch[0]), batch[1])
+        if in_torch:
+            seen.append(value.item())
+        return value
+
+    (theirs, their_optimizer), (ours, optimizer) = pair(lambda: nn.ModuleList([net(), nn.Linear(6, 1)]))
+    ours.load_state_dict(theirs.state_dict())
+    step = jaxtrain.compile(ours, loss, optimizer, accumulate=2)
+    for number, batch in enumerate(batches()):
+        batch = (*batch, number % 2)
+        (loss(theirs, batch) / 2).backward()
+        step(batch)
+        if number % 2:
+            their_optimizer.step()
+            their_optimizer.zero_grad()
+    step.sync()
+    assert_same(theirs, ours)
+
+
 def test_clipping_is_torchs():
     check(*pair(), clip=0.1)
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import jaxtrain
 from jaxtrain import UserError
-from tests.e2e.loops import assert_same, batches, mse, pair, sgd, torch_step
+from tests.e2e.loops import assert_same, batches, check, mse, pair, sgd, torch_step
 
 
 def decay(module, optimizer, start):
@@ -131,16 +131,13 @@ def test_a_teacher_that_follows_through_data_is_the_loops():
     assert_same(their_teacher, teacher)
 
 
-def test_gradients_averaged_over_processes_are_refused(monkeypatch):
+def test_a_distributed_module_of_one_process_is_what_its_loss_calls():
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        _, (ours, optimizer) = pair()
-        module = nn.parallel.DistributedDataParallel(ours)
-        step = jaxtrain.compile(module, mse, optimizer)  # one process: as without
-        assert float(step(batches(1)[0])) > 0
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
-        with pytest.raises(UserError, match="averages gradients over 2 processes"):
-            jaxtrain.compile(module, mse, optimizer)
+        loss = lambda module, batch: mse(module, batch) + 0.1 * module.module[0].weight.square().sum()
+        (theirs, their_optimizer), (ours, optimizer) = pair()
+        wrapped = [nn.parallel.DistributedDataParallel(module) for module in (theirs, ours)]
+        check((wrapped[0], their_optimizer), (wrapped[1], optimizer), loss_fn=loss)
     finally:
         torch.distributed.destroy_process_group()

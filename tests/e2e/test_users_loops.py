@@ -28,6 +28,7 @@ ELSEWHERE = {
     "evaluation in between": "test_compiled_loops.py::test_evaluation_in_between_sees_the_newest_weights",
     "logging every n, early break": "test_compiled_loops.py::test_a_loop_may_read_log_and_break",
     "going on from a state dict": "test_compiled_loops.py::test_a_loop_goes_on_from_its_state_dict_bit_for_bit",
+    "DDP under torchrun": "test_ddp_loops.py::test_a_loop_gives_torchs_losses_weights_and_buffers_in_each_process",
     "mixed precision": "test_compiled_loops.py::test_bf16_stays_near_torchs_autocast",
 }
 

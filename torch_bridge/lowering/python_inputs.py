@@ -361,7 +361,10 @@ def _class_names(kind: type) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _on_host(kind: type) -> bool:
-    """Return True for torchmetrics' classes, whose counts change at every call and which no record reads."""
+    """Return True for torchmetrics' classes, whose counts change at every call and which no record reads, and for
+    DistributedDataParallel, whose own state orders its processes."""
+    if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
+        return True
     return any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__)
 
 

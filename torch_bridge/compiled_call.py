@@ -46,7 +46,7 @@ class CompiledCall:
         compile_cache.enable()
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
-        self.record = LossRecord(self.modules, function)
+        self.record = LossRecord(self.modules, function, torch_backward=True)
         self._programs: dict[int, _Program] = {}
         self._graphs: dict[tuple, Graph] = {}
 
@@ -55,7 +55,11 @@ class CompiledCall:
         leaves, spec = pytree.tree_flatten((batch,))
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         self.record.check_captured()
-        modes = flags_of([inner for module in self.modules.values() for inner in module.modules()])
+        inside = [inner for module in self.modules.values() for inner in module.modules()]
+        modes = flags_of(inside)
+        hooked = any(inner._backward_hooks or inner._backward_pre_hooks for inner in inside)
+        if hooked and any(getattr(leaf, "requires_grad", False) for leaf in leaves):
+            raise CannotRecord("a module with backward hooks is inside, and an input requires a gradient")
         graph, numbers = self._graph(leaves, spec, modes, own)
         if self.record.left:
             raise CannotRecord(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")

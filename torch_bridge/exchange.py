@@ -18,8 +18,13 @@ _NUMPYS = frozenset(
 
 
 def any_wide(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether float64 tensors are among them, which JAX must compute in 64 bits."""
-    return any(tensor.dtype is torch.float64 for tensor in tensors)
+    """Return whether tensors in double precision are among them, which JAX must compute in 64 bits."""
+    return any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
+
+
+def inexact(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor's kind of numbers can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def precision(wide: bool):
@@ -32,7 +37,7 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
 
     Raises UserError for integers that 32 bits cannot hold.
     """
-    tensor = narrowed(tensor.detach().contiguous())
+    tensor = narrowed(tensor.detach().contiguous().resolve_conj().resolve_neg())
     try:
         return jax.dlpack.from_dlpack(tensor)
     except (RuntimeError, ValueError, TypeError, BufferError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.exchange import Shared, any_wide, precision, pull_back, to_input, to_tensor
+from torch_bridge.exchange import Shared, any_wide, inexact, precision, pull_back, to_input, to_tensor
 
 
 def as_torch(function: Callable) -> Callable:
@@ -41,9 +41,7 @@ def as_torch(function: Callable) -> Callable:
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         constants = tuple((i, leaf) for i, leaf in enumerate(leaves) if i not in places)
         tensors = [leaves[i] for i in places]
-        wanted = tuple(
-            i for i, t in enumerate(tensors) if torch.is_grad_enabled() and t.requires_grad and t.is_floating_point()
-        )
+        wanted = tuple(i for i, t in enumerate(tensors) if torch.is_grad_enabled() and t.requires_grad and inexact(t))
         key = (spec, places, constants, tuple(type(leaf) for _, leaf in constants), wanted)
         try:
             program = programs.get(key)
@@ -78,7 +76,7 @@ class _Program:
             count = len(self.places)
 
             def compute(*arrays: jax.Array) -> list[jax.Array]:
-                given, cotangents = list(arrays[:count]), list(arrays[count:])
+                given, cotangents = list(arrays[:count]), [jnp.conj(array) for array in arrays[count:]]
 
                 def floats_of(chosen: list[jax.Array]) -> list[jax.Array]:
                     together = list(given)
@@ -87,7 +85,8 @@ class _Program:
                     pairs = zip(self._outputs(together), self.floating, strict=True)
                     return [leaf for leaf, floating in pairs if floating]
 
-                return jax.vjp(floats_of, [given[i] for i in self.wanted])[1](cotangents)[0]
+                slopes = jax.vjp(floats_of, [given[i] for i in self.wanted])[1](cotangents)[0]
+                return [jnp.conj(slope) for slope in slopes]
 
             total = count + sum(self.floating)
             _, spec = jax.tree.flatten((tuple(range(total)), {}))
@@ -111,7 +110,7 @@ class _Program:
         args, kwargs = jax.tree.unflatten(self.spec, leaves)
         outputs, self.structure = jax.tree.flatten(self.function(*args, **kwargs))
         outputs = [jnp.asarray(leaf) for leaf in outputs]
-        self.floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in outputs]
+        self.floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in outputs]
         return outputs
 
     def _forward(self, arrays: list[jax.Array]):
@@ -157,9 +156,9 @@ class _Call(torch.autograd.Function):
             by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
             return None, *(by_place.get(i) for i in range(ctx.count))
         with precision(ctx.wide):
-            given = [to_input(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
+            given = [to_input(t.conj()) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
         found: list[torch.Tensor | None] = [None] * ctx.count
         for i, gradient in zip(ctx.program.wanted, gradients, strict=True):
-            found[i] = to_tensor(gradient)
+            found[i] = to_tensor(gradient).conj().resolve_conj()  # torch's is the conjugate of JAX's
         return None, *found

@@ -84,11 +84,19 @@ class LossRecord:
     The modules are recorded in the modes that they are in: a BatchNorm in eval() inside a module in train() stays so.
     """
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable, replicas: Replicas | None = None):
-        """replicas: what the modules are to the loss function, where that is another than they themselves."""
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        loss_fn: Callable,
+        replicas: Replicas | None = None,
+        torch_backward: bool = False,
+    ):
+        """replicas: what the modules are to the loss function, where that is another than they themselves.
+        torch_backward: torch's own backward pass leads to the parameters, and runs their hooks."""
         self.replicas = replicas or Replicas(modules)
         self.entry = LossEntry(modules, loss_fn, self.replicas)
         self.forwards: dict[int, Forwards] = {}  # of the wrappers, by the graph's id
+        self.torch_backward = torch_backward
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
@@ -163,7 +171,9 @@ class LossRecord:
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
         with self.entry.varying.inputs.effects() as changed, RECORDING:
-            program = recording.export(self.entry, examples, captured, self._read, self.left)
+            program = recording.export(
+                self.entry, examples, captured, self._read, self.left, parameter_hooks=not self.torch_backward
+            )
         self.left |= changed
         graph = graph_of(program, PREFIX)
         self.forwards[id(graph)] = self.replicas.forwards
@@ -247,9 +257,20 @@ def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
     return leaves, spec, own
 
 
-def flags_of(modules: Sequence[torch.nn.Module]) -> tuple[bool, ...]:
-    """train/eval of every submodule."""
-    return tuple(module.training for module in modules)
+def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
+    """Return what a record depends on beside the batch: train/eval of every submodule, the hooks that stand at them
+    and at their parameters."""
+    found: list = [module.training for module in modules]
+    for place, module in enumerate(modules):
+        tables = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+        for kind, table in enumerate(tables):
+            if table:
+                found.append((place, kind, *table))  # torch gives every hook a number of its own
+        for name, parameter in module._parameters.items():
+            hooks = None if parameter is None else parameter._backward_hooks
+            if hooks:
+                found.append((place, name, *hooks))
+    return tuple(found)
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -133,6 +133,29 @@ def test_modes_and_frozen_parameters_are_those_of_the_module():
     assert torch.equal(ours[0].weight, make()[0].weight)
 
 
+def test_hooks_that_come_and_go_between_steps_count():
+    ours, theirs = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    x, losses = torch.randn(5, 3), {}
+    for module in (ours, theirs):
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        loss_fn = lambda module, batch: module(batch).square().mean()
+        compiled = module is ours
+        step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else torch_step(module, optimizer, loss_fn)
+        hooks = [
+            lambda: module[2].register_forward_hook(lambda inner, inputs, output: output * 2),
+            lambda: module[2].weight.register_hook(lambda slope: slope * 3),
+            lambda: module[2].register_full_backward_hook(lambda inner, into, out: (into[0] * 4,)),
+            lambda: module[0].register_forward_pre_hook(lambda inner, inputs: (inputs[0] * 2,)),
+        ]
+        for hook in hooks:
+            handle = hook()
+            for _ in range(2):
+                losses.setdefault(compiled, []).append(float(step(x)))
+                handle.remove()
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-4)
+
+
 def test_unfreezing_in_the_middle_trains_on():
     (theirs, their_optimizer), (ours, optimizer) = pair()
     for module in (theirs, ours):

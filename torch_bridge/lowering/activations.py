@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.nn import activations
+from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import cast
 from torch_bridge.lowering.table import lowering
 
@@ -44,7 +45,8 @@ def softplus(call, x, beta=1, threshold=20):
 
 @lowering("softshrink.default")
 def softshrink(call, x, lambd=0.5):
-    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, 0)).astype(x.dtype)
+    value = jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0)).astype(x.dtype)
+    return sloped(jax.lax.stop_gradient(value), (x, 1 - ((x >= -lambd) & (x <= lambd)).astype(x.dtype)))
 
 
 @lowering("hardshrink.default")

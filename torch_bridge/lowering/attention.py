@@ -32,7 +32,9 @@ def scaled_dot_product_attention(
         fused_attention.chosen["formula"] += 1
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (jnp.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
-    scores = jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=jnp.float32) * scale
+    scores = (
+        jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32)) * scale
+    )
     visible = jnp.tri(q.shape[-2], k.shape[-2], dtype=bool) if is_causal else None
     if attn_mask is not None and attn_mask.dtype == jnp.bool_:
         visible = attn_mask if visible is None else visible & attn_mask

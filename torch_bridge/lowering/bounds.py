@@ -28,6 +28,8 @@ def clamp(call, x, min=None, max=None):
     x = cast(x, dtype)
     low: Any = None if min is None else cast(min, dtype)
     high: Any = None if max is None else cast(max, dtype)
+    if is_float(x):
+        x = jnp.where(x == x, x, jax.lax.stop_gradient(x))  # a NaN lies within no bounds
     if SHARES_TIES and is_float(x):
         return _clamp_sharing_ties(x, low, high, any(hasattr(bound, "shape") for bound in bounds))
     if low is not None:

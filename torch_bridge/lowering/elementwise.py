@@ -219,7 +219,9 @@ def atan2(call, y, x):
 
 @lowering("hypot.default")
 def hypot(call, x, y):
-    return jnp.hypot(*promote(x, y))
+    x, y = promote(x, y)
+    value = jnp.hypot(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, x / value), (y, y / value))
 
 
 @lowering("copysign.Tensor", "copysign.Scalar")
@@ -231,7 +233,9 @@ def copysign(call, x, y):
 
 @lowering("logaddexp.default")
 def logaddexp(call, x, y):
-    return jnp.logaddexp(*promote(x, y))
+    x, y = promote(x, y)
+    value = jnp.logaddexp(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, 1 / (1 + jnp.exp(y - x))), (y, 1 / (1 + jnp.exp(x - y))))
 
 
 @lowering("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
@@ -239,6 +243,13 @@ def xlogy(call, x, y):
     x, y = promote_float(x, y)
     value = jax.scipy.special.xlogy(*jax.lax.stop_gradient((x, y)))
     return sloped(value, (x, zero_where((x == 0) & (y == y), jnp.log(y))), (y, x / y))
+
+
+@lowering("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")
+def xlog1py(call, x, y):
+    x, y = promote_float(x, y)
+    value = jax.scipy.special.xlog1py(*jax.lax.stop_gradient((x, y)))
+    return sloped(value, (x, zero_where((x == 0) & (y <= -1), jnp.log1p(y))), (y, x / (y + 1)))
 
 
 @lowering("lerp.Tensor", "lerp.Scalar")

@@ -1,9 +1,11 @@
 """One error for all that keeps a torch module from becoming JAX."""
 
 import dataclasses
+import inspect
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,13 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
 def exception_line(error: BaseException) -> str:
     """The innermost line of the user's own code that led to an exception; of torch's, where no other did."""
     return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
+
+
+def code_line(function: Any) -> str:
+    """`file:line  name` of a function, a method or a partial of one."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}  {code.co_name}" if code is not None else repr(function)
 
 
 def module_path(node) -> str:

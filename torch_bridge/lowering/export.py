@@ -18,7 +18,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import assigned_buffers, gradients, hooks, python_state, selections
+from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
@@ -62,6 +62,8 @@ HIGHER_ORDER = (
     gradients.OWN_GRADIENT,
     gradients.GRADIENT,
     hooks.HOOK,
+    module_hooks.ENTER,
+    module_hooks.LEAVE,
 )
 
 
@@ -71,31 +73,36 @@ def export(
     captured: dict[int, torch.Tensor] | None = None,
     read: dict[str, str] | None = None,
     left: set[str] | None = None,
+    *,
+    parameter_hooks: bool = True,
 ) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
     inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
     the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
     left: takes the Python attributes that a call changes, though no later call computes something else for it.
+    parameter_hooks: record the hooks of the parameters too; else torch runs them.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
     with assigned_buffers.kept(module):
-        return _export(module, inputs, captured, read, left)
+        return _export(module, inputs, captured, read, left, parameter_hooks)
 
 
-def _export(module: torch.nn.Module, inputs: tuple, captured, read, left) -> torch.export.ExportedProgram:
+def _export(
+    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool
+) -> torch.export.ExportedProgram:
     unready = list(_unready(module))
     if unready:
         raise UnsupportedModel(_name(module), unready, ADVICE_READY)
-    unhooked = list(hooks.unsupported(module))
+    unhooked = list(hooks.unsupported(module, parameter_hooks))
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
     program: Any = None
     error, obstacles = None, []
     watch = python_state.Watch(module)
     for sizes in (pytree.tree_map(_any_size, inputs), None):
-        with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin):
+        with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
@@ -104,6 +111,7 @@ def _export(module: torch.nn.Module, inputs: tuple, captured, read, left) -> tor
                 untrack(program.graph_module)
                 program = program.run_decompositions(decompositions())
                 hooks.enclose_hooks(program.graph_module)
+                module_hooks.enclose(program.graph_module)
                 gradients.enclose(program.graph_module)
                 error = None
                 break

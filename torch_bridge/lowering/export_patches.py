@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import data_sizes, gradients, hooks, packed_sequence, printing, sequence_losses
+from torch_bridge.lowering import data_sizes, gradients, hooks, module_hooks, packed_sequence, printing, sequence_losses
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -37,6 +37,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
         _swap(stack, torch.autograd.function.FunctionMeta, "__getattribute__", gradients.attribute)
+        _swap(stack, torch.nn.modules.module, "BackwardHook", module_hooks.ModuleHook)
         _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
         _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)

@@ -153,21 +153,38 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
 
 def drop(graph: torch.fx.Graph, starts) -> None:
     """Remove what follows from `starts` alone and is used no more."""
-    reached = set(starts)
-    for other in graph.nodes:
-        if reached.intersection(other.all_input_nodes):
-            reached.add(other)
+    reached = following(graph, starts)
     for other in reversed(list(graph.nodes)):
         if other in reached and not other.users and other.op == "call_function":
             graph.erase_node(other)
 
 
+def following(graph: torch.fx.Graph, starts) -> set[torch.fx.Node]:
+    """The nodes that depend on `starts`, with these."""
+    reached = set(starts)
+    for node in graph.nodes:
+        if reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
+def sort(graph: torch.fx.Graph) -> None:
+    """Put every node after its inputs, else in the order that was."""
+    placed: set[torch.fx.Node] = set()
+    waiting = list(graph.nodes)
+    last = None
+    while waiting:
+        node = next(node for node in waiting if placed.issuperset(node.all_input_nodes))
+        if last is not None:
+            last.append(node)
+        placed.add(node)
+        waiting.remove(node)
+        last = node
+
+
 def part(graph_module, node, starts, ends) -> tuple[list, torch.fx.Node]:
     """A graph of what leads from `starts` to `ends`, held before `node`: its further inputs, and the graph."""
-    reached = set(starts)
-    for other in graph_module.graph.nodes:
-        if reached.intersection(other.all_input_nodes):
-            reached.add(other)
+    reached = following(graph_module.graph, starts)
     wanted, stack = set(), list(ends)
     while stack:
         other = stack.pop()

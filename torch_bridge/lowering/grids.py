@@ -4,6 +4,7 @@ import itertools
 
 import jax.numpy as jnp
 
+from torch_bridge.lowering.dtypes import wide
 from torch_bridge.lowering.table import lowering
 
 BILINEAR, NEAREST, BICUBIC = range(3)
@@ -14,9 +15,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 def grid_sampler(call, x, grid, interpolation_mode, padding_mode, align_corners):
     """x: [batch, channel, *space]; grid: [batch, *point, axis] from -1 to 1, the last axis of x first."""
     sizes = x.shape[2:]
-    points = [
-        _in_pixels(grid[..., -1 - axis].astype(jnp.float32), size, align_corners) for axis, size in enumerate(sizes)
-    ]
+    points = [_in_pixels(wide(grid[..., -1 - axis]), size, align_corners) for axis, size in enumerate(sizes)]
     settle = lambda point, size: _settled(point, size, padding_mode, align_corners)
     if interpolation_mode == BICUBIC:
         taps = [_cubic_taps(point) for point in points]

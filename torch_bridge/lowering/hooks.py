@@ -6,7 +6,6 @@ requires_grad_(False): what is called from then on sees the tensor detached.
 """
 
 import contextlib
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +15,8 @@ from torch import library
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering.errors import Obstacle
-from torch_bridge.lowering.gradients import drop, part
+from torch_bridge.lowering.errors import Obstacle, code_line
+from torch_bridge.lowering.gradients import drop, part, sort
 
 library.define("torch_bridge::hook", "(Tensor cotangent, Tensor x, Tensor slope) -> Tensor")
 _numbers = itertools.count()
@@ -84,7 +83,7 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
             for user in users:
                 user.replace_input_with(x, previous)
         if hooks:
-            _sort(inner.graph)
+            sort(inner.graph)
             for node in [node for nodes in hooks.values() for node in nodes]:
                 cotangent, x, slope = node.args
                 node.args = (x, *part(inner, node, [cotangent], [slope]))
@@ -123,24 +122,12 @@ def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -
     return list(copies.values())
 
 
-def _sort(graph: torch.fx.Graph) -> None:
-    """Every node after its inputs, else in the order that was."""
-    placed: set[torch.fx.Node] = set()
-    waiting = list(graph.nodes)
-    last = None
-    while waiting:
-        node = next(node for node in waiting if placed.issuperset(node.all_input_nodes))
-        if last is not None:
-            last.append(node)
-        placed.add(node)
-        waiting.remove(node)
-        last = node
-
-
 @contextlib.contextmanager
-def recorded(module: torch.nn.Module, begin: Callable) -> Iterator[None]:
-    """While it lasts, a call of the module begins with its parameters' hooks. begin: takes the parameters by name."""
-    hooks = {name: list((p._backward_hooks or {}).values()) for name, p in module.named_parameters()}
+def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = True) -> Iterator[None]:
+    """While it lasts, a call of the module begins with its parameters' hooks, unless torch runs them. begin: takes the
+    parameters by name."""
+    hooked = module.named_parameters() if parameter_hooks else ()
+    hooks = {name: list((p._backward_hooks or {}).values()) for name, p in hooked}
 
     def start(called, inputs):
         parameters = dict(called.named_parameters())
@@ -156,24 +143,19 @@ def recorded(module: torch.nn.Module, begin: Callable) -> Iterator[None]:
         handle.remove()
 
 
-def unsupported(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Hooks that stand at a module, or run after backward has written `.grad`."""
+def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:
+    """Hooks for all modules, of torch's old kind, or that run after backward has written `.grad`."""
     for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
-        yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", _line(hook))
+        yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", code_line(hook))
     for name, inner in module.named_modules():
         path = name.removeprefix("wrapped_module").removeprefix(".") or type(inner).__name__
-        for hook in (*inner._backward_hooks.values(), *inner._backward_pre_hooks.values()):
-            yield Obstacle("a backward hook of a module (register_full_backward_hook)", _line(hook), path)
-    for name, parameter in module.named_parameters():
+        if inner._is_full_backward_hook is False:
+            for hook in inner._backward_hooks.values():
+                yield Obstacle("a backward hook of torch's old kind (register_backward_hook)", code_line(hook), path)
+    for name, parameter in module.named_parameters() if parameter_hooks else ():
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
             what = f"a hook that runs once .grad is written (register_post_accumulate_grad_hook) of {name}"
-            yield Obstacle(what.replace("wrapped_module.", ""), _line(hook))
-
-
-def _line(hook: Any) -> str:
-    function = inspect.unwrap(getattr(hook, "func", hook))
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}  {code.co_name}" if code is not None else repr(hook)
+            yield Obstacle(what.replace("wrapped_module.", ""), code_line(hook))
 
 
 class Frozen:

@@ -17,8 +17,7 @@ from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
-from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
-from torch_bridge.lowering.hooks import HOOK
+from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure, with_dataclasses
@@ -241,7 +240,7 @@ def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, c
     """The values that later nodes want of a block, which the backward pass computes again. Sizes stay Python's."""
     inside = set(nodes)
     given = {used: values[used] for node in nodes for used in node.all_input_nodes if used not in inside}
-    entering = [node for node, value in given.items() if _is_array(value)]
+    entering = [node for node, value in given.items() if is_array(value)]
     leaving = [node for node in nodes if any(user not in inside for user in node.users)]
     plain: dict[torch.fx.Node, Any] = {}
 
@@ -249,15 +248,11 @@ def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, c
         local = given | dict(zip(entering, arrays, strict=True))
         for node in nodes:
             local[node] = _value(graph_module, node, local, call)
-        plain.update({node: local[node] for node in leaving if not _is_array(local[node])})
+        plain.update({node: local[node] for node in leaving if not is_array(local[node])})
         return [local[node] for node in leaving if node not in plain]
 
     arrays = recompute(run, [given[node] for node in entering])
     return plain | dict(zip([node for node in leaving if node not in plain], arrays, strict=True))
-
-
-def _is_array(value: Any) -> bool:
-    return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value))
 
 
 def blocks(graph: torch.fx.Graph) -> Iterator[list[torch.fx.Node]]:
@@ -298,8 +293,8 @@ def _attribute(graph_module, target: str) -> Any:
 
 def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call: Call) -> Any:
     target: Any = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in _HIGHER_ORDER:
-        return _HIGHER_ORDER[str(target)](call, *args, **kwargs)
+    if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in HIGHER_ORDER:
+        return HIGHER_ORDER[str(target)](lambda inner: lambda *given: tuple(_run(inner, given, call)), *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
         lower = cast(Callable, TABLE.get(str(target)))  # some that select by values have none of their own
         plain = lambda args, kwargs: wide_integers.evaluate(lower, call, node, args, kwargs)
@@ -313,87 +308,3 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
     if selections.concern(node, (args, kwargs)):
         return selections.compute(node, args, kwargs, target)
     return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple
-
-
-def _branch(graph_module: torch.fx.GraphModule, call: Call) -> Callable:
-    return lambda *arguments: tuple(_run(graph_module, arguments, call))
-
-
-def _cond(call, predicate, when_true, when_false, operands=()):
-    if isinstance(predicate, bool):
-        return _branch(when_true if predicate else when_false, call)(*operands)
-    return jax.lax.cond(predicate.reshape(()), _branch(when_true, call), _branch(when_false, call), *operands)
-
-
-def _while_loop(call, condition, body, carried, additional=()):
-    test, step = _branch(condition, call), _branch(body, call)
-    return jax.lax.while_loop(
-        lambda state: test(*state, *additional)[0].reshape(()), lambda state: step(*state, *additional), tuple(carried)
-    )
-
-
-def _scan(call, combine, init, xs, additional=()):
-    """Carries first, then the stacked outputs, as torch lists them."""
-    step = _branch(combine, call)
-
-    def body(carry, x):
-        results = step(*carry, *x, *additional)
-        return results[: len(init)], results[len(init) :]
-
-    carry, stacked = jax.lax.scan(body, tuple(init), tuple(xs))
-    return (*carry, *stacked)
-
-
-def _map(call, body, xs, additional=()):
-    step = _branch(body, call)
-    return jax.lax.map(lambda row: step(*row, *additional), tuple(xs))
-
-
-def _without_gradient(call, enabled, body, *arguments):
-    results = _branch(body, call)(*arguments)
-    return results if enabled else jax.lax.stop_gradient(results)
-
-
-def _own_gradient(call, ys, xs, residuals, backward):
-    """A torch.autograd.Function: the values of its forward, the gradients of its own backward."""
-    arrays = [index for index, value in enumerate(residuals) if _is_array(value)]
-
-    @jax.custom_vjp
-    def function(ys, xs, kept):
-        return ys
-
-    def pull(kept, cotangents):
-        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))  # the others are sizes
-        return None, _run(backward, [*cotangents, *given.values()], call), None
-
-    function.defvjp(lambda ys, xs, kept: (ys, kept), pull)
-    return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
-
-
-def _hook(call, x, residuals, backward):
-    """Tensor.register_hook: the tensor, whose gradient the hook changes."""
-    return _own_gradient(call, [x], [x], residuals, backward)[0]
-
-
-def _gradient(call, xs, slopes, residuals, forward):
-    """torch.autograd.grad."""
-    outputs, pull = jax.vjp(lambda *xs: _run(forward, [*xs, *residuals], call), *xs)
-    return list(pull([slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True)]))
-
-
-def _autocast(call, device, dtype, enabled, cache, body, *arguments):
-    """The casts that autocast makes are operators of the body; precision follows the policy here."""
-    return _branch(body, call)(*arguments)
-
-
-_HIGHER_ORDER = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-    "scan": _scan,
-    "map_impl": _map,
-    "wrap_with_set_grad_enabled": _without_gradient,
-    "wrap_with_autocast": _autocast,
-    OWN_GRADIENT: _own_gradient,
-    GRADIENT: _gradient,
-    HOOK: _hook,
-}

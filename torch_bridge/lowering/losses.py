@@ -70,6 +70,20 @@ def soft_margin_loss(call, x, target, reduction=1):
     return _reduce(jax.nn.softplus(-target * x), reduction)
 
 
+@lowering("multi_margin_loss.default")
+def multi_margin_loss(call, x, target, p=1, margin=1, weight=None, reduction=1):
+    """A margin that is met exactly has no gradient."""
+    lonely = x.ndim < 2
+    rows, classes = jnp.atleast_2d(x), target.reshape(-1)
+    short = margin - jnp.take_along_axis(rows, classes[:, None], axis=1) + rows
+    counted = (short > 0) & (jnp.arange(rows.shape[1]) != classes[:, None])
+    values = jnp.where(counted, short, 0) ** int(p)
+    if weight is not None:
+        values = values * weight[classes][:, None]
+    values = values.sum(1) / rows.shape[1]
+    return _reduce(values[0] if lonely else values, reduction)
+
+
 @lowering("multilabel_margin_loss_forward.default")
 def multilabel_margin_loss(call, x, target, reduction=1):
     """target: classes of each row, up to the first -1. The loss, and which classes are targets."""

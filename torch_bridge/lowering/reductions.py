@@ -273,8 +273,9 @@ def _cumulative_extreme(better):
     return lower
 
 
-lowering("cummax.default")(_cumulative_extreme(jnp.greater_equal))
-lowering("cummin.default")(_cumulative_extreme(jnp.less_equal))
+# A NaN is better than any number: from there on all are NaN, as in torch.
+lowering("cummax.default")(_cumulative_extreme(lambda new, old: (new >= old) | (new != new)))
+lowering("cummin.default")(_cumulative_extreme(lambda new, old: (new <= old) | (new != new)))
 
 
 @lowering("nonzero_static.default")

@@ -57,6 +57,26 @@ def _at_pole(x):
     return (x <= 0) & (x == jnp.floor(x))
 
 
+@lowering("special_entr.default")
+def entr(call, x):
+    (x,) = promote_float(x)
+    value = jax.scipy.special.entr(jax.lax.stop_gradient(x))
+    return sloped(jnp.where(x == x, value, x), (x, -jnp.log(x) - 1))
+
+
+@lowering("logit.default")
+def logit(call, x, eps=None):
+    """The gradient is infinite at 0 and 1; beyond eps, where given, it is 0."""
+    (x,) = promote_float(x)
+    within = x if eps is None else jnp.clip(x, eps, 1 - eps)
+    slope = 1 / (x * (1 - x))
+    if eps is None:
+        slope = jnp.where((x < 0) | (x > 1), jnp.nan, slope)
+    else:
+        slope = jnp.where((x < eps) | (x > 1 - eps), 0, slope)
+    return sloped(jax.lax.stop_gradient(jnp.log(within / (1 - within))), (x, slope))
+
+
 @lowering("special_zeta.default")
 def zeta(call, x, q):
     x, q = promote_float(x, q)

@@ -12,6 +12,7 @@ from jaxtrain import UserError
 from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from torch_bridge import compiled_call
 from torch_bridge.compiled_call import CompiledCall, CompiledForward
+from torch_bridge.step_record import CannotRecord
 
 
 class Net(nn.Module):
@@ -77,6 +78,42 @@ def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
 
 
 @pytest.mark.slow
+def test_a_parameters_hook_changes_its_gradient_once():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    twin = copy.deepcopy(layer)
+    for module in (layer, twin):
+        module.weight.register_hook(lambda slope: slope * 3)
+    twin(x).square().sum().backward()
+    CompiledCall(layer, lambda module, batch: module(batch).square().sum())(x).backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
+
+
+def test_a_hook_inside_that_would_see_the_gradient_of_an_input_is_left_to_torch():
+    layer = nn.Linear(3, 2)
+    layer.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
+    call = CompiledCall(layer, lambda module, batch: module(batch).square().sum())
+    with pytest.raises(CannotRecord, match="an input requires a gradient"):
+        call(torch.randn(4, 3, requires_grad=True))
+
+
+def test_a_complex_output_carries_its_gradient():
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    weights = torch.randn(3, 4, dtype=torch.complex64)
+    call = CompiledCall(layer, lambda module, batch: torch.fft.fft(module(batch)))
+    (got,) = torch.autograd.grad((call(x) * weights).abs().sum(), x)
+    (wanted,) = torch.autograd.grad((torch.fft.fft(layer(x)) * weights).abs().sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_a_complex_parameter_and_input_get_torchs_gradients():
+    layer = nn.Linear(4, 2, dtype=torch.complex64)
+    x = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
+    call = CompiledCall(layer, lambda module, batch: module(batch).tanh().abs().sum())
+    got = torch.autograd.grad(call(x), (x, layer.weight))
+    wanted = torch.autograd.grad(layer(x).tanh().abs().sum(), (x, layer.weight))
+    torch.testing.assert_close(got, wanted)
+
+
 def test_a_number_that_python_changes_between_calls_counts():
     net, _, batch, _ = pair()
 

@@ -1,0 +1,147 @@
+"""Operators that hold graphs of their own: branches and loops, gradients that a module's code defines, hooks.
+
+Each is called with `runner`, which makes a graph callable: runner(graph)(*arguments) is the tuple of its results.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
+from torch_bridge.lowering.hooks import HOOK
+from torch_bridge.lowering.module_hooks import ENTER, LEAVE
+
+
+def is_array(value: Any) -> bool:
+    return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value))
+
+
+def _cond(runner, predicate, when_true, when_false, operands=()):
+    if isinstance(predicate, bool):
+        return runner(when_true if predicate else when_false)(*operands)
+    return jax.lax.cond(predicate.reshape(()), runner(when_true), runner(when_false), *operands)
+
+
+def _while_loop(runner, condition, body, carried, additional=()):
+    test, step = runner(condition), runner(body)
+    return jax.lax.while_loop(
+        lambda state: test(*state, *additional)[0].reshape(()), lambda state: step(*state, *additional), tuple(carried)
+    )
+
+
+def _scan(runner, combine, init, xs, additional=()):
+    """Carries first, then the stacked outputs, as torch lists them."""
+    step = runner(combine)
+
+    def body(carry, x):
+        results = step(*carry, *x, *additional)
+        return results[: len(init)], results[len(init) :]
+
+    carry, stacked = jax.lax.scan(body, tuple(init), tuple(xs))
+    return (*carry, *stacked)
+
+
+def _map(runner, body, xs, additional=()):
+    step = runner(body)
+    return jax.lax.map(lambda row: step(*row, *additional), tuple(xs))
+
+
+def _without_gradient(runner, enabled, body, *arguments):
+    results = runner(body)(*arguments)
+    return results if enabled else jax.lax.stop_gradient(results)
+
+
+def _own_gradient(runner, ys, xs, residuals, backward):
+    """A torch.autograd.Function: the values of its forward, the gradients of its own backward."""
+    arrays = [index for index, value in enumerate(residuals) if is_array(value)]
+
+    @jax.custom_vjp
+    def function(ys, xs, kept):
+        return ys
+
+    def pull(kept, cotangents):
+        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))  # the others are sizes
+        return None, list(runner(backward)(*cotangents, *given.values())), None
+
+    function.defvjp(lambda ys, xs, kept: (ys, kept), pull)
+    return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
+
+
+def _hook(runner, x, residuals, backward):
+    """Tensor.register_hook: the tensor, whose gradient the hook changes."""
+    return _own_gradient(runner, [x], [x], residuals, backward)[0]
+
+
+def _enter(runner, xs, sizes, dtypes, kept, places, backward):
+    """The arguments of a module with backward hooks, and tokens: zeros, whose gradients are what the hooks are told."""
+    arrays = [index for index, value in enumerate(kept) if is_array(value)]
+    tokens = [jnp.zeros(shape, _carrier(dtype)) for shape, dtype in zip(sizes, dtypes, strict=True)]
+
+    @jax.custom_vjp
+    def function(xs, kept):
+        return [*xs, *tokens]
+
+    def pull(held, slopes):
+        into, told = slopes[: len(xs)], slopes[len(xs) :]
+        sent = len(kept) + len(told) - len(places)
+        told = [value.astype(jax_dtype(dtype)) for value, dtype in zip(told, dtypes, strict=True)]
+        given = dict(enumerate(kept)) | dict(zip(arrays, held, strict=True))  # the others are sizes
+        residuals = [*given.values(), *told[sent:]]
+        changed = runner(backward)(*into, *told[:sent], *(residuals[place] for place in places))
+        return [slope.astype(x.dtype) for slope, x in zip(changed, into, strict=True)], None
+
+    function.defvjp(lambda xs, kept: ([*xs, *tokens], kept), pull)
+    return function(list(xs), [kept[index] for index in arrays])
+
+
+def _leave(runner, ys, tokens, sent, residuals, backward):
+    """The outputs of a module with backward hooks, whose gradients its pre-hooks change and its tokens are told."""
+    arrays = [index for index, value in enumerate(residuals) if is_array(value)]
+
+    @jax.custom_vjp
+    def function(ys, tokens, sent, kept):
+        return list(ys)
+
+    def pull(held, slopes):
+        sent, kept = held
+        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))
+        changed = runner(backward)(*slopes, *given.values())
+        told = [value.astype(token.dtype) for value, token in zip([*changed, *sent], tokens, strict=False)]
+        return [slope.astype(y.dtype) for slope, y in zip(changed, slopes, strict=True)], told, None, None
+
+    function.defvjp(lambda ys, tokens, sent, kept: (list(ys), (sent, kept)), pull)
+    return function(list(ys), list(tokens), list(sent), [residuals[index] for index in arrays])
+
+
+def _carrier(dtype: Any) -> Any:
+    """A type of gradients that holds every number of another type."""
+    return jnp.promote_types(jax_dtype(dtype), jnp.float32)
+
+
+def _gradient(runner, xs, slopes, residuals, forward):
+    """torch.autograd.grad."""
+    outputs, pull = jax.vjp(lambda *xs: runner(forward)(*xs, *residuals), *xs)
+    return list(pull(tuple(slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True))))
+
+
+def _autocast(runner, device, dtype, enabled, cache, body, *arguments):
+    """The casts that autocast makes are operators of the body; precision follows the policy here."""
+    return runner(body)(*arguments)
+
+
+HIGHER_ORDER = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+    "map_impl": _map,
+    "wrap_with_set_grad_enabled": _without_gradient,
+    "wrap_with_autocast": _autocast,
+    OWN_GRADIENT: _own_gradient,
+    GRADIENT: _gradient,
+    HOOK: _hook,
+    ENTER: _enter,
+    LEAVE: _leave,
+}

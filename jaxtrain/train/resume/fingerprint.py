@@ -151,7 +151,7 @@ def _structure(module: Any, place: str) -> Leaves:
     else:
         graph = nnx.iter_graph(module)
         parts = {".".join(map(str, path)): (part, "") for path, part in graph if isinstance(part, nnx.Module)}
-    found: Leaves = {}
+    found: Leaves = {f"{place}parts": [_short(" ".join(sorted(parts)))]}
     for name, (part, told) in parts.items():
         held = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
         kept = {
@@ -161,7 +161,7 @@ def _structure(module: Any, place: str) -> Leaves:
         leaves = object_digest.describe([type(part), told, sorted(kept.items()), sorted(functions)], "part")
         leaves |= object_digest.describe(functions, "functions")
         text = json.dumps(leaves, sort_keys=True)
-        found[f"{place}{name or 'model'} ({type(part).__name__})"] = [_short(text)]
+        found[f"{place}{name or 'model'}"] = [_short(text)]  # its type is in the text: another one has the same key
     return found
 
 

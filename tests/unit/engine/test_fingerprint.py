@@ -150,6 +150,12 @@ def test_what_its_owner_did_to_a_dataset_makes_it_another(tmp_path):
         torch_trainer(tmp_path, module, data, train__epochs=2).train()
 
 
+def test_another_activation_of_a_torch_module_is_another_run(tmp_path):
+    torch_trainer(tmp_path, torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Tanh())).train()
+    with pytest.raises(UserError, match="the model differs in 1"):
+        torch_trainer(tmp_path, torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.ReLU())).train()
+
+
 def test_a_named_folder_of_another_run_is_refused_by_what_differs(tmp_path):
     trainer(tmp_path, optim__lr=0.5).train()
     with pytest.raises(UserError, match=r"holds another run: optim\.lr was 0\.5 and is 0\.25"):

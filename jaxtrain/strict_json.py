@@ -1,13 +1,25 @@
-"""JSON that every parser reads: NaN and infinity, which the format does not have, are written as null."""
+"""JSON that every parser reads. It has no NaN and infinity: they are written as null or, where they are to be read back
+(`dumps_whole`), as {"not finite": "nan"}."""
 
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
+FLOAT = "not finite"  # the one key of what stands for a number that JSON lacks
+
 
 def dumps(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def dumps_whole(value: Any) -> str:
+    return json.dumps(_whole(value), allow_nan=False)
+
+
+def loads_whole(text: str | bytes) -> Any:
+    """Read what `dumps_whole` wrote, or JSON with NaN in it. Raises ValueError."""
+    return json.loads(text, object_hook=lambda found: float(found[FLOAT]) if found.keys() == {FLOAT} else found)
 
 
 def loads(text: str | bytes) -> Any:
@@ -16,6 +28,14 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it nests too deep") from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {FLOAT: str(float(value))}
+    if isinstance(value, Mapping):
+        return {key: _whole(inner) for key, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _finite(value: Any) -> Any:

@@ -4,12 +4,12 @@ In meta.json they would cost every save several copies of all of them, as object
 those in the allocator's pages makes a long run grow by far more than its history.
 """
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtrain import strict_json
 from jaxtrain.errors import UserError
 
 FILE = "history.jsonl"
@@ -28,7 +28,7 @@ def write(folder: pathlib.Path, histories: Mapping[str, list]) -> dict[str, Any]
         return {}
     with (folder / FILE).open("w") as file:
         for name, entries in histories.items():
-            file.writelines(json.dumps({"of": name, "values": entry}) + "\n" for entry in entries)
+            file.writelines(strict_json.dumps_whole({"of": name, "values": entry}) + "\n" for entry in entries)
         file.flush()
         os.fsync(file.fileno())
     return after(histories, {name: len(entries) for name, entries in histories.items()})
@@ -48,7 +48,7 @@ def read(folder: pathlib.Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, list] = {name: [] for name in meta[WRITTEN]}
     try:
         with path.open() as file:
-            for line in map(json.loads, file):
+            for line in map(strict_json.loads_whole, file):
                 found[line["of"]].append(line["values"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged: {getattr(error, 'strerror', None) or error}") from None

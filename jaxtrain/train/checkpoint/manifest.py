@@ -41,7 +41,7 @@ def renew(folder: pathlib.Path, meta: dict[str, Any]) -> bool:
 def _put(folder: pathlib.Path, content: dict[str, Any]) -> None:
     """Atomic, and on the disk when it returns."""
     with replacing(folder / NAME, durable=True) as aside:
-        aside.write_text(json.dumps({**content, "seal": _hash_of(content)}))
+        aside.write_text(strict_json.dumps_whole({**content, "seal": _hash_of(content)}))
 
 
 class Unreadable(UserError):
@@ -62,7 +62,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 def parse(text: bytes, where: str | pathlib.Path) -> dict[str, Any]:
     """The same of a file's content. where: its place, for messages. Raises UserError where it is not as written."""
     try:
-        content = json.loads(text)
+        content = strict_json.loads_whole(text)
         told = content.pop("seal")
         if told != _hash_of(content):
             raise ValueError("its content does not match its hash")

@@ -57,14 +57,17 @@ def check_restores(path: pathlib.Path, state: TrainState) -> None:
         raise ValueError(f"{path}: no number of it can be read")
 
 
+PATTERNS = set("[*?\\")
+
+
 class Reachable:
-    """A folder's path as orbax can take it, which searches it by pattern: through a link where it has a `[`, `*` or `?`
-    in its name. The link is there until `close`, or the end of a `with`."""
+    """A folder's path as orbax can take it, which searches it by pattern: through a link where its name has a `[`, `*`,
+    `?` or `\\`. The link is there until `close`, or the end of a `with`."""
 
     def __init__(self, folder: pathlib.Path):
         self.path = epath.Path(folder)
         self._home: tempfile.TemporaryDirectory | None = None
-        if set(str(folder)) & set("[*?"):
+        if PATTERNS & set(str(folder)):
             self._home = tempfile.TemporaryDirectory(prefix="jaxtrain-link-", dir=_plain_folder())
             link = pathlib.Path(self._home.name) / "folder"
             link.symlink_to(folder.absolute(), target_is_directory=True)
@@ -84,9 +87,9 @@ class Reachable:
 def _plain_folder() -> str:
     """A folder for temporary files whose own name is no pattern."""
     for folder in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
-        if not set(folder) & set("[*?") and os.access(folder, os.W_OK):
+        if not PATTERNS & set(folder) and os.access(folder, os.W_OK):
             return folder
-    raise UserError("TMPDIR: wanted a folder that can be written and has no `[`, `*` or `?` in its name")
+    raise UserError("TMPDIR: wanted a folder that can be written and has no `[`, `*`, `?` or `\\` in its name")
 
 
 def _check(path: epath.Path, wanted: dict[str, Any], optimizer: bool = True) -> None:

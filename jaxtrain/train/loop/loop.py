@@ -181,9 +181,9 @@ class Loop:
             return True
         if evaluated and record.best.stop:
             best = record.best
+            reached = "it was NaN in all of them" if best.best is None else f"best {best.best:.6g}"
             self.tracker.info(
-                f"early stop at step {step}: {best.metric} has not improved for {best.bad} evaluations; best "
-                f"{best.best:.6g}"
+                f"early stop at step {step}: {best.metric} has not improved for {best.bad} evaluations; {reached}"
             )
             return True
         return evaluated and self.after_evaluation is not None and self.after_evaluation(step, record.last_metrics)

@@ -111,9 +111,9 @@ def test_replicas_share_the_writing_of_large_arrays_only(split_bytes, tmp_path, 
 
 
 def test_a_folder_whose_name_is_a_pattern_keeps_its_arrays(tmp_path):
-    run = trainer(tmp_path / "exp[1]#*", **SAVING)
+    run = trainer(tmp_path / "exp[1]#*\\b", **SAVING)
     run.train()
-    again = trainer(tmp_path / "exp[1]#*", **SAVING)
+    again = trainer(tmp_path / "exp[1]#*\\b", **SAVING)
     again.train()
     assert_same_bits(arrays(run), arrays(again))
 

@@ -44,5 +44,14 @@ def test_json_has_null_for_what_the_format_lacks():
     assert json.loads(strict_json.dumps({"a": [math.nan, 1.5], "b": -math.inf})) == {"a": [None, 1.5], "b": None}
 
 
+def test_json_that_is_read_back_keeps_what_the_format_lacks():
+    values = {"a": [math.inf, 1.5], "b": -math.inf}
+    assert strict_json.loads_whole(strict_json.dumps_whole(values)) == values
+
+
+def test_json_that_is_read_back_is_strict():
+    assert json.loads(strict_json.dumps_whole([math.nan]), parse_constant=pytest.fail) == [{"not finite": "nan"}]
+
+
 def test_a_stream_without_isatty_is_no_terminal():
     assert (is_terminal(object()), is_terminal(None)) == (False, False)

@@ -45,7 +45,7 @@ class Section(BaseModel):
         """Numbers that 64 bits hold, texts that a file system and a terminal take."""
         for key, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"{key}: an integer of {value.bit_length()} bits, wanted at most 64")
+                raise ValueError(f"{key}: an integer of {value.bit_length()} bits, wanted at most 63 and a sign")
             if isinstance(value, str) and any(c < " " and c not in "\t\n\r" or "\ud800" <= c < "\ue000" for c in value):
                 raise ValueError(f"{key}: holds a character that is none of a text, as a NUL")
         return values

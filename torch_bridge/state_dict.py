@@ -153,11 +153,13 @@ def _likely_cause(missing, unexpected, wrong) -> str:
         tails = {key.split(".", 1)[-1] for key in unexpected}
         if sum(key in tails for key in missing) > len(missing) // 2:
             first = unexpected[0].split(".", 1)[0]
-            return f"The keys carry a prefix `{first}.`: strip it (convert_ddp_state does for `module.`)."
+            return f"Most keys carry a prefix `{first}.`: strip it, and leave out what is not of this model."
         heads = {key.split(".", 1)[-1] for key in missing}
         if sum(key in heads for key in unexpected) > len(unexpected) // 2:
             return f"The file holds a part of the model: load it into `{missing[0].split('.', 1)[0]}`."
     if wrong and not missing and not unexpected:
+        if all(": it holds " in line for line in wrong):
+            return "Names and sizes fit: convert the file's numbers."
         return "The names fit, so it was trained with other sizes: compare the model section of both configs."
     depth = {match.group(1) for key in unexpected + missing if (match := re.search(r"\.(\d+)\.", key))}
     if depth and not wrong:

@@ -65,6 +65,10 @@ def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False
 def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
     model, strict = _shapes(program), program.config.init_strict
     weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
+    prefix = _prefix(model, weights)
+    if prefix and (not strict or all(key.startswith(prefix) for key in weights)):
+        weights = {key.removeprefix(prefix): weights[key] for key in weights}
+        return [f"the file holds the model as `{prefix[:-1]}`", *_take_weights(program, weights, path)]
     part = _part_held(model, weights)
     if part is not None:
         weights = {f"{part}.{key}": value for key, value in weights.items()}
@@ -93,6 +97,15 @@ def _shapes(program: Program):
     state = program.state
     parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
     return program.model_def.merge(*parts)
+
+
+def _prefix(model, weights: Mapping[str, Any]) -> str:
+    """Name the one prefix, as Lightning's `model.`, under which the file holds every key of the model; "" where there
+    is none, or more than one, or the model's keys are there without one."""
+    names = [key for key, _ in state_dict.named_variables(model)]
+    found = {key.removesuffix(names[0]) for key in weights if key.endswith(f".{names[0]}")}
+    held = [prefix for prefix in found if all(prefix + name in weights for name in names)]
+    return held[0] if len(held) == 1 and names[0] not in weights else ""
 
 
 def _part_held(model, weights: Mapping[str, Any]) -> str | None:

@@ -19,7 +19,8 @@ from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import make_train_step, repeat
 
 SMOOTHING = 0.8  # of the loss, before its slope is read
-DIVERGED = 4.0  # times the first loss
+DIVERGED = 4.0  # times the largest of the first losses
+LEAST = 3  # losses that show a slope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +75,15 @@ def range_test(
     """Run the test on a copy of the program's state; weights, optimizer, schedule and data position stay as they are.
 
     Step i trains every parameter group at min_lr * (max_lr / min_lr)^(i / steps). It ends early when a loss exceeds
-    four times the first, or is not finite. clip: keep `optim.clip_norm`. Raises UserError for an empty range.
+    four times the largest of the first three, or is not finite. clip: keep `optim.clip_norm`. Raises UserError for an
+    empty range.
     """
     if not 0 < min_lr < max_lr:
         raise UserError(f"the learning rates go from {min_lr} to {max_lr}; wanted 0 < min_lr < max_lr")
     if program.given is not None:
         raise UserError("the range test sweeps optim.lr, and the optimizer that was given has its own rates")
-    if steps < 3:
-        raise UserError(f"{steps} steps are too few to see a slope; take at least 3")
+    if steps < LEAST:
+        raise UserError(f"{steps} steps are too few to see a slope; take at least {LEAST}")
     rates = [min_lr * (max_lr / min_lr) ** (i / steps) for i in range(steps)]
     step, state, hyper = _compiled(program, clip), _copy(program), _hyper(program, rates)
     columns = program.columns(program.train_loader)
@@ -94,10 +96,12 @@ def range_test(
             stopped = "not finite"
             break
         losses.append(loss)
-        if loss > DIVERGED * losses[0]:
+        if len(losses) >= LEAST and loss > DIVERGED * max(
+            losses[:LEAST]
+        ):  # batches differ where nothing is learned yet
             stopped = "diverged"
             break
-    if len(losses) < 3:
+    if stopped == "not finite" and len(losses) < LEAST:
         raise UserError(f"the loss was not finite after {len(losses)} steps; start from a lower rate than {min_lr:g}")
     return RangeTest(rates[: len(losses)], losses, stopped)
 

@@ -210,6 +210,15 @@ def test_200_mutated_files_give_one_clear_error_each(suffix, trainer, tmp_path):
         np.testing.assert_array_equal(value, before[key])
 
 
+def test_weights_under_the_one_prefix_of_a_lightning_module_are_taken(trainer, tmp_path):
+    state, path = trainer.state_dict(), tmp_path / "lightning.pt"
+    files.save({"state_dict": {f"model.{key}": value + 1 for key, value in state.items()}}, path)
+    lines = init_from.apply(trainer.program, path).lines
+    files.save(state, path)
+    init_from.apply(trainer.program, path)
+    assert "the file holds the model as `model`" in lines
+
+
 def test_a_missing_file_says_what_was_wanted(tmp_path):
     with pytest.raises(UserError, match="no such file; wanted a .pt, a .safetensors"):
         files.load(tmp_path / "absent.pt")

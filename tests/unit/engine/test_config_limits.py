@@ -13,7 +13,7 @@ TINY = "configs/digits_tiny.yaml"
     ("override", "expected"),
     [
         ("shard.threads=2147483647", "shard.threads: input should be less than or equal to 1024"),
-        ("model.depth=18446744073709551616", "depth: an integer of 65 bits, wanted at most 64"),
+        ("model.depth=18446744073709551616", "depth: an integer of 65 bits, wanted at most 63 and a sign"),
         ("model.depth=1000000000000000000", "model.depth: input should be less than or equal to 10000"),
         ("train.steps=9223372036854775807", "train.steps: input should be less than or equal to 100000000"),
         ("model.num_heads=3", "digits.classify: no model can be built with these settings: embed_dim="),

@@ -35,6 +35,12 @@ def test_rates_rise_exponentially_and_losses_are_those_before_the_update(tmp_pat
     assert found.loss[0] == pytest.approx(float(runs.loss(made.model(), batch | columns, None, None).value), rel=1e-5)
 
 
+def test_batches_that_differ_at_first_are_no_divergence(tmp_path):
+    samples = {"x": np.repeat(np.float32([[0.1] * 4, [50.0] * 4, [50.0] * 4]), 8, 0), "y": np.zeros(24, np.float32)}
+    found = range_test(runs.trainer(tmp_path, samples=samples, data__shuffle=False).program, 1e-9, 1e-8, steps=3)
+    assert found.stopped == "finished"
+
+
 def test_it_stops_when_the_loss_passes_four_times_the_first(tmp_path):
     found = range_test(runs.trainer(tmp_path, optim__name="sgd").program, 1e-3, 1e6, steps=60, clip=False)
     assert found.stopped in ("diverged", "not finite")

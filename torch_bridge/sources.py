@@ -4,7 +4,8 @@ jaxtrain.data reads a source, seeds the random generators and collates; a source
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 Seeded = Callable[[int], contextlib.AbstractContextManager]
@@ -26,12 +27,14 @@ class ForeignSource:
     """A map-style source that keeps the ways of another library; a base class.
 
     workers_wanted: worker processes that it asks for, where data.num_workers does not. start_method: how it wants them
-    started, where it says so. collate: its own function of a list of items; None takes the task's.
+    started, where it says so. collate: its own function of a list of items; None takes the task's. examples: items
+    that were read for an example, by position, which the first epoch takes over.
     """
 
     workers_wanted: int = 0
     start_method: str | None = None
     collate: Callable[[Sequence[Any]], Any] | None = None
+    examples: Mapping[int, Any] = MappingProxyType({})
 
     def __getitem__(self, index: int) -> Any:
         raise TypeError(f"{type(self).__name__} gives no sample by its position")
@@ -60,7 +63,8 @@ class SequentialSource(ForeignSource):
 
     workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
     batch_size: where the source decides. ready_made: every chunk is a whole batch already. tells_places: `place` and
-    the argument of `chunks` are there.
+    the argument of `chunks` are there. apart: worker processes read it, each from a copy. begun: a pass that was begun
+    for an example, which the first epoch goes on with (jaxtrain.data.sample_reader).
     """
 
     workers: int = 1
@@ -68,6 +72,11 @@ class SequentialSource(ForeignSource):
     batch_size: int | None = None
     ready_made: bool = False
     tells_places: bool = False
+    apart: bool = False
+    begun: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"begun": None}
 
     def chunks(
         self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded, place: Any = None
@@ -101,6 +110,10 @@ class OrderedSource(ForeignSource):
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must define __len__")
 
+    def position(self, key: Any) -> int:
+        """Return the position that stands for what the order gives."""
+        return int(key)
+
     def begin(self) -> "BatchOrder":
         """Return the order from its first epoch on, as if nothing had been drawn."""
         raise TypeError(f"{type(self).__name__} must define begin")
@@ -109,6 +122,9 @@ class OrderedSource(ForeignSource):
 class BatchOrder(Protocol):
     """The batches of one epoch after another."""
 
-    def epoch(self, number: int) -> Iterator[Sequence[int]]:
-        """Draw the positions of every batch of the next epoch, over all processes. number: which one it is."""
+    def epoch(self, number: int) -> Iterator[Sequence[Any]]:
+        """Draw the next epoch's batches, over all processes: positions, or keys that `OrderedSource.position` takes.
+
+        number: which epoch it is.
+        """
         ...

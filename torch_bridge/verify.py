@@ -241,7 +241,8 @@ def _load_twin(task: Any, config: Any, state: Mapping[str, torch.Tensor]) -> tor
 
 def _loader(task: Any, config: Any, source: Any) -> Loader:
     """The whole split once, in order, on this process."""
-    size = own_batch_size(source) or config.data.eval_batch_size or config.data.batch_size
+    wanted = config.data.eval_batch_size or config.data.batch_size
+    size = own_batch_size(source, least=wanted) or wanted
     stream = make_stream(source, size, config.seed, False, False, False)
     return Loader(source, stream, lambda batches: batches[0], np.arange(size), task.collate, seed=config.seed)
 

@@ -168,7 +168,9 @@ class SamplerStream:
         first = self._next if self.source.replays else epoch
         for number in range(first, epoch + 1):
             with random_state.seeded(self.source, self.seed, number):
-                batches = [_positions(batch) for batch in itertools.islice(self._order.epoch(number), self._most)]
+                batches = [
+                    _positions(batch, self.source) for batch in itertools.islice(self._order.epoch(number), self._most)
+                ]
         self._next = epoch + 1
         return batches
 
@@ -176,9 +178,9 @@ class SamplerStream:
 ENDLESS = 20  # times as many batches in an epoch as the dataset has samples
 
 
-def _positions(batch: Any) -> np.ndarray:
+def _positions(batch: Any, source: OrderedSource) -> np.ndarray:
     try:
-        return np.array([int(index) for index in batch], np.int64)
+        return np.array([source.position(index) for index in batch], np.int64)
     except (TypeError, ValueError):
         raise UserError(
             f"the DataLoader's batch_sampler gives {str(batch)[:80]}, wanted a list of positions in the dataset"

@@ -110,11 +110,17 @@ class Loader:
         together: positions that share its shape, those of the batch if left out.
         """
         if isinstance(self.stream, IterableStream):
-            pool = workers.InlinePool(make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed))
-            return self._without_texts(step, next(self._sequence(pool, step, rows))[1])
+            reader = cast(
+                SequenceReader, make_reader(self.source, self.collate, self.stream.batch_size, self.reader.seed)
+            )
+            example = None if step else reader.example()
+            if example is not None:
+                return self._without_texts(step, self._take_rows(example, 0, rows)[1])
+            return self._without_texts(step, next(self._sequence(workers.InlinePool(reader), step, rows))[1])
         _, batch, request = self._request(step, rows, together)
         reader = cast(Reader, self.reader)  # of a map-style source
-        return batch if request is None else row_keys.join(batch, self._without_texts(step, reader(request)))
+        answer = {} if request is None else self._without_texts(step, reader(request, example=not step))
+        return row_keys.join(batch, answer) if answer else batch
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
         arrays, texts = split_texts(batch)
@@ -327,7 +333,7 @@ class Loader:
 
     def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:
         size = self.stream.batch_size
-        count = len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
+        count = _count(batch)
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
         size = size if self.short is None else count
@@ -338,6 +344,11 @@ class Loader:
 
     def _rows(self, size: int) -> np.ndarray:
         return self.rows if size == self.stream.batch_size else self.short.rows(size)
+
+
+def _count(batch: dict[str, Any]) -> int:
+    """Return the number of samples in a batch."""
+    return len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
 
 
 def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:
@@ -351,13 +362,17 @@ def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: in
     return Reader(source, collate, seed)
 
 
-def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | None = None) -> int | None:
+def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | None = None, least: int = 1) -> int | None:
     """Return the size of a batch where the source decides (a DataLoader), the largest where it varies; else None.
 
-    seed, epochs, steps: of the run, which a sampler's batches may depend on.
+    seed, epochs, steps: of the run, which a sampler's batches may depend on. least: of batches that are made already,
+    of which only the first is known.
     """
     if isinstance(source, OrderedSource):
         return source.batch_size or SamplerStream(source, None, seed, epochs, steps).batch_size
+    if isinstance(source, SequentialSource) and source.ready_made:
+        first = cast(SequenceReader, make_reader(source, None, 1, seed)).example()
+        return first and max(least, _count(first))
     return source.batch_size if isinstance(source, SequentialSource) else None
 
 
@@ -383,8 +398,3 @@ def make_stream(
     if training:
         return IndexStream(len(source), batch_size, seed, shuffle, drop_last)
     return IndexStream(len(source), batch_size, shuffle=False)
-
-
-def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a batch of every column, beside what the batch already holds. Traced."""
-    return {name: column[row_keys.index(batch)] for name, column in columns.items()} | batch

@@ -40,3 +40,8 @@ def without(batch: Mapping[str, Any]) -> dict[str, Any]:
 def reserved(batch: Mapping[str, Any]) -> list[str]:
     """List the names of the loader's that the dataset uses itself."""
     return [name for name in (VALID, INDEX) if PREFIX + name in batch]
+
+
+def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of a batch of every column, beside what the batch already holds. Traced."""
+    return {name: column[index(batch)] for name, column in columns.items()} | batch

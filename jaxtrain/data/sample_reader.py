@@ -46,6 +46,7 @@ class Reader:
         self.reading: Callable[[int], None] = _no_progress
         self._drawn: set[int] = set()  # which of the global generators items were seen to draw from
         self._epoch: int | None = None
+        self._kept: dict[int, Any] | None = None  # copies of the items of an example, by position
         self._buffers = Buffers()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,12 +57,14 @@ class Reader:
         """Return whether items were seen to draw from a global generator."""
         return bool(self._drawn)
 
-    def __call__(self, request: Request) -> dict[str, Any]:
+    def __call__(self, request: Request, example: bool = False) -> dict[str, Any]:
         """Read a batch as if every generator were seeded before each of its items.
 
         Seeding all of them takes 10 us an item, so a generator is left alone until an item, or the collate function,
-        is seen to draw from it; that one batch is then read again.
+        is seen to draw from it; that one batch is then read again. example: the items are read for an example; the run
+        takes them over when it comes to them, so that a dataset that changes as it is read is read once.
         """
+        self._kept = {} if example and isinstance(self.source, ForeignSource) else None
         states = random_state.generators(self.source)
         with random_state.held():
             self._enter(request.epoch)
@@ -74,6 +77,8 @@ class Reader:
                     quiet = [i for i in range(len(states)) if i not in self._drawn]
                     moved = {i for i in quiet if not states[i].same(before[i], states[i].get())}
                     self._drawn |= moved
+                if self._kept is not None:
+                    self.source.examples = {**self.source.examples, **self._kept}
                 return batch
             finally:
                 for i in self._drawn:
@@ -88,11 +93,14 @@ class Reader:
 
     def _items(self, request: Request, seeded: Sequence[RandomState]) -> list[Any] | Columns:
         many = getattr(self.source, "__getitems__", None)  # torch's protocol: several items in one go
-        if many is None or seeded:
+        if many is None:
             return self._read_each(request, seeded)
-        self.reading(int(request.indices[0]))
+        first = int(request.indices[0])
+        self.reading(first)
         try:
-            return list(many(self._positions(request)))
+            for state in seeded:
+                state.seed(int(random_state.mix(self.seed, request.epoch, first)))
+            return many(self._positions(request))
         except BaseException as error:
             raise _raised(error, f"samples {shorten(request.indices)}") from error
 
@@ -103,6 +111,7 @@ class Reader:
         plain = self.collate is default_collate and not isinstance(source, BucketedSource)
         items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
         read = source.raw if plain and isinstance(source, ForeignSource) else source.__getitem__
+        taken: Any = source.examples if isinstance(source, ForeignSource) and not request.epoch else {}
         seeds = random_state.mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         seeders = [state.seed for state in states]
         for index, seed in zip(indices, seeds, strict=True):
@@ -110,7 +119,12 @@ class Reader:
             try:
                 for seed_generator in seeders:
                     seed_generator(seed)
-                item = read(index)
+                if self._kept is None:
+                    item = taken.pop(index) if index in taken else read(index)
+                else:
+                    known = self._kept if index in self._kept else taken
+                    item = known[index] if index in known else read(index)
+                    self._kept[index] = _copied(item)
             except BaseException as error:  # a SystemExit would end the run as if it were done
                 raise _raised(error, f"sample {index}") from error
             try:
@@ -150,6 +164,17 @@ class Next:
     place: Any = None
 
 
+FIRST = Next(0, 0, 1, start=True)
+
+
+@dataclasses.dataclass
+class Begun:
+    """A pass over a stream of which one chunk was read."""
+
+    reader: "SequenceReader"
+    chunk: Any
+
+
 class SequenceReader:
     """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended. A batch holds the stream's
     place (data.stream_places) where that is known to lead back to the same samples.
@@ -183,25 +208,59 @@ class SequenceReader:
         self._begin()
 
     def __call__(self, request: Next) -> dict[str, Any] | None:
-        with self._random.in_force(*((self.seed, request.epoch, request.worker) if request.start else ())):
-            if request.start:
+        begun = self._take_over(request)
+        starts = request.start and begun is None
+        with self._random.in_force(*((self.seed, request.epoch, request.worker) if starts else ())):
+            if starts:
                 self._given = request.given
                 self._chunks = self._epoch_of(request, self._trial.begin(request.place))
             self.reading(self._given * self.batch_size)
             try:
-                chunk = next(self._chunks, None)
+                chunk = next(self._chunks, None) if begun is None else begun.chunk
                 batch = None if chunk is None else self.collate(chunk)
             except TooLarge as error:
                 raise DataError(f"{error} (batch {self._given} of epoch {request.epoch}, row {error.row})") from None
             except BaseException as error:
                 raise _raised(error, f"batch {self._given} of epoch {request.epoch}") from error
             self._given += 1
-        if batch is not None and not self._random.moved:
+        if batch is not None and begun is None and not self._random.moved:
             again = lambda source, place: self._again(dataclasses.replace(request, place=place), source)
             place = self._trial.place_after(batch, again)
             if place is not None:
                 stream_places.mark(batch, place)
         return batch
+
+    def example(self) -> dict[str, Any] | None:
+        """Return the first batch of the first epoch, None where that is empty; the epoch still begins with it."""
+        shown = SequenceReader(self.source, self.collate, self.batch_size, self.seed)
+        chunk = self.first_chunk()
+        shown._chunks = iter(() if chunk is None else [_copied(chunk)])
+        return shown(dataclasses.replace(FIRST, start=False))
+
+    def first_chunk(self) -> Any:
+        """Read the first chunk and keep the pass, for the first epoch to go on with: what comes once is not lost.
+
+        Where worker processes read the stream, another copy of it gives the chunk.
+        """
+        if self.source.apart:
+            return self._as_it_comes(stream_places.copy_of(self.source) or self.source)(FIRST)
+        if self.source.begun is None:
+            reader = self._as_it_comes(self.source)
+            self.source.begun = Begun(reader, reader(FIRST))
+        return self.source.begun.chunk
+
+    def _as_it_comes(self, source: SequentialSource) -> "SequenceReader":
+        return SequenceReader(source, _itself, self.batch_size, self.seed, self.whole)
+
+    def _take_over(self, request: Next) -> "Begun | None":
+        """Take the pass that an example began, where this request begins the same."""
+        begun = self.source.begun
+        if begun is None or request != FIRST or begun.reader.batch_size != self.batch_size:
+            return None
+        self.source.begun = None
+        reader = begun.reader
+        self._random, self._chunks, self._trial, self._given = reader._random, reader._chunks, reader._trial, 0
+        return begun
 
     def _epoch_of(self, request: Next, source: SequentialSource) -> Iterator[Any]:
         seeded = functools.partial(random_state.seeded, source, self.seed)
@@ -219,8 +278,20 @@ def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[An
     raw = copy.copy(reader)
     raw.collate = list
     if isinstance(raw, SequenceReader):
-        return list(raw(Next(0, 0, 1, start=True)) or ())
-    return list(raw(Request(0, positions, positions)))
+        return list(raw.first_chunk() or ())
+    return list(raw(Request(0, positions, positions), example=True))
+
+
+def _itself(chunk: Any) -> Any:
+    return chunk
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy, for a function that may change it; the value where it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def _no_progress(index: int) -> None:

@@ -71,7 +71,7 @@ class Trial:
     def __init__(self, source: SequentialSource):
         self.source = source  # of the pass
         self._whole = source
-        self._copy = _copy_of(source) if source.tells_places else None  # now, while no other thread looks at it
+        self._copy = copy_of(source) if source.tells_places else None  # now, while no other thread looks at it
         self.works: bool | None = None if self._copy else False  # None: not known yet
         self._first: Any = None
 
@@ -98,10 +98,11 @@ class Trial:
         return place if self.works else None
 
 
-def _copy_of(source: SequentialSource) -> SequentialSource | None:
+def copy_of(source: SequentialSource) -> SequentialSource | None:
+    """Copy a stream; None where it holds what cannot be copied: an open file, a connection."""
     try:
         return copy.deepcopy(source)
-    except Exception:  # it holds what cannot be copied: an open file, a connection
+    except Exception:
         return None
 
 

@@ -57,7 +57,10 @@ class InputPipeline:
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
-        own_size = own_batch_size(source, config.seed, config.train.epochs or 1, config.train.steps)
+        if isinstance(source, SequentialSource):
+            source.apart = self._workers(source) > 0
+        epochs, steps = config.train.epochs or 1, config.train.steps
+        own_size = own_batch_size(source, config.seed, epochs, steps, config.data.batch_size)
         if own_size is not None:
             data = config.data.model_copy(update={"batch_size": own_size})
             self.config = config.model_copy(update={"data": data})
@@ -105,6 +108,8 @@ class InputPipeline:
             built = self.task.build_data(self.config, split)
             self._sources[split] = None if built is None else as_source(built, split)
         source: Any = self._sources[split]
+        if split != "train" and isinstance(source, SequentialSource):
+            source.apart = self._workers(source) > 0
         if split != "train" and source is not None and not isinstance(source, SequentialSource) and not len(source):
             raise UserError(f"the {split} dataset is empty: give it samples, or None to train without an evaluation")
         return source
@@ -217,14 +222,14 @@ class InputPipeline:
         """Return the readers of a split; they live as long as the run."""
         if split not in self._pools:
             source, data = self.source(split), self.config.data
-            own = own_batch_size(source)
-            size = own or data.batch_size if split == "train" else self._evaluation_size(source)
+            size = data.batch_size if split == "train" else self._evaluation_size(source)
             reader = make_reader(source, self._collate(source), size, self.config.seed)
             self._pools[split] = make_pool(reader, self._workers(source), data.timeout_s, self._start_method(source))
         return self._pools[split]
 
     def _evaluation_size(self, source: Any) -> int:
-        return own_batch_size(source) or self.config.data.eval_batch_size or self.config.data.batch_size
+        wanted = self.config.data.eval_batch_size or self.config.data.batch_size
+        return own_batch_size(source, least=wanted) or wanted
 
     # --- how batches reach the devices --------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ middle of an epoch without reading what came before, on any number of processes.
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sized
+import numbers
+from collections.abc import Callable, Hashable, Iterator, Sized
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,11 @@ from torch.utils.data import _utils
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
 from torch_bridge.datasets.iterable import promised_length
-from torch_bridge.datasets.map_style import TorchHooks, TorchSource, set_epoch
+from torch_bridge.datasets.map_style import TorchHooks, set_epoch, without_length
 from torch_bridge.sources import OrderedSource, Seeded, SequentialSource
 
 ENDLESS = 20  # times as many draws as the dataset has samples: a sampler that goes on does not end
+KEYS = 2**30  # keys that are no positions have numbers from here on
 DEFAULTS = (_utils.collate.default_collate, _utils.collate.default_convert)
 
 
@@ -57,7 +59,9 @@ class LoaderSource(_LoaderHooks, OrderedSource):
 
     def __init__(self, loader: data.DataLoader):
         super().__init__(loader)
-        self.plain = TorchSource(loader.dataset)
+        self._size = self._length(loader)
+        self._keys: list[Any] = []  # of the sampler's that are no positions
+        self._numbers: dict[Any, int] = {}
         sampler, self.batch_size = _global_order(loader)
         self.constant = _is_torchs(sampler)
         self.replays = not self.constant or loader.generator is not None or _generator_of(sampler) is not None
@@ -66,11 +70,45 @@ class LoaderSource(_LoaderHooks, OrderedSource):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}  # workers are told what to read
 
+    def _length(self, loader: data.DataLoader) -> int:
+        """The dataset's, or the sampler's where that has none: torch asks for no other."""
+        found = [promised_length(part) for part in (loader.dataset, loader.sampler, loader.batch_sampler)]
+        if found == [None] * len(found):
+            raise without_length(loader.dataset)
+        return next(size for size in found if size is not None)
+
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._size
 
     def __getitem__(self, index: int) -> Any:
-        return self.plain[index] if self.collate is None else self.dataset[index]
+        item = self.raw(index)
+        return to_numpy(item) if self.collate is None else item
+
+    def raw(self, index: int) -> Any:
+        return self.dataset[self._key(index)]
+
+    def __getattr__(self, name: str) -> Any:
+        """`__getitems__`, which torch's loader prefers, exists where the dataset has it."""
+        if name == "__getitems__" and hasattr(self.__dict__.get("dataset"), name):
+            return self._many
+        raise AttributeError(name)
+
+    def _many(self, indices: list[int]) -> Any:
+        items = self.dataset.__getitems__([self._key(index) for index in indices])
+        return list(items) if self.collate is None else items
+
+    def position(self, key: Any) -> int:
+        """Return the number of what a sampler gives: a position, or any key that the dataset takes."""
+        if isinstance(key, numbers.Integral) or (isinstance(key, torch.Tensor) and not key.is_floating_point()):
+            return int(key)
+        known = key if isinstance(key, Hashable) else repr(key)
+        if known not in self._numbers:
+            self._numbers[known] = KEYS + len(self._keys)
+            self._keys.append(key)
+        return self._numbers[known]
+
+    def _key(self, index: int) -> Any:
+        return self._keys[index - KEYS] if index >= KEYS else index
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch)

@@ -76,9 +76,7 @@ class TorchSource(TorchHooks):
 
     def __init__(self, dataset: Any, worker_init_fn: Callable[[int], None] | None = None):
         if not hasattr(dataset, "__len__"):
-            raise UserError(
-                f"{type(dataset).__name__} has no __len__; a map-style Dataset needs it, or make it iterable"
-            )
+            raise without_length(dataset)
         self.dataset = dataset
         self.worker_init_fn = worker_init_fn
 
@@ -96,6 +94,11 @@ class TorchSource(TorchHooks):
         if name == "__getitems__" and hasattr(self.__dict__.get("dataset"), name):
             return lambda indices: [to_numpy(item) for item in self.dataset.__getitems__(indices)]
         raise AttributeError(name)
+
+
+def without_length(dataset: Any) -> UserError:
+    """Return what to say of a map-style Dataset without a length."""
+    return UserError(f"{type(dataset).__name__} has no __len__; a map-style Dataset needs it, or make it iterable")
 
 
 def set_epoch(value: Any, epoch: int) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.data import row_keys
-from jaxtrain.data.loader import gather
+from jaxtrain.data.row_keys import gather
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout

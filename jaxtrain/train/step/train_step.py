@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.data import row_keys
-from jaxtrain.data.loader import gather
+from jaxtrain.data.row_keys import gather
 from jaxtrain.errors import UserError
 from jaxtrain.nn import float8, scopes
 from jaxtrain.nn.remat import rematerialise

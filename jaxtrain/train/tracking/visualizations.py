@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.data.loader import gather
+from jaxtrain.data.row_keys import gather
 from jaxtrain.train.program import Program
 from jaxtrain.train.tracking.histograms import edges, histogram
 from jaxtrain.train.tracking.tracker import Tracker

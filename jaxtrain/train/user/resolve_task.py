@@ -11,6 +11,7 @@ from jaxtrain.config import LoraConfig, TrainingConfig
 from jaxtrain.data import row_keys
 from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
+from jaxtrain.data.sources import SequentialSource
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
 from jaxtrain.torch_task import task_of_torch_module
@@ -62,7 +63,10 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
             "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
         )
     epochs, steps = config.train.epochs or 1, config.train.steps
-    size = own_batch_size(source, config.seed, epochs, steps) or config.data.batch_size
+    if isinstance(source, SequentialSource):
+        source.apart = bool(config.data.num_workers or source.workers_wanted)
+    wanted = config.data.batch_size
+    size = own_batch_size(source, config.seed, epochs, steps, wanted) or wanted
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last, epochs, steps)
     collate = collate_of(None, source, config)
     place = lambda batches: batches[0]

@@ -9,7 +9,8 @@ from flax import nnx
 from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.data import row_keys
 from jaxtrain.data.index_stream import IndexStream
-from jaxtrain.data.loader import Loader, gather
+from jaxtrain.data.loader import Loader
+from jaxtrain.data.row_keys import gather
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.errors import UserError
 from jaxtrain.task import Loss, Task

@@ -5,6 +5,7 @@ as XLA programs inside torch's autograd graph; losses, `backward`, clipping, opt
 trackers are torch's and accelerate's.
 """
 
+import functools
 from typing import Any
 
 import accelerate
@@ -13,6 +14,7 @@ from accelerate import DistributedType
 
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.from_torch import unwrapped
 
 __all__ = ["Accelerator"]
 
@@ -47,6 +49,11 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
         """Compile the model's forward and backward pass, then prepare it as accelerate does."""
-        if not isinstance(vars(model).get("forward"), CompiledForward):
-            model.forward = CompiledForward(model)
+        inner = unwrapped(model)
+        own = vars(inner).get("forward")
+        if not isinstance(own, CompiledForward) and "_compiled_forward" not in vars(inner):
+            inner.forward = CompiledForward(inner, own)
+        if isinstance(model, torch._dynamo.OptimizedModule):
+            model.forward = functools.partial(inner)  # in place of dynamo's
+        inner._compiled_call_impl = None  # of inner.compile()
         return super().prepare_model(model, *arguments, **options)

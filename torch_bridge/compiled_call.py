@@ -9,6 +9,7 @@ What happens to the loss before backward(), and to the gradients before the upda
 """
 
 import contextlib
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime import compile_cache
@@ -27,11 +29,17 @@ from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.step_record import RECORDING, CannotRecord, Inside, LossRecord, flags_of, reason_of, snapshot
+from torch_bridge.torch_edits import structure_of
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
+MOST_STRUCTURES = 8  # other modules, hooks or tied weights, each of which has records of its own
 IN_TORCH = Inside()  # no part of a module runs compiled
 
 log = logging.getLogger(__name__)
+
+
+class ChangesPython(CannotRecord):
+    """A call that would have to be repeated in Python. It may be so only the first time."""
 
 
 class CompiledCall:
@@ -46,29 +54,32 @@ class CompiledCall:
         compile_cache.enable()
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
-        self.record = LossRecord(self.modules, function, torch_backward=True)
-        self._programs: dict[int, _Program] = {}
-        self._graphs: dict[tuple, Graph] = {}
+        self._function = function
+        self._structures: dict[tuple, tuple] = {}
+        self._structure: tuple | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Raises UserError that lists what cannot be recorded, with its lines."""
         leaves, spec = pytree.tree_flatten((batch,))
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
-        self.record.check_captured()
         inside = [inner for module in self.modules.values() for inner in module.modules()]
+        tensors, aliases = snapshot(self.modules)
+        self._follow((structure_of(inside, parameter_hooks=False), tuple(tensors), tuple(aliases.items())))
+        self.record.check_captured()
         modes = flags_of(inside)
         hooked = any(inner._backward_hooks or inner._backward_pre_hooks for inner in inside)
         if hooked and any(getattr(leaf, "requires_grad", False) for leaf in leaves):
             raise CannotRecord("a module with backward hooks is inside, and an input requires a gradient")
         graph, numbers = self._graph(leaves, spec, modes, own)
         if self.record.left:
-            raise CannotRecord(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
+            raise ChangesPython(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
         leaves = [*leaves, *numbers]
-        tensors, aliases = snapshot(self.modules)
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         if id(graph) not in self._programs:  # the record keeps its graphs
             self._programs[id(graph)] = _Program(graph)
         program = self._programs[id(graph)]
+        if program.writes_inputs:
+            raise CannotRecord("it writes to a tensor that it is given")
         reached = program.reached
         state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
         state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
@@ -79,6 +90,17 @@ class CompiledCall:
             for name, value in changed.items():
                 tensors[name].copy_(value)
         return outputs
+
+    def _follow(self, structure: tuple) -> None:
+        """Record anew where modules, hooks or tied weights are others than before; go back to what was here already."""
+        if structure == self._structure:
+            return
+        if structure not in self._structures:
+            if len(self._structures) == MOST_STRUCTURES:
+                raise CannotRecord(f"its modules or their hooks have changed {MOST_STRUCTURES} times")
+            self._structures[structure] = LossRecord(self.modules, self._function, torch_backward=True), {}, {}
+        self._structure = structure
+        self.record, self._programs, self._graphs = self._structures[structure]
 
     def _graph(self, leaves: list, spec: Any, modes: tuple, own: type | None) -> tuple[Graph, list]:
         """The graph for these inputs, and Python's numbers that it takes: looked up, where they were here before."""
@@ -95,37 +117,46 @@ class CompiledCall:
 class CompiledForward:
     """Stand in for a module's `forward`: `module.forward = CompiledForward(module)`.
 
-    Copies and pickles of the module have one of their own. While the module is recorded as a part of another, its plain
-    forward runs. Where the forward cannot be recorded, torch runs it around the compiled parts, and a warning says why.
+    own: the forward that was set on the module itself, in place of its class's. Copies of the module have a stand-in of
+    their own; pickles have the plain forward. While the module is recorded as a part of another, and inside
+    torch.compile, torch.func and torch.jit, its plain forward runs. Where the forward cannot be recorded, torch runs it
+    around the compiled parts, and a warning says why. A call that changes Python's attributes runs in torch, and so do
+    all further ones if the next does too.
     """
 
-    def __init__(self, module: torch.nn.Module):
-        self.__self__, self.__wrapped__ = module, type(module).forward
+    def __init__(self, module: torch.nn.Module, own: Callable | None = None):
+        self.__self__, self._own = module, own
+        self.__wrapped__ = own or type(module).forward.__get__(module)
         self.__name__ = "forward"
-        self.__signature__ = inspect.signature(self.__wrapped__.__get__(module))
+        self.__signature__ = inspect.signature(self.__wrapped__)
         self._call: CompiledCall | None = None
         self._shapes: set[tuple] = set()
         self._told: set[str] = set()
+        self._changed = False  # the last call changed something in Python
         self._apart = False  # torch runs this forward, its parts are compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._apart or IN_TORCH.active or RECORDING.active or torch.compiler.is_exporting():
-            return self.__wrapped__(self.__self__, *args, **kwargs)
-        if any(map(is_cache, pytree.tree_leaves((args, kwargs)))):
-            return self._in_torch("it takes a cache of keys and values", args, kwargs)
+        if self._apart or IN_TORCH.active or RECORDING.active or _traced():
+            return self.__wrapped__(*args, **kwargs)
+        if kwargs.get("use_cache") is True or any(map(is_cache, pytree.tree_leaves((args, kwargs)))):
+            return self._in_torch("it takes a cache of keys and values, or shall give one", args, kwargs)
         if self._too_many((args, kwargs)):
-            return self.__wrapped__(self.__self__, *args, **kwargs)
+            return self.__wrapped__(*args, **kwargs)
         if self._call is None:
-            forward = self.__wrapped__
-            self._call = CompiledCall(self.__self__, lambda module, inputs: forward(module, *inputs[0], **inputs[1]))
+            self._call = CompiledCall(self.__self__, _on_inputs(self.__wrapped__))
         try:
-            return self._call((args, kwargs))
+            outputs = self._call((args, kwargs))
+            self._changed = False
+            return outputs
         except CannotRecord as error:
+            if isinstance(error, ChangesPython) and not self._changed:
+                self._call, self._changed = None, True
+                return self._in_torch(f"{error}; recorded at its next call if that changes no more", args, kwargs)
             log.warning("%s runs in torch, its parts compiled: %s", type(self.__self__).__name__, reason_of(error))
         self._apart = True
         for part in parts_of(self.__self__):
             compile_forward(part)
-        return self.__wrapped__(self.__self__, *args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     def _in_torch(self, reason: str, args: tuple, kwargs: dict) -> Any:
         """This call with all its parts in torch. Tells the reason once."""
@@ -133,7 +164,7 @@ class CompiledForward:
             self._told.add(reason)
             log.info("a call of %s runs in torch: %s", type(self.__self__).__name__, reason)
         with IN_TORCH:
-            return self.__wrapped__(self.__self__, *args, **kwargs)
+            return self.__wrapped__(*args, **kwargs)
 
     def _too_many(self, inputs: Any) -> bool:
         """Note the shapes of a call; True where they are new and as many as shall be compiled have been."""
@@ -151,8 +182,50 @@ class CompiledForward:
             log.warning("%s is compiled for its shape number %d: pad batches to a few lengths", name, known + 1)
         return False
 
+    @property
+    def __func__(self) -> "_Unbound":
+        """The forward without its module, as of a bound method: accelerate binds it anew around autocast."""
+        return _Unbound(self.__wrapped__.__func__)
+
+    def __deepcopy__(self, memo: dict) -> "CompiledForward":
+        return CompiledForward(copy.deepcopy(self.__self__, memo), copy.deepcopy(self._own, memo))
+
     def __reduce__(self):
-        return CompiledForward, (self.__self__,)
+        return (getattr, (self._own, "__call__")) if self._own else self.__wrapped__.__reduce__()
+
+
+class _Unbound:
+    """A compiled forward as a function of the module and its inputs. Each module has its own programs."""
+
+    def __init__(self, function: Callable):
+        self.__wrapped__ = function
+
+    def __call__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        held = vars(module).get("_compiled_forward")
+        if held is None:
+            held = vars(module)["_compiled_forward"] = CompiledForward(module, self.__wrapped__.__get__(module))
+        return held(*args, **kwargs)
+
+
+def _on_inputs(forward: Callable) -> Callable:
+    """The forward as a function of (module, (args, kwargs)). It must leave lists and dicts that it is given alone."""
+
+    def run(module: torch.nn.Module, inputs: tuple) -> Any:
+        args, kwargs = inputs
+        before, spec = pytree.tree_flatten((args, kwargs))
+        outputs = forward(*args, **kwargs)
+        after, new = pytree.tree_flatten((args, kwargs))
+        if spec != new or any(old is not leaf for old, leaf in zip(before, after, strict=True)):
+            raise NotImplementedError("the forward pass changes a list or dict that it is given")
+        return outputs
+
+    return run
+
+
+def _traced() -> bool:
+    """Tell whether torch.compile, torch.export, torch.jit or torch.func runs the code with values of its own."""
+    inside = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return inside or torch._C._functorch.maybe_current_level() is not None
 
 
 @contextlib.contextmanager
@@ -203,6 +276,7 @@ class _Program:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.reached = graph.differentiable()
+        self.writes_inputs = any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in graph.outputs)
         self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
         self.run = as_torch(self._run)
         self._draws: bool | None = None  # whether it takes random numbers; known once traced

@@ -1,7 +1,8 @@
 """Losses that a user writes as torch functions, recorded with the modules that they call."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,17 @@ class Inside:
 
     def __exit__(self, *error: object) -> None:
         self.depth -= 1
+
+
+@contextlib.contextmanager
+def _plain_mode() -> Iterator[None]:
+    """While active, code runs to be recorded: not in inference mode, and torch's random numbers stay where they are."""
+    graded, before = torch.is_grad_enabled(), torch.get_rng_state()
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(graded):
+            yield
+    finally:
+        torch.set_rng_state(before)
 
 
 RECORDING = Inside()  # the code runs to be recorded, or to be compared with a record
@@ -165,6 +177,7 @@ class LossRecord:
             self._proven.update(dynamic)
             known.append(self._same_as_before(recorded, (modes, batch_type, dynamic), [*leaves, *numbers]))
 
+    @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
         self.entry.dynamic = dynamic
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
@@ -258,19 +271,9 @@ def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
 
 
 def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
-    """Return what a record depends on beside the batch: train/eval of every submodule, the hooks that stand at them
-    and at their parameters."""
-    found: list = [module.training for module in modules]
-    for place, module in enumerate(modules):
-        tables = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-        for kind, table in enumerate(tables):
-            if table:
-                found.append((place, kind, *table))  # torch gives every hook a number of its own
-        for name, parameter in module._parameters.items():
-            hooks = None if parameter is None else parameter._backward_hooks
-            if hooks:
-                found.append((place, name, *hooks))
-    return tuple(found)
+    """Return train/eval of every submodule, and torch's own modes: whether gradients are on, and autocast's dtypes."""
+    casts = ((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    return (*(module.training for module in modules), torch.is_grad_enabled(), *casts)
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -2,9 +2,10 @@
 
 import itertools
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
+from torch.nn.modules import module as of_all_modules
 
 CHECKED_BYTES = 1 << 17  # that `some` looks at in a call
 
@@ -76,6 +77,31 @@ class ModuleTables:
                 if table.get(name) is not value:
                     return True
         return any(self._empty)
+
+
+def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = True) -> tuple:
+    """Return what a record takes as it is, beside values and modes: these modules, hooks, forwards set on a module.
+
+    Hooks stand there by their numbers, which torch gives out once. parameter_hooks: those of parameters too.
+    """
+    own: list = []
+    for place, module in enumerate(modules):
+        tables = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+        forward = vars(module).get("forward")
+        if forward is not None or any(tables):
+            own.append((place, forward, *(number for table in tables for number in table)))
+        for name, parameter in module._parameters.items() if parameter_hooks else ():
+            hooks = None if parameter is None else parameter._backward_hooks
+            if hooks:
+                own.append((place, name, *hooks))
+    for table in (
+        of_all_modules._global_forward_hooks,
+        of_all_modules._global_forward_pre_hooks,
+        of_all_modules._global_backward_hooks,
+        of_all_modules._global_backward_pre_hooks,
+    ):
+        own += table
+    return tuple(modules), tuple(own)
 
 
 class OptimizerEdits:

@@ -45,8 +45,7 @@ class CompiledStep:
         """Take the modules and the optimizer as they are now."""
         weights, optimizer = self.weights, self.optimizer
         self.generation = weights.generation
-        self.record = weights.bridge.LossRecord(weights.modules, self.loss_fn, weights.replicas)
-        self._programs: dict[Any, Any] = {}
+        self._record_anew(weights.edits.structure_of(weights.submodules))
         updates: Updates
         if hasattr(optimizer, "param_groups"):
             updates = TorchUpdate(optimizer, weights.names)
@@ -60,6 +59,12 @@ class CompiledStep:
         self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None
         return updates
+
+    def _record_anew(self, structure: tuple) -> None:
+        """Forget the programs. structure: the modules' hooks, and forwards of their own, that new ones will hold."""
+        self.structure = structure
+        self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
+        self._programs: dict[Any, Any] = {}
 
     def _refresh(self) -> None:
         """Follow what torch changed since: weights, the optimizer's state, groups and parameters."""
@@ -104,6 +109,9 @@ class CompiledStep:
         self._refresh()
         self.weights.replicas.check()
         modes = self.weights.bridge.flags_of(self.weights.submodules)
+        structure = self.weights.edits.structure_of(self.weights.submodules)
+        if structure != self.structure:  # hooks were added or removed
+            self._record_anew(structure)
         self.record.check_captured()
         trained = self.updates.trained()
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update

@@ -140,3 +140,52 @@ def test_another_compiler_is_refused():
     accelerate.state.AcceleratorState._reset_state(True)
     with pytest.raises(UserError, match="dynamo_backend"):
         ours.Accelerator(cpu=True, dynamo_backend="inductor")
+
+
+def fresh(engine: str, **options):
+    accelerate.state.AcceleratorState._reset_state(True)
+    return ENGINES[engine](cpu=True, **options)
+
+
+def test_a_copy_of_a_model_in_bf16_has_weights_of_its_own():
+    model = fresh("jaxtrain", mixed_precision="bf16").prepare(Net().eval())
+    want = model(X)["logits"]
+    again = copy.deepcopy(model)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    assert torch.equal(again(X)["logits"], want)
+
+
+def test_unwrap_model_without_autocast_gives_the_plain_forward():
+    accelerator = fresh("jaxtrain", mixed_precision="bf16")
+    model = accelerator.unwrap_model(accelerator.prepare(Net().eval()), keep_fp32_wrapper=False)
+    assert torch.equal(model(X)["logits"], Net().eval()(X)["logits"])
+
+
+def doubled(self, x, labels=None):
+    return {"logits": Net.forward(self, x)["logits"] * 2}
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_forward_that_is_set_on_the_model_is_the_one_that_runs(precision):
+    found = {}
+    for name in ENGINES:
+        model = Net().eval()
+        model.forward = doubled.__get__(model)
+        found[name] = fresh(name, mixed_precision=precision).prepare(model)(X)["logits"]
+    limit = 1e-5 if precision == "no" else 2e-2
+    torch.testing.assert_close(found["jaxtrain"], found["accelerate"], rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "module.compile"])
+def test_a_model_compiled_by_torch_is_compiled_by_xla(how):
+    model = Net().eval()
+    want = model(X)["logits"].detach()
+    if how == "torch.compile":
+        model = torch.compile(model, backend="eager")
+    else:
+        model.compile(backend="eager")
+    accelerator = fresh("jaxtrain")
+    prepared = accelerator.prepare(model)
+    torch.testing.assert_close(prepared(X)["logits"], want)
+    assert len(accelerator.unwrap_model(prepared, keep_torch_compile=False).forward._shapes) == 1

@@ -51,7 +51,15 @@ def new_group(module, optimizer, start):
     optimizer.add_param_group({"params": held[2:], "lr": 1e-3})
 
 
-EDITS = [decay, assign, one_entry, replace, new_layer, reset, scale_moments, new_group]
+def hook(module, optimizer, start):
+    module[1].register_forward_hook(lambda _, given, output: output * 2)
+
+
+def own_forward(module, optimizer, start):
+    module[1].forward = torch.relu
+
+
+EDITS = [decay, assign, one_entry, replace, new_layer, reset, scale_moments, new_group, hook, own_forward]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)

@@ -83,7 +83,12 @@ def _keep_saved(self):
     return _enter_saved(self)
 
 
+_multi_grad_hook = torch.autograd.graph.register_multi_grad_hook
+
+
 def _refuse_multi_grad_hook(*arguments, **options):
+    if torch.autograd.graph.register_multi_grad_hook is _multi_grad_hook:
+        return _multi_grad_hook(*arguments, **options)  # a library took this one while it was imported in a record
     raise NotImplementedError(
         "register_multi_grad_hook runs Python once several gradients are there; a compiled step would not do it"
     )

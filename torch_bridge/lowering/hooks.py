@@ -145,6 +145,8 @@ def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = T
 
 def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:
     """Hooks for all modules, of torch's old kind, or that run after backward has written `.grad`."""
+    for hook in (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()):
+        yield Obstacle("a forward hook for all modules (register_module_forward_hook)", code_line(hook))
     for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
         yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", code_line(hook))
     for name, inner in module.named_modules():

@@ -96,7 +96,7 @@ class Watch:
 def _computed_anew(module: torch.nn.Module, name: str) -> bool:
     """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass."""
     hooks = module._forward_pre_hooks.values()
-    return any(type(hook).__module__.startswith("torch.nn.utils.") and hook.name == name for hook in hooks)
+    return any(type(h).__module__.startswith("torch.nn.utils.") and getattr(h, "name", "") == name for h in hooks)
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ class Cache:
 
     def __getattr__(self, name: str) -> Any:
         raise _NoCache(
-            f"a compiled forward pass does not return its {vars(self).get('_kind', 'cache')} (asked for {name}): run "
-            "the model in torch to use the cache, as model.generate() does"
+            f"a compiled forward pass does not return its {vars(self).get('_kind', 'cache')} (asked for {name}): call "
+            "the model with use_cache=True to get it, or use model.generate()"
         )
 
     __getitem__ = __iter__ = __len__ = lambda self, *_: getattr(self, "values")  # noqa: B009

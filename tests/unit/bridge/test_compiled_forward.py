@@ -1,0 +1,293 @@
+"""A module whose forward runs compiled follows what torch code changes about it between calls."""
+
+import copy
+import io
+import random
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import prune
+
+from torch_bridge import compiled_call
+from torch_bridge.compiled_call import CompiledForward, compile_forward
+
+DRAW = torch.Generator().manual_seed(0)
+X, Y = torch.randn(8, 3, generator=DRAW), torch.randint(0, 2, (8,), generator=DRAW)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def both(module: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The module compiled, and its twin in torch."""
+    twin = copy.deepcopy(module)
+    module.forward = CompiledForward(module)
+    return module, twin
+
+
+def results(module: nn.Module, x: torch.Tensor = X) -> list[torch.Tensor | None]:
+    """Outputs, then gradients."""
+    module.zero_grad()
+    outputs = module(x)
+    F.cross_entropy(outputs, Y).backward()
+    return [outputs.detach(), *(p.grad for p in module.parameters())]
+
+
+def assert_same(module: nn.Module, twin: nn.Module) -> None:
+    torch.testing.assert_close(results(module), results(twin))
+
+
+def add_hook(module):
+    module[1].register_forward_hook(lambda _, given, output: output * 2)
+
+
+def add_root_hooks(module):
+    module.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    module.register_full_backward_hook(lambda _, inputs, outputs: None)
+
+
+def set_forward(module):
+    module[1].forward = torch.relu
+
+
+def replace_part(module):
+    module[1] = nn.Sigmoid()
+
+
+def widen(module):
+    torch.manual_seed(1)
+    module[2] = nn.Linear(4, 5)
+
+
+def append(module):
+    module.append(nn.Softplus())
+
+
+def tie(module):
+    module[2].weight = nn.Parameter(module[0].weight.detach()[:2].repeat(1, 2)[:, :4].clone())
+    module[0].bias = module[2].bias = None
+
+
+def prune_part(module):
+    prune.l1_unstructured(module[0], "weight", 0.5)
+
+
+CHANGES = [add_hook, add_root_hooks, set_forward, replace_part, widen, append, tie, prune_part]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_torch_code_changes_after_the_first_call_counts(change):
+    module, twin = both(net())
+    assert_same(module, twin)
+    for one in (module, twin):
+        change(one)
+    assert_same(module, twin)
+
+
+def test_a_hook_that_is_removed_counts_no_more():
+    module, twin = both(net())
+    handles = [one[1].register_forward_hook(lambda _, given, output: output * 2) for one in (module, twin)]
+    assert_same(module, twin)
+    for handle in handles:
+        handle.remove()
+    assert_same(module, twin)
+    assert len(module.forward._call._structures) == 2
+
+
+def test_weights_that_are_no_longer_tied_train_apart():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x).tanh())
+
+    module, twin = both(Tied())
+    assert_same(module, twin)
+    for one in (module, twin):
+        one.b.weight = nn.Parameter(one.b.weight.detach().clone())
+    assert_same(module, twin)
+
+
+@pytest.mark.parametrize("hook", [lambda grad: grad * 0.5, lambda grad: grad.clamp(-0.01, 0.01)])
+def test_a_hook_of_a_parameter_runs_once(hook):
+    module, twin = both(net())
+    for one in (module, twin):
+        one[0].weight.register_hook(hook)
+    assert_same(module, twin)
+
+
+def test_hooks_that_keep_gradients_leave_the_model_compiled():
+    module, twin = both(net())
+    kept = [], []
+    for one, seen in zip((module, twin), kept, strict=True):
+        one[0].weight.register_hook(lambda grad, seen=seen: seen.append(grad))
+        one[2].weight.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.clone()))
+    assert_same(module, twin)
+    mine, theirs = (sorted(seen, key=len) for seen in kept)
+    torch.testing.assert_close(mine, theirs)
+    assert not module.forward._apart
+
+
+def test_a_hook_for_all_modules_sees_every_part():
+    module, _ = both(net())
+    module(X)
+    seen = []
+    handle = register_module_forward_hook(lambda part, given, output: seen.append(type(part).__name__))
+    module(X)
+    handle.remove()
+    assert seen == ["Linear", "Tanh", "Linear", "Sequential"]
+
+
+def test_hooks_anew_at_every_call_end_in_torch(caplog):
+    module, twin = both(net())
+    for _ in range(compiled_call.MOST_STRUCTURES + 1):
+        for one in (module, twin):
+            one[1].register_forward_hook(lambda _, given, output: output * 1.1)
+        assert_same(module, twin)
+    assert "its modules or their hooks have changed 8 times" in caplog.text
+
+
+class Guided(nn.Module):
+    """Takes a part of its output without gradient, and computes otherwise where gradients are off."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x):
+        with torch.no_grad():
+            weight = self.body(x).softmax(-1)
+        return self.body(x) * weight * (1 if torch.is_grad_enabled() else 3)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_a_call_without_gradients_first_leaves_training_as_it_is(mode):
+    module, twin = both(Guided())
+    with mode():
+        outputs = [one(X).clone() for one in (module, twin)]
+    torch.testing.assert_close(*outputs)
+    assert_same(module, twin)
+    assert not module.forward._apart
+
+
+def test_autocast_counts_as_it_is_at_the_call():
+    module, _ = both(net())
+    dtypes = [module(X).dtype]
+    with torch.autocast("cpu", torch.bfloat16):
+        dtypes.append(module(X).dtype)
+    dtypes.append(module(X).dtype)
+    assert dtypes == [torch.float32, torch.bfloat16, torch.float32]
+
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x):
+        for part in self.parts:
+            if torch.rand(()).item() < 0.5:
+                x = x + part(x).tanh()
+        return x
+
+
+def test_a_forward_that_cannot_be_recorded_draws_torchs_numbers():
+    module, twin = both(Drops())
+    torch.manual_seed(3)
+    got = [module(X) for _ in range(4)]
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, [twin(X) for _ in range(4)])
+
+
+class Lazy(nn.Module):
+    def __init__(self, always: bool):
+        super().__init__()
+        self.body, self.ready, self.always = net(), [], always
+
+    def forward(self, x):
+        if self.always or not self.ready:
+            self.ready.append("ready")
+        return self.body(x)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_a_call_changes_in_python_the_first_time_does_not_keep_it_in_torch(always):
+    module, twin = both(Lazy(always))
+    for _ in range(3):
+        assert_same(module, twin)
+    assert module.ready == twin.ready
+    assert module.forward._apart is always
+
+
+class Writes(nn.Module):
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.body, self.in_place = net(), in_place
+
+    def forward(self, given):
+        if self.in_place:
+            given["x"].add_(1)
+        else:
+            given["y"] = self.body(given["x"])
+        return self.body(given["x"])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_forward_writes_to_its_arguments_is_there(in_place):
+    module, twin = both(Writes(in_place))
+    mine, theirs = {"x": X.clone()}, {"x": X.clone()}
+    torch.testing.assert_close(module(mine), twin(theirs))
+    torch.testing.assert_close(mine, theirs)
+
+
+def doubled(self, x):
+    return nn.Sequential.forward(self, x) * 2
+
+
+def test_a_forward_that_is_set_on_the_module_runs_compiled():
+    module = net()
+    module.forward = types.MethodType(doubled, module)
+    want = module(X)
+    module.forward = CompiledForward(module, module.forward)
+    again = copy.deepcopy(module)
+    with torch.no_grad():
+        module[0].weight.zero_()
+    torch.testing.assert_close(again(X), want)
+    assert not again.forward._apart
+
+
+def test_a_pickle_holds_the_plain_forward():
+    module, twin = both(net())
+    file = io.BytesIO()
+    torch.save(module, file)
+    assert b"torch_bridge" not in file.getvalue()
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(X), twin(X))
+
+
+def test_torch_func_and_torch_compile_run_the_plain_forward():
+    module, twin = both(net())
+    weights = {name: p.detach() * 2 for name, p in module.named_parameters()}
+    slopes = [
+        torch.func.grad(lambda w, one=one: F.cross_entropy(torch.func.functional_call(one, w, (X,)), Y))(weights)
+        for one in (module, twin)
+    ]
+    torch.testing.assert_close(*slopes)
+    torch.testing.assert_close(torch.compile(module, backend="eager")(X), twin(X))
+
+
+def test_a_part_of_another_model_keeps_its_programs_apart():
+    module, twin = both(net())
+    for part in module:
+        compile_forward(part)
+    random.seed(0)
+    assert_same(module, twin)

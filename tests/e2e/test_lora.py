@@ -1,5 +1,6 @@
 """`lora` in any torch module: adapters train, the weights stay, and PEFT reads what comes out."""
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -131,6 +132,18 @@ def test_only_adapters_move_as_torchs_own_loop_moves_them(tmp_path):
     for key, value in module.state_dict().items():
         np.testing.assert_allclose(value, twin.state_dict()[key], atol=1e-5, err_msg=key)
         assert torch.equal(value, before[key]) == (".lora_" not in key), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_adapters_on_four_devices_are_those_of_one(tmp_path, strategy):
+    options = {"rank": 4, "dropout": 0.1, "match": ["first"], "modules_to_save": ["second"]}
+    one = trained(tmp_path / "one", net(), lora=options, devices=jax.devices()[:1])
+    shard = {"shard": {"strategy": strategy}}
+    four = trained(tmp_path / "four", net(), lora=options, sections=shard, devices=jax.devices()[:4])
+    for key, value in one.state_dict().items():
+        np.testing.assert_allclose(four.state_dict()[key], value, atol=1e-6, err_msg=key)
+    assert ("fsdp" in str(four.state.frozen["first.base_layer.weight"].sharding.spec)) == (strategy == "fsdp")
 
 
 @pytest.mark.slow

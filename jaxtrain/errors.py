@@ -11,6 +11,10 @@ class UserError(ValueError):
     exit_code = 2
 
 
+class LateEdit(UserError):
+    """What a compiled step holds as a constant was changed some steps ago, and steps were made with the old values."""
+
+
 class DataError(UserError):
     """Reading the data failed while the run was going: a sample raised, a worker process died or hangs."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import LateEdit, UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
@@ -20,7 +20,7 @@ from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.replicas import Forwards, Replicas
-from torch_bridge.torch_edits import TensorEdits
+from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
 
 
 class CannotRecord(UserError):
@@ -113,7 +113,7 @@ class LossRecord:
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
         self._proven: set[int] = set()  # Python's numbers that a record has taken as inputs
-        self._captured = TensorEdits({})
+        self._captured = CapturedTensors()
         self._bound: list[tuple[Any, Any]] = []  # where a constant of the record is kept, and itself
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
@@ -123,20 +123,26 @@ class LossRecord:
         """Return a key for the present values that the loss reads from Python, and those that are inputs."""
         return self.entry.varying.state()
 
-    def check_captured(self) -> None:
-        """Raise CannotRecord where a tensor or an array that the record holds as a constant has changed."""
-        if not self._captured.tensors:
-            return
-        changed = [place.name for place, held in self._bound if value_at(place) is not held] or self._captured.some()
-        if changed:
-            raise CannotRecord(
-                f"{self.name} uses a tensor that it does not get as an argument, and that has changed since it was "
-                "recorded as a constant: give its module to jaxtrain.compile_many, or the tensor in the batch"
+    def check_captured(self, ended: bool = False) -> None:
+        """Raise CannotRecord where a constant of the record has changed since the last call, and LateEdit where calls
+        may have been made since. ended: no call begins."""
+        held = self._captured
+        what = f"{self.name} uses a tensor that it does not get as an argument, and that has changed"
+        advice = "give its module to jaxtrain.compile_many, or the tensor in the batch"
+        rebound = any(value_at(place) is not value for place, value in self._bound)
+        known = not ended and (held.changed() or rebound)
+        found = None if known else held.changed_unseen(ended)
+        if found is not None and found[0] <= found[1]:
+            raise LateEdit(
+                f"{what} through .data or numpy; calls {found[0]} to {found[1]} of the step may have computed with its "
+                f"old values, because no more than {EXACT_BYTES >> 20} MiB are compared at every call: {advice}"
             )
+        if known or (found is not None and not ended):
+            raise CannotRecord(f"{what} since it was recorded as a constant: {advice}")
 
     def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
         """Remember the tensors and arrays that a record holds as constants, and where they come from."""
-        tensors = dict(self._captured.tensors) | {str(number): tensor for number, tensor in captured.items()}
+        tensors = {str(number): tensor for number, tensor in captured.items()}
         for place in self.entry.varying.inputs.held:
             value = value_at(place)
             if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
@@ -144,8 +150,7 @@ class LossRecord:
             elif id(value) not in captured:
                 continue
             self._bound.append((place, value))
-        self._captured = TensorEdits(tensors)
-        self._captured.note()
+        self._captured.add(tensors)
 
     def graph(
         self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None

@@ -8,6 +8,9 @@ import torch
 from torch.nn.modules import module as of_all_modules
 
 CHECKED_BYTES = 1 << 17  # that `some` looks at in a call
+EXACT_BYTES = 1 << 26  # of constants that are compared whole at every call: 7 ms of a CPU
+PIECE_BYTES = 1 << 20  # of larger ones, looked at in turn
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TensorEdits:
@@ -57,6 +60,74 @@ def checksum(tensor: torch.Tensor) -> int:
         return zlib.crc32(values.view(torch.uint8).numpy().data)
     words = torch.int32 if values.element_size() % 4 == 0 else torch.uint8
     return int(values.view(words).sum(dtype=torch.int64))
+
+
+class CapturedTensors:
+    """Tells which of the tensors that a record holds as constants have changed.
+
+    Up to EXACT_BYTES of them are compared with copies at every call, the smallest first. Of the rest, in-place
+    operations are seen by the version, writes through `.data` or numpy by checksums of pieces in turn.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._versions: dict[str, int] = {}
+        self._copies: dict[str, torch.Tensor] = {}
+        self._pieces: dict[tuple[str, int], int] = {}  # (name, number) -> checksum
+        self._looked: dict[tuple[str, int], int] = {}  # the call at whose begin it was looked at last
+        self._waiting: list[tuple[str, int]] = []
+        self._calls = self._size = 0
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Hold these too, with their present values, in the call that runs."""
+        new = {name: tensor for name, tensor in tensors.items() if name not in self.tensors}
+        for name, tensor in sorted(new.items(), key=lambda item: item[1].nbytes):
+            self.tensors[name], self._versions[name] = tensor, tensor._version
+            self._size += tensor.nbytes
+            if self._size <= EXACT_BYTES:
+                self._copies[name] = _words(tensor).clone()
+            else:
+                pieces = {(name, n): checksum(piece) for n, piece in enumerate(_split(tensor))}
+                self._pieces |= pieces
+                self._looked |= dict.fromkeys(pieces, self._calls)
+
+    def changed(self) -> list[str]:
+        """Begin a call; the tensors that are known to have changed since the last one began."""
+        self._calls += 1
+        return [
+            name
+            for name, tensor in self.tensors.items()
+            if tensor._version != self._versions[name]
+            or (name in self._copies and not torch.equal(_words(tensor), self._copies[name]))
+        ]
+
+    def changed_unseen(self, ended: bool = False) -> tuple[int, int] | None:
+        """Look at a piece of the large tensors: where it has changed, the first and the last call, counted from 1, that
+        may have computed with its old values; the last is before the first where none has.
+
+        ended: all calls until now have been made; look at all pieces.
+        """
+        if not self._waiting or ended:
+            self._waiting = list(self._pieces)
+        looked_at = self._waiting if ended else self._waiting[:1]
+        self._waiting = self._waiting[len(looked_at) :]
+        for piece in looked_at:
+            name, number = piece
+            if checksum(_split(self.tensors[name])[number]) != self._pieces[piece]:
+                return self._looked[piece] + 1, self._calls if ended else self._calls - 1
+            self._looked[piece] = self._calls
+        return None
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The values' bits as integers, so that NaN equals itself."""
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return values.view(_WORDS.get(values.element_size(), torch.int64))
+
+
+def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    words = _words(tensor)
+    return words.split(PIECE_BYTES // words.element_size())
 
 
 class ModuleTables:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtrain import compiled_step
-from jaxtrain.errors import UserError
+from jaxtrain.errors import LateEdit, UserError
 
 
 class StepOrTorch:
@@ -57,6 +57,8 @@ class StepOrTorch:
         if self.compiled is not None:
             try:
                 return self.compiled.prepare(batch, update)()
+            except LateEdit:
+                raise  # steps that are made already went wrong
             except UserError as error:
                 self._give_up(error)
         return self.eager(batch, update)
@@ -89,6 +91,7 @@ class StepOrTorch:
         if self.compiled is not None:
             if self.compiled.grads:
                 raise error
-            self.sync()
+            if self.compiled.weights.dirty:
+                self.compiled.write()
         self.say(f"training runs in torch, not compiled: {error}")
         self.compiled = self._forward = None

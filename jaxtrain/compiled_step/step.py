@@ -273,9 +273,15 @@ class CompiledStep:
     def sync(self, overwrite: bool = False) -> None:
         """Put weights, buffers and the optimizer's state back into the torch objects.
 
-        Raises UserError for weights that torch has changed since the last sync, other than right after it; overwrite:
-        drop those changes.
+        Raises UserError for weights that torch has changed since the last sync, other than right after it, and for
+        large constants that were changed unseen; overwrite: drop the changes of weights, keep what was trained.
         """
+        if self.torch is None and not overwrite:
+            self.record.check_captured(ended=True)
+        self.write(overwrite)
+
+    def write(self, overwrite: bool = False) -> None:
+        """Put them back as `sync`, whatever the constants of the record are by now."""
         self.weights.sync(overwrite)
         self.updates.write_back(self.opt_state)
 

@@ -16,7 +16,7 @@ class TorchUpdates:
         from torch_bridge import torch_step
 
         self.step, self.bridge = step, torch_step
-        step.sync()
+        step.write()
         torch_step.compile_forwards(step.weights.modules.values())
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import jaxtrain
 from jaxtrain import UserError
 from tests.e2e.loops import assert_same, batches, check, mse, pair, sgd, torch_step
+from torch_bridge import torch_edits
 
 
 def decay(module, optimizer, start):
@@ -149,3 +150,44 @@ def test_a_distributed_module_of_one_process_is_what_its_loss_calls():
         check((wrapped[0], their_optimizer), (wrapped[1], optimizer), loss_fn=loss)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _mean_of_constant(constant):
+    return lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * constant[:3].mean()
+
+
+@pytest.mark.parametrize("numbers", [3, 1 << 20], ids=["small", "4 MiB"])
+def test_a_constant_written_through_numpy_counts_at_the_next_step(numbers):
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    their_constant, constant = torch.ones(numbers), torch.ones(numbers)
+    plain = torch_step(theirs, their_optimizer, _mean_of_constant(their_constant))
+    step = jaxtrain.compile(ours, _mean_of_constant(constant), optimizer)
+    for number, batch in enumerate(batches()[:5]):
+        if number == 3:
+            their_constant.numpy()[1] = constant.numpy()[1] = 7.0
+        assert float(step(batch)) == pytest.approx(plain(batch), rel=1e-4)
+
+
+def test_a_large_constant_changed_unseen_is_an_error_that_names_the_steps(monkeypatch):
+    monkeypatch.setattr(torch_edits, "EXACT_BYTES", 1 << 16)
+    constant = torch.ones(1 << 20)  # four pieces
+    module, optimizer = pair()[0]
+    step = jaxtrain.compile(module, _mean_of_constant(constant), optimizer)
+    for batch in batches()[:3]:
+        step(batch)  # the first two pieces are looked at
+    constant.numpy()[0] = 7.0
+    step(batches()[0])
+    with pytest.raises(UserError, match="calls 3 to 4 of the step may have computed with its old"):
+        step.sync()
+
+
+def test_a_large_constant_changed_in_place_counts_at_the_next_step(monkeypatch):
+    monkeypatch.setattr(torch_edits, "EXACT_BYTES", 1 << 16)
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    their_constant, constant = torch.ones(1 << 20), torch.ones(1 << 20)
+    plain = torch_step(theirs, their_optimizer, _mean_of_constant(their_constant))
+    step = jaxtrain.compile(ours, _mean_of_constant(constant), optimizer)
+    for number, batch in enumerate(batches()[:4]):
+        if number == 2:
+            their_constant.mul_(3), constant.mul_(3)
+        assert float(step(batch)) == pytest.approx(plain(batch), rel=1e-4)

@@ -65,6 +65,7 @@ def _plain_mode() -> Iterator[None]:
 
 RECORDING = Inside()  # the code runs to be recorded, or to be compared with a record
 MOST_RECORDS = 8  # of values that Python branches on
+ADVICE = "give its module to jaxtrain.compile_many, or the tensor in the batch"
 
 
 class LossEntry(torch.nn.Module):
@@ -126,19 +127,18 @@ class LossRecord:
     def check_captured(self, ended: bool = False) -> None:
         """Raise CannotRecord where a constant of the record has changed since the last call, and LateEdit where calls
         may have been made since. ended: no call begins."""
-        held = self._captured
         what = f"{self.name} uses a tensor that it does not get as an argument, and that has changed"
-        advice = "give its module to jaxtrain.compile_many, or the tensor in the batch"
-        rebound = any(value_at(place) is not value for place, value in self._bound)
-        known = not ended and (held.changed() or rebound)
-        found = None if known else held.changed_unseen(ended)
-        if found is not None and found[0] <= found[1]:
+        known = not ended and (
+            self._captured.changed() or any(value_at(place) is not value for place, value in self._bound)
+        )
+        found = None if known else self._captured.changed_unseen(ended)
+        if found and found[0] <= found[1]:
             raise LateEdit(
                 f"{what} through .data or numpy; calls {found[0]} to {found[1]} of the step may have computed with its "
-                f"old values, because no more than {EXACT_BYTES >> 20} MiB are compared at every call: {advice}"
+                f"old values ({EXACT_BYTES >> 20} MiB are compared at every call): {ADVICE}"
             )
         if known or (found is not None and not ended):
-            raise CannotRecord(f"{what} since it was recorded as a constant: {advice}")
+            raise CannotRecord(f"{what} since it was recorded as a constant: {ADVICE}")
 
     def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
         """Remember the tensors and arrays that a record holds as constants, and where they come from."""
@@ -157,7 +157,6 @@ class LossRecord:
     ) -> tuple[Graph, list[np.ndarray]]:
         """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
         Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
-
         Raises CannotRecord that lists what cannot be recorded.
         """
         self.entry.batch_type = batch_type
@@ -283,7 +282,6 @@ def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Every parameter and buffer by name, once each, and the names of tied ones -> the name that stands for them.
-
     With several modules a name begins with the module's.
     """
     tensors: dict[str, torch.Tensor] = {}
@@ -291,11 +289,10 @@ def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Te
     first: dict[int, str] = {}
     for name, module in modules.items():
         for key, tensor in _named(module, "" if len(modules) == 1 else f"{name}."):
-            if id(tensor) in first:
-                aliases[key] = first[id(tensor)]
-            else:
-                first[id(tensor)] = key
+            if first.setdefault(id(tensor), key) == key:
                 tensors[key] = tensor
+            else:
+                aliases[key] = first[id(tensor)]
     return tensors, aliases
 
 

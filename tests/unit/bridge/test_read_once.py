@@ -1,4 +1,4 @@
-"""A dataset is read as torch's loader reads it: once, by `__getitems__` where it has that, by the sampler's own keys."""
+"""A dataset is read as torch's loader reads it: once, by `__getitems__` where it has that, by its sampler's keys."""
 
 import numpy as np
 import pytest

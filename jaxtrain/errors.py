@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class LateEdit(UserError):
-    """What a compiled step holds as a constant was changed some steps ago, and steps were made with the old values."""
+    """A constant of a compiled step was changed some steps ago, and steps were made with its old values."""
 
 
 class DataError(UserError):

@@ -37,6 +37,11 @@ class OwnLoss(Scores):
         return F.cross_entropy(self.linear(x), y)
 
 
+class OwnLossOfKeywords(Scores):
+    def forward(self, **batch):
+        return F.cross_entropy(self.linear(batch["x"]), batch["y"])
+
+
 class OwnLossOfOptionalLabels(Scores):
     def forward(self, x, y=None):
         logits = self.linear(x)
@@ -75,6 +80,7 @@ FORMS = {
     "a selection": (Scores, of_known_labels),
     "a dataclass": (ScoresInADataclass, lambda out, y: F.cross_entropy(out.logits, y)),
     "forward(x, y)": (OwnLoss, None),
+    "forward(**batch)": (OwnLossOfKeywords, None),
     "forward(x, y=None)": (OwnLossOfOptionalLabels, None),
 }
 
@@ -89,7 +95,7 @@ def test_a_user_form_of_module_and_loss_trains_as_in_torch(form, tmp_path):
     for _ in range(5):
         optimizer.zero_grad()
         if loss is None:
-            found = twin(data.x, data.y)
+            found = twin(x=data.x, y=data.y)
             value = found["loss"] if isinstance(found, dict) else found
         else:
             value = loss(twin(data.x), {"y": data.y} if loss is of_batch else data.y)

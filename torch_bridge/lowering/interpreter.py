@@ -152,7 +152,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Map
             inputs.append(name)
             if isinstance(spec.arg, ConstantArgument):
                 constants[name] = spec.arg.value
-        elif not stateful:
+        elif not stateful and spec.kind != InputKind.CUSTOM_OBJ:  # a generator of its own: the step's numbers serve
             constants[name] = np.array(to_numpy(_tensor_of(program, spec.target)))  # torch may write to it
     return Graph(
         module=program.graph_module,

@@ -70,7 +70,8 @@ class Plan:
             rest = [key for key in keys if key not in positional and key not in named]
             target = rest[0] if len(rest) == 1 else None
         _check(module, parameters, positional, named, keys)
-        asks = target in named and parameters[target].default is inspect.Parameter.empty
+        taken = parameters.get(target) if target in named else None  # None too where **kwargs takes it
+        asks = taken is not None and taken.default is inspect.Parameter.empty
         return cls(tuple(positional), tuple(named), target, asks=asks)
 
     @classmethod

@@ -131,7 +131,16 @@ def own_data(self, x):
     return self.linear(x) if torch.equal(x, x) else x
 
 
-@pytest.mark.parametrize("forward", [buffer_counter, note_only, constants, own_data], ids=lambda f: f.__name__)
+GENERATOR = torch.Generator()
+
+
+def own_generator(self, x):
+    return self.linear(x) + 0 * torch.randn(3, generator=GENERATOR)
+
+
+@pytest.mark.parametrize(
+    "forward", [buffer_counter, note_only, constants, own_data, own_generator], ids=lambda f: f.__name__
+)
 def test_what_does_not_change_the_numbers_of_a_call_is_converted(forward):
     theirs, ours = module(forward).train(), module(forward)
     model = from_torch(ours, X)

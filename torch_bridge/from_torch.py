@@ -102,6 +102,7 @@ class Record:
         self.entry, self.parts = entry, parts
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
+        self.captured: dict[int, torch.Tensor] = {}  # tensors of elsewhere that the graphs hold as constants
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
         """The graph that holds for these inputs of the entry, and their leaves. Records it when there is none yet."""
@@ -142,7 +143,7 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
                 self.entry.train()
-            return graph_of(recording.export(self.entry, examples, read=self._read), PREFIX, self.parts)
+            return graph_of(recording.export(self.entry, examples, self.captured, self._read), PREFIX, self.parts)
         finally:
             before.restore()  # what a train() of the user's own has set beside the modes
             for name, inner in self.entry.named_modules():

@@ -2,12 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import jaxtrain
+from jaxtrain import Trainer, TrainingConfig, UserError
 from tests.e2e.loops import assert_same, batches, mse, net, sgd, torch_step
 
 
@@ -109,3 +111,46 @@ def test_a_tensor_that_the_loop_binds_anew_counts():
             found[-1].append(float(step(batch)))
             settings["target"] = torch.full((1,), float(number))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+class Weights:
+    """A callback that changes a constant of the loss after the first epoch."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_epoch_end(self, trainer, epoch):
+        self.change()
+
+
+def _trainer(folder, loss, callback):
+    config = TrainingConfig(
+        run={"dir": str(folder), "quiet": True},
+        data={"batch_size": 8},
+        train={"epochs": 2},
+        evaluation={"every_epochs": None},
+        tracking={"tensorboard": False},
+        shard={"devices": 1},
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randn(16, 3))
+    return Trainer(torch.nn.Linear(4, 3), data, None, config, loss=loss, callbacks=[callback])
+
+
+@pytest.mark.parametrize("write", ["in place", "numpy", "anew"])
+def test_a_callback_that_changes_a_tensor_of_the_loss_is_refused(tmp_path, write):
+    settings = {"weights": torch.ones(3)}
+    changes = {
+        "in place": lambda: settings["weights"].mul_(2),
+        "numpy": lambda: settings["weights"].numpy().fill(2),
+        "anew": lambda: settings.update(weights=torch.full((3,), 2.0)),
+    }
+    loss = lambda output, batch: ((output - batch[1]) ** 2 * settings["weights"]).mean()
+    with pytest.raises(UserError, match=r"changed .*weights.*keeps the value of the start"):
+        _trainer(tmp_path, loss, Weights(changes[write])).train()
+
+
+def test_an_array_that_the_loss_does_not_read_may_change(tmp_path):
+    settings = {"weights": torch.ones(3), "seen": np.zeros(2)}
+    loss = lambda output, batch: ((output - batch[1]) ** 2 * settings["weights"]).mean()
+    history = _trainer(tmp_path, loss, Weights(lambda: settings["seen"].__iadd__(1))).train()
+    assert len(history["train_history"]) == 2

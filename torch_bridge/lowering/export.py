@@ -49,6 +49,8 @@ _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int
     for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")
 }
 
+_UNFOLD_WRITTEN = "aten.unfold_backward.default"  # torch.export makes 0 of what lies outside the windows
+
 DATA_DEPENDENT = "a branch or shape depends on the values of a tensor"
 WRITTEN = "the forward pass writes the parameter"
 
@@ -205,7 +207,7 @@ def _quiet():
 
 def decompositions() -> dict[Any, Callable]:
     """torch's own rules for taking operators apart, without those for operators that the table lowers whole."""
-    keep = TABLE.keys() - _TAKEN_APART
+    keep = (TABLE.keys() - _TAKEN_APART) | {_UNFOLD_WRITTEN}
     return {
         operator: rule for operator, rule in torch.export.default_decompositions().items() if str(operator) not in keep
     }
@@ -230,6 +232,8 @@ def _obstacles(program: torch.export.ExportedProgram):
                     what = f"{name} makes numbers of {strange}, which JAX does not have"
                 elif inner and _free_sizes(node.meta.get("val")) - given:
                     what = f"the shape of {name}'s result depends on the values of a tensor"
+                elif name == _UNFOLD_WRITTEN:
+                    what = "a write through unfold() has no form in JAX: write to the tensor itself"
                 elif name not in TABLE and name not in HIGHER_ORDER and not selections.makes(node):
                     what = f"{name} has no lowering"
                 else:

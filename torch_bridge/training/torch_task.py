@@ -17,7 +17,8 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.python_inputs import PythonInputs, value_at
+from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan
 from torch_bridge.training.loss_entry import LossEntry, main_output, with_loss
@@ -54,11 +55,13 @@ class TorchTask:
         self.loss_record = self._loss_record()
         self._python = PythonInputs(loss or module.forward, {"": module})
         self._values = self._python.values()
+        self._unread: set[int] = set()
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self._shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         self._record_first(example, fixed=inputs is not None)
         self.record(example, training=True)
+        self._hold_constants()
         if adapters is not None:
             lora.check_used(module, self.loss_record.graphs())
         self.trained_loss = self._trained_loss()
@@ -103,8 +106,8 @@ class TorchTask:
 
     def stale(self) -> list[str]:
         """Return the names of the Python values, of the module and the loss, that are not those of the record."""
-        values = self._python.values()
-        if values == self._values:
+        values, constants = self._python.values(), self._changed_constants()
+        if values == self._values and not constants:
             return []
         try:
             now = [self._loss_record().graph((self._shapes,), training)[0] for training in (False, True)]
@@ -112,11 +115,30 @@ class TorchTask:
                 graph.computes_as(self.loss_record.graph((self._shapes,), i == 1)[0]) for i, graph in enumerate(now)
             ):
                 self._values = values  # nothing reads what changed
+                self._unread.update(constants)
+                self._hold_constants()
                 return []
         except UnsupportedModel:
             pass
         pairs = zip(self._python.places, self._values, values, strict=True)
-        return [place.name for place, recorded, now in pairs if recorded != now]
+        return [place.name for place, recorded, now in pairs if recorded != now] + list(constants.values())
+
+    def _hold_constants(self) -> None:
+        """Remember the tensors and arrays of elsewhere that the records may hold, and where they are kept."""
+        self._places = [(place, value_at(place)) for place in self._python.held]
+        tensors = {str(number): tensor for number, tensor in self.loss_record.captured.items()}
+        for _, value in self._places:
+            if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
+                tensors[str(id(value))] = torch.from_numpy(value)
+        self._constants = CapturedTensors()
+        self._constants.add({key: tensor for key, tensor in tensors.items() if int(key) not in self._unread})
+
+    def _changed_constants(self) -> dict[int, str]:
+        """Those that have changed, with their names in the code."""
+        names = {id(value): place.name for place, value in self._places}
+        changed = {int(key) for key in self._constants.changed()}
+        changed |= {id(value) for place, value in self._places if value_at(place) is not value} - self._unread
+        return {number: names.get(number, "a tensor that the loss uses") for number in changed}
 
     def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""

@@ -274,3 +274,14 @@ def test_a_hook_that_runs_once_grad_is_written_is_refused_with_the_line_that_def
     prepare = lambda model: model.b.weight.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(UnsupportedModel, match=rf"hook[\s\S]*{__file__}:\d+  <lambda>[\s\S]*tensor\.register_hook"):
         from_torch(Model(_plain, prepare), X, ["evaluation"])
+
+
+def _written_through_unfold(self, x):
+    h = self.a(x).clone()
+    h.unfold(1, 2, 2)[:, 0].mul_(3)
+    return h
+
+
+def test_a_write_through_unfold_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"a write through unfold\(\)"):
+        from_torch(Model(_written_through_unfold), X, ["evaluation"])

@@ -82,7 +82,7 @@ ANSWERS = {
         "yes": """output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type
             lr_scheduler_kwargs warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
             gradient_accumulation_steps average_tokens_across_devices max_grad_norm label_smoothing_factor bf16
-            bf16_full_eval use_cache neftune_noise_alpha logging_strategy logging_steps logging_first_step
+            bf16_full_eval use_cache logging_strategy logging_steps logging_first_step
             log_on_each_node logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica
             disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
             eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
@@ -121,8 +121,9 @@ ANSWERS = {
         },
         "otherwise": {
             "optim": "`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`, `rmsprop` and what else [has a "
-            "counterpart](own_loop.md); others are refused",
-            "optim_target_modules": "for GaLore and its like, which are refused",
+            f"counterpart](own_loop.md) are part of the step; with others, as `adafactor`, {APART}",
+            "optim_target_modules": f"for GaLore and its like, with which {APART}",
+            "neftune_noise_alpha": f"its hook reads a number out of a tensor: {APART}",
             "accelerator_config": "without `split_batches`, which is refused",
             **dict.fromkeys(
                 "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing "
@@ -138,7 +139,8 @@ ANSWERS = {
         "yes": """model args data_collator train_dataset eval_dataset processing_class model_init compute_loss_func
             compute_metrics callbacks preprocess_logits_for_metrics""",
         "otherwise": {
-            "optimizers": "torch.optim optimizers that [have a counterpart](own_loop.md), any lr_scheduler",
+            "optimizers": "any lr_scheduler; torch.optim optimizers that [have a counterpart](own_loop.md) are part of "
+            f"the step, with others {APART}",
             "optimizer_cls_and_kwargs": "as `optimizers`",
         },
     },

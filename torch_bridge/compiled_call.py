@@ -12,6 +12,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -186,6 +187,10 @@ class CompiledForward:
     def __func__(self) -> "_Unbound":
         """The forward without its module, as of a bound method: accelerate binds it anew around autocast."""
         return _Unbound(self.__wrapped__.__func__)
+
+    @property
+    def __code__(self) -> types.CodeType:
+        return inspect.unwrap(self.__func__).__code__
 
     def __deepcopy__(self, memo: dict) -> "CompiledForward":
         return CompiledForward(copy.deepcopy(self.__self__, memo), copy.deepcopy(self._own, memo))

@@ -144,13 +144,16 @@ def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = T
 
 
 def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:
-    """Hooks for all modules, of torch's old kind, or that run after backward has written `.grad`."""
+    """Hooks for all modules, of torch's old kind, or that run after backward has written `.grad`; gradients that torch
+    would have in another form, where it takes them over (not parameter_hooks)."""
     for hook in (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()):
         yield Obstacle("a forward hook for all modules (register_module_forward_hook)", code_line(hook))
     for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
         yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", code_line(hook))
     for name, inner in module.named_modules():
         path = name.removeprefix("wrapped_module").removeprefix(".") or type(inner).__name__
+        if isinstance(inner, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and inner.sparse and not parameter_hooks:
+            yield Obstacle("the gradient of its weight is a sparse tensor (sparse=True)", module=path)
         if inner._is_full_backward_hook is False:
             for hook in inner._backward_hooks.values():
                 yield Obstacle("a backward hook of torch's old kind (register_backward_hook)", code_line(hook), path)

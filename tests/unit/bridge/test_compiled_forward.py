@@ -274,6 +274,19 @@ def test_a_pickle_holds_the_plain_forward():
     assert torch.equal(torch.load(file, weights_only=False)(X), twin(X))
 
 
+def test_a_sparse_gradient_stays_sparse():
+    module, _ = both(nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True), nn.Linear(3, 2)))
+    module(torch.tensor([[0, 1], [3, 1]])).sum().backward()
+    assert module[0].weight.grad.is_sparse
+    assert module[1].forward._shapes
+
+
+def test_torch_exports_the_plain_forward():
+    module, twin = both(net())
+    module(X)
+    torch.testing.assert_close(torch.export.export(module, (X,)).module()(X * 2), twin(X * 2))
+
+
 def test_torch_func_and_torch_compile_run_the_plain_forward():
     module, twin = both(net())
     weights = {name: p.detach() * 2 for name, p in module.named_parameters()}

@@ -134,8 +134,7 @@ class Replicas:
         wrapper = self.wrappers[name]
         raw = np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values])
         sent = torch.from_numpy(raw).to(wrapper.device)
-        source = distributed.get_global_rank(wrapper.process_group, 0)
-        distributed.broadcast(sent, source, group=wrapper.process_group)
+        distributed.broadcast(sent, group=wrapper.process_group, group_src=0)
         if distributed.get_rank(wrapper.process_group) == 0:
             return None
         pieces = np.split(sent.numpy(force=True), np.cumsum([value.nbytes for value in values])[:-1])

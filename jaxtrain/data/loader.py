@@ -372,7 +372,7 @@ def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | Non
         return source.batch_size or SamplerStream(source, None, seed, epochs, steps).batch_size
     if isinstance(source, SequentialSource) and source.ready_made:
         first = cast(SequenceReader, make_reader(source, None, 1, seed)).example()
-        return first and max(least, _count(first))
+        return max(least, _count(first)) if first else None
     return source.batch_size if isinstance(source, SequentialSource) else None
 
 

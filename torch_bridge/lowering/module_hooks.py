@@ -7,7 +7,7 @@ hands the outputs' gradients to `enter`, as the gradients of tokens that `enter`
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -223,8 +223,9 @@ def _enclose(graph_module: torch.fx.GraphModule, leave: torch.fx.Node, sources: 
 
 def _check_used(graph: torch.fx.Graph, leave: torch.fx.Node) -> None:
     """torch gives a hook None as the gradient of an output that nobody uses; a hook must not compute with it."""
-    _, _, seen, changed_into, _, out, changed_out = leave.args
-    used = {user.args[1] for user in leave.users}
+    arguments: Any = leave.args
+    _, _, seen, changed_into, _, out, changed_out = arguments
+    used: set[Any] = {user.args[1] for user in leave.users}
     for place in set(range(len(out))) - used:
         follow = following(graph, [out[place], seen[place]])
         if follow.intersection([*changed_into, *changed_out[:place], *changed_out[place + 1 :]]):
@@ -263,8 +264,8 @@ def _size(graph: torch.fx.Graph, enter: torch.fx.Node, size: Any, sources: dict)
 
 def evaluated(expression: str, names: Sequence[str], *sizes: int) -> int:
     """The value of an expression in sizes."""
-    values = {name: sympy.Integer(size) for name, size in zip(names, sizes, strict=True)}
-    return int(sympy.sympify(expression, locals=vars(functions) | values))
+    values: dict[str, Any] = {name: sympy.Integer(size) for name, size in zip(names, sizes, strict=True)}
+    return int(cast(Any, sympy.sympify)(expression, locals=vars(functions) | values))
 
 
 def _carried(dtype: torch.dtype) -> torch.dtype:

@@ -225,7 +225,7 @@ def _check_used(graph: torch.fx.Graph, leave: torch.fx.Node) -> None:
     """torch gives a hook None as the gradient of an output that nobody uses; a hook must not compute with it."""
     arguments: Any = leave.args
     _, _, seen, changed_into, _, out, changed_out = arguments
-    used: set[Any] = {user.args[1] for user in leave.users}
+    used = {cast(int, user.args[1]) for user in leave.users}
     for place in set(range(len(out))) - used:
         follow = following(graph, [out[place], seen[place]])
         if follow.intersection([*changed_into, *changed_out[:place], *changed_out[place + 1 :]]):

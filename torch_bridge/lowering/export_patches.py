@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -44,6 +45,8 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         plain = stack.enter_context(PlainFunctions(module))
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
+        _swap(stack, builtins, "max", _of_sizes(builtins.max, torch.sym_max))
+        _swap(stack, builtins, "min", _of_sizes(builtins.min, torch.sym_min))
         _swap(stack, torch.SymInt, "__repr__", _size_text(plain.prints, torch.SymInt.__repr__))
         _swap(stack, torch.SymInt, "__format__", _size_text(plain.prints, torch.SymInt.__format__))
         yield plain
@@ -104,6 +107,18 @@ def _recorded_print(prints: printing.Prints):
         return prints.print(*arguments, **options)
 
     return record
+
+
+def _of_sizes(plain: Callable, symbolic: Callable) -> Callable:
+    """max or min, also of a length that the data decides: `max(x[mask].shape[0], 1)` would branch on it."""
+
+    def choose(*values, **options):
+        two = len(values) == 2 and not options
+        if two and any(type(value) is torch.SymInt and free_unbacked_symbols(value) for value in values):
+            return symbolic(*values)
+        return plain(*values, **options)
+
+    return choose
 
 
 def _size_text(prints: printing.Prints, plain: Callable) -> Callable:

@@ -307,4 +307,6 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             raise
     if selections.concern(node, (args, kwargs)):
         return selections.compute(node, args, kwargs, target)
+    if target is torch.sym_float and is_array(args[0]):  # a number that item() has read
+        return args[0].astype(jnp.float32)
     return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple

@@ -230,3 +230,22 @@ def test_a_set_that_is_filled_anew_in_another_order_has_not_changed():
     call = CompiledCall(net, lambda net, x: net(x)["pair"].left if net.kept.clear() is net.kept.update([8, 16]) else x)
     call(x)
     assert not call.record.left
+
+
+@pytest.mark.parametrize("selected", [0, 3, 6])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda module, batch: (
+            module(batch["x"])[batch["mask"]].square().sum() / max(batch["x"][batch["mask"]].shape[0], 1)
+        ),
+        lambda module, batch: module(batch["x"])[batch["mask"]].square().sum() / (batch["mask"].sum().item() + 1e-6),
+    ],
+    ids=["max of shape", "item"],
+)
+def test_a_sum_over_selected_rows_is_divided_by_their_number(loss, selected):
+    layer = nn.Linear(3, 2)
+    batch = {"x": torch.randn(6, 3), "mask": torch.arange(6) < selected}
+    call = CompiledCall(layer, loss)
+    call(batch | {"mask": torch.arange(6) < 2})
+    assert call(batch).item() == pytest.approx(loss(layer, batch).item(), rel=1e-5)

@@ -84,7 +84,19 @@ class DataConfig(Section):
     )
     memory_limit_bytes: int | None = Field(default=None, ge=1)  # of a device, for micro_batch=auto; its own if left out
     pad_values: dict[str, float] = {}  # by entry of a batch: what fills it up, where the collate function does not tell
+    stream_shards: int | None = Field(default=None, ge=1)  # divide an IterableDataset over processes and workers
+    shuffle_buffer: int | None = Field(default=None, ge=2)  # samples of each shard that are held, and given shuffled
     timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
+
+    @model_validator(mode="after")
+    def _buffers_are_of_shards(self):
+        if self.shuffle_buffer is None:
+            return self
+        if self.stream_shards is None:
+            raise ValueError("shuffle_buffer holds samples of each shard; set stream_shards too (1: the whole stream)")
+        if not self.shuffle:
+            raise ValueError("shuffle_buffer shuffles; leave it out beside shuffle: false")
+        return self
 
 
 class ScheduleConfig(Section):

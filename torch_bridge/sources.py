@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from jaxtrain.errors import UserError
+
 Seeded = Callable[[int], contextlib.AbstractContextManager]
 
 
@@ -94,6 +96,31 @@ class SequentialSource(ForeignSource):
     def steps_per_epoch(self, batch_size: int) -> int | None:
         """Return the number of batches that the dataset promises, None if it does not say."""
         return None if self.size is None else -(-self.size // batch_size)
+
+    def shard(self, count: int, index: int) -> "SequentialSource":
+        """Return one of `count` parts, as a source of its own. Raises UserError where the dataset has no such parts."""
+        raise TypeError(f"{type(self).__name__} must define shard")
+
+
+def divided(dataset: Any, count: int, index: int) -> Any:
+    """Return the `index`-th of `count` parts of a dataset that has `shard(num_shards, index)`, as Hugging Face's have.
+
+    Raises UserError where it has not, or consists of fewer.
+    """
+    shard = getattr(dataset, "shard", None)
+    if not callable(shard):
+        raise UserError(
+            f"data.stream_shards: {type(dataset).__name__} has no method `shard`, wanted shard(num_shards, index), "
+            "which returns the index-th of num_shards parts, as an IterableDataset that opens nothing of the others. "
+            "Add it (datasets has it), or leave data.stream_shards out: each process reads all of it then"
+        )
+    most = getattr(dataset, "num_shards", None)
+    if isinstance(most, int) and most < count:
+        raise UserError(
+            f"data.stream_shards: {count}, but the dataset consists of {most} (its num_shards, which are files as a "
+            f"rule); take at most {most}, write it into more files, or divide it further (`reshard` of datasets)"
+        )
+    return shard(count, index)
 
 
 class OrderedSource(ForeignSource):

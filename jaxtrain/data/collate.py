@@ -300,6 +300,31 @@ def picked(batch: Mapping[str, Any], rows: np.ndarray) -> Any:
     return Texts(batch[i] for i in rows) if isinstance(batch, Texts) else batch[rows]
 
 
+def joined(batches: Sequence[Any]) -> Any:
+    """Return the rows of all batches, one after another, strings too. Their shapes have to fit."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {name: joined([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, Texts):
+        return Texts(text for batch in batches for text in batch)
+    if isinstance(first, tuple):
+        return tuple(joined(parts) for parts in zip(*batches, strict=True))
+    return np.concatenate(batches)
+
+
+def row_shapes(batch: Any, name: str = "") -> dict[str, tuple[Any, ...]]:
+    """Return the number of rows, the shape of a row and the dtype of every array of a batch."""
+    if isinstance(batch, (Mapping, tuple)) and not isinstance(batch, Texts):
+        parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        inner = [row_shapes(value, f"{name}.{key}" if name else str(key)) for key, value in parts]
+        return {key: value for found in inner for key, value in found.items()}
+    if isinstance(batch, Texts):
+        return {name: (len(batch), (), "text")}
+    return {name: (len(batch), batch.shape[1:], str(batch.dtype)) if batch.ndim else (0, (), str(batch.dtype))}
+
+
 def alike(batches: Sequence[Any]) -> bool:
     """Return True if batches have the same shapes, so that one call takes them."""
     shapes = lambda part: (

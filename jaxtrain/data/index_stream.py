@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data import random_state
+from jaxtrain.data.stream_shards import Sharding
 from jaxtrain.errors import UserError
 from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource
 
@@ -216,12 +217,14 @@ class FirstBatches:
 class IterableStream:
     """Global batches of a source that cannot be asked for by position (torch_bridge.sources.SequentialSource).
 
-    once: one pass to its end and no more, as evaluation wants. Positions count the samples of an epoch as they come.
+    once: one pass to its end and no more, as evaluation wants. sharding: how processes and workers divide it; each
+    shard then begins again as it ends, so there are no epochs. Positions count the samples of an epoch as they come.
     """
 
-    def __init__(self, source: SequentialSource, batch_size: int, once: bool = False):
-        self.source, self.batch_size, self.once = source, batch_size, once
-        self.steps_per_epoch: int | None = None if once else source.steps_per_epoch(batch_size)
+    def __init__(self, source: SequentialSource, batch_size: int, once: bool = False, sharding: Sharding | None = None):
+        self.source, self.batch_size, self.once, self.sharding = source, batch_size, once, sharding
+        endless = once or sharding is not None
+        self.steps_per_epoch: int | None = None if endless else source.steps_per_epoch(batch_size)
         self.size: int | None = source.size
 
     def steps_of(self, epochs: int) -> int | None:

@@ -2,11 +2,13 @@
 
 import hashlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxtrain.data.stream_shards import differing, shapes_of_rows
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import launch
 
@@ -24,3 +26,20 @@ def refuse_different(number: int, batch: dict[str, Any]) -> None:
             "each batch. Leave the sharding out (split_by_node, split_dataset_by_node), or set "
             "data.num_workers=1: a worker process sees RANK=0 and WORLD_SIZE=1"
         )
+
+
+def same_rows(number: int, batches: Iterator[tuple[int, dict, Any]]) -> Iterator[tuple[int, dict, Any]]:
+    """Pass the batches of a stream in shards on. Raises UserError where their rows have other shapes than the first
+    ones, or than those of another process. number: of the loader."""
+    first = None
+    for step, batch, place in batches:
+        shapes = shapes_of_rows(batch)
+        if first is None and jax.process_count() > 1 and not launch.agree(f"rows/{number}", str(shapes)):
+            raise UserError(
+                f"data.stream_shards: the processes read rows of different shapes; this one reads {shapes}. Pad every "
+                "sample to the same length in the Dataset or its collate function (padding='max_length')"
+            )
+        first = first or shapes
+        if shapes != first:
+            raise differing(step, first, shapes)
+        yield step, batch, place

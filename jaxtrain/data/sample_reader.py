@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import random_state, stream_places
+from jaxtrain.data import random_state, stream_places, stream_shards
 from jaxtrain.data.buffers import Buffers
 from jaxtrain.data.collate import Columns, TooLarge
 from jaxtrain.data.collate import collate as default_collate
@@ -177,17 +177,24 @@ class Begun:
 
 class SequenceReader:
     """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended. A batch holds the stream's
-    place (data.stream_places) where that is known to lead back to the same samples.
+    place (data.stream_places) where that is known to lead back to the same samples. `Take` (data.stream_shards) -> some
+    rows of a batch, from the shards that hold them.
 
     What the dataset draws goes on from batch to batch, whoever else draws in this process meanwhile. whole: the run has
-    several processes, and each of them reads the whole stream.
+    several processes, and none of them may divide the stream by its rank. in_shards: it is asked to `Take`.
     """
 
     def __init__(
-        self, source: SequentialSource, collate: Callable | None, batch_size: int, seed: int = 0, whole: bool = False
+        self,
+        source: SequentialSource,
+        collate: Callable | None,
+        batch_size: int,
+        seed: int = 0,
+        whole: bool = False,
+        in_shards: bool = False,
     ):
         self.source, self.collate, self.batch_size, self.seed = source, collate or default_collate, batch_size, seed
-        self.whole = whole
+        self.whole, self.in_shards = whole, in_shards
         self.reading: Callable[[int], None] = _no_progress
         self._begin()
 
@@ -198,16 +205,29 @@ class SequenceReader:
         self._chunks: Iterator[Any] = iter(())
         self._given = 0
         self._trial = stream_places.Trial(self.source)
+        self._shards: stream_shards.Shards | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        keys = ("source", "collate", "batch_size", "seed", "whole")
+        keys = ("source", "collate", "batch_size", "seed", "whole", "in_shards")
         return {key: self.__dict__[key] for key in keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"reading": _no_progress}
         self._begin()
 
-    def __call__(self, request: Next) -> dict[str, Any] | None:
+    def __call__(self, request: Next | stream_shards.Take) -> dict[str, Any] | None:
+        return self._next(request) if isinstance(request, Next) else self._take(request)
+
+    def _take(self, request: stream_shards.Take) -> dict[str, Any]:
+        if request.start or self._shards is None:
+            self._shards = stream_shards.Shards(self.source, self.seed, request)
+        self.reading(request.step * request.sharding.batch_size + int(request.lanes[0]))
+        try:
+            return self._shards.batch(request, self.collate)
+        except BaseException as error:
+            raise _raised(error, self._shards.where) from error
+
+    def _next(self, request: Next) -> dict[str, Any] | None:
         begun = self._take_over(request)
         starts = request.start and begun is None
         with self._random.in_force(*((self.seed, request.epoch, request.worker) if starts else ())):

@@ -5,9 +5,11 @@ StatefulDataLoader and in Hugging Face's streams. The reader puts the place into
 Needs no jax.
 """
 
+import contextlib
 import copy
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from torch_bridge.sources import SequentialSource
 
 KEY = row_keys.PREFIX + "place"
 CALLS_KEPT = 64  # more than are read ahead
+SHARDS = row_keys.PREFIX + "shards"  # the place of a stream that is read in shards: that of each
+TRIED = 16  # samples
 
 
 def mark(batch: Any, place: Any) -> None:
@@ -96,6 +100,53 @@ class Trial:
             self._copy = None
         self._first = place
         return place if self.works else None
+
+
+def leads_back(part: Callable[[], SequentialSource], seeded: Callable[[], contextlib.AbstractContextManager]) -> bool:
+    """Try whether the places of a stream lead back: TRIED samples after the first TRIED are read again from there.
+
+    part: gives the same part of the stream anew. seeded: a context in which it draws the same numbers.
+    """
+    try:
+        first, again = part(), part()
+        if not first.tells_places:
+            return False
+        with seeded():
+            items = _items(first)
+            passed = list(itertools.islice(items, TRIED))
+            place = _plain(first.place())
+            wanted = list(itertools.islice(items, TRIED))
+        if place is None or not passed or not wanted:
+            return False
+        with seeded():
+            return _same(wanted, list(itertools.islice(_items(again, place=place), TRIED)))
+    except Exception:  # of a dataset that does not go back: it is read again from its start
+        return False
+
+
+def _items(source: SequentialSource, **place: Any) -> Iterator[Any]:
+    return itertools.chain.from_iterable(source.chunks(0, 0, 1, 1, lambda epoch: contextlib.nullcontext(), **place))
+
+
+def plain_place(source: SequentialSource) -> Any:
+    """Return where a stream stands, None where JSON does not hold it."""
+    return _plain(source.place())
+
+
+def merged(state: dict[str, Any] | None, shares: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what a checkpoint keeps of a stream that several processes divide. shares: `share` of each other one's."""
+    if state is None:
+        return None
+    shards = dict(state["place"][SHARDS])
+    for share in shares:
+        shards |= share
+    return state | {"place": {SHARDS: shards}}
+
+
+def share(state: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the places that this process alone may know."""
+    place = state["place"] if state else None
+    return place[SHARDS] if isinstance(place, dict) and SHARDS in place else {}
 
 
 def copy_of(source: SequentialSource) -> SequentialSource | None:

@@ -46,7 +46,8 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
             os.environ.update({name: value for name, value in ONE_PROCESS.items() if name in os.environ})
         reader.reading = lambda index: progress.__setitem__(worker, index)
         if isinstance(reader.source, ForeignSource):
-            reader.source.enter_worker(worker, workers, int(mix(reader.seed, worker)))
+            of_all = (0, 1) if isinstance(reader, SequenceReader) and reader.in_shards else (worker, workers)
+            reader.source.enter_worker(*of_all, int(mix(reader.seed, worker)))
     except BaseException as error:
         _send(connection, (FAILED, explain(error, "cannot start")))
         return

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxtrain.config import MOST_STEPS, TrainingConfig
-from jaxtrain.data import row_keys
+from jaxtrain.data import row_keys, sharded_loader
 from jaxtrain.data.batch_shapes import (
     MOST_EXACT,
     MOST_SIZES,
@@ -23,6 +23,7 @@ from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sample_reader import raw_items
 from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
+from jaxtrain.data.stream_shards import Sharding
 from jaxtrain.data.workers import WorkerPool, warm_up
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, check_batch, local_rows
@@ -58,7 +59,7 @@ class InputPipeline:
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
         if isinstance(source, SequentialSource):
-            source.apart = self._workers(source) > 0
+            source.apart = self._workers(source) > 0 or config.data.stream_shards is not None
         epochs, steps = config.train.epochs or 1, config.train.steps
         own_size = own_batch_size(source, config.seed, epochs, steps, config.data.batch_size)
         if own_size is not None:
@@ -76,7 +77,10 @@ class InputPipeline:
         source = self.source("train")
         epochs, steps = config.train.epochs or 1, config.train.steps
         shuffle = data.shuffle and config.train.overfit_batches is None
+        sharding = self._sharding(source)
         stream = make_stream(source, data.batch_size, config.seed, True, shuffle, data.drop_last, epochs, steps)
+        if sharding is not None:
+            stream = IterableStream(source, data.batch_size, sharding=sharding)
         if config.train.overfit_batches is not None:
             if isinstance(stream, IterableStream):
                 raise UserError("train.overfit_batches: an iterable dataset gives no batch twice; give a map-style one")
@@ -183,7 +187,7 @@ class InputPipeline:
         source, stream = self.source("train"), self.train_loader.stream
         collate = self._collate(source)
         rows = np.array([0, min(1, stream.batch_size - 1)])
-        loader = Loader(
+        loader = self._kind(stream)(
             source, stream, lambda batches: batches[0], rows, collate, seed=self.config.seed, keep_texts=True
         )
         return loader.host_batch(0, rows)
@@ -199,6 +203,24 @@ class InputPipeline:
         """End the worker processes; the next iteration would start new ones."""
         for pool in self._pools.values():
             pool.close()
+
+    def _sharding(self, source: Any) -> Sharding | None:
+        """How processes and workers divide the training stream, where they are to."""
+        config, count = self.config, self.config.data.stream_shards
+        if count is None:
+            return None
+        if not isinstance(source, SequentialSource):
+            raise UserError(
+                f"data.stream_shards: {count}, but the training data are no stream: samples that are found by position "
+                "are divided over processes and workers already; leave it out"
+            )
+        if config.train.steps is None:
+            raise UserError(
+                "train.steps: wanted beside data.stream_shards: shards differ in length, and each begins again as it "
+                "ends, so there is no end of an epoch"
+            )
+        source.shard(count, 0)  # refused now rather than in a worker
+        return Sharding(count, config.data.batch_size, config.data.shuffle_buffer, config.train.accumulate_steps)
 
     # --- who reads ----------------------------------------------------------------------------------------------
 
@@ -224,7 +246,8 @@ class InputPipeline:
             source, data = self.source(split), self.config.data
             size = data.batch_size if split == "train" else self._evaluation_size(source)
             reader = make_reader(source, self._collate(source), size, self.config.seed)
-            self._pools[split] = make_pool(reader, self._workers(source), data.timeout_s, self._start_method(source))
+            make = make_pool if split != "train" or data.stream_shards is None else sharded_loader.make_pool
+            self._pools[split] = make(reader, self._workers(source), data.timeout_s, self._start_method(source))
         return self._pools[split]
 
     def _evaluation_size(self, source: Any) -> int:
@@ -236,7 +259,7 @@ class InputPipeline:
     def _loader(self, split: str, source: Any, stream: Stream, accumulate: int) -> Loader:
         micro = stream.batch_size // accumulate
         rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
-        return Loader(
+        return self._kind(stream)(
             source,
             stream,
             lambda batches: put([self._unreserved(batch) for batch in batches], accumulate, micro, self.layout),
@@ -251,6 +274,10 @@ class InputPipeline:
             keep_texts=True,
             short=None if self.task.pads_batches else ShortBatches(self.layout, micro),
         )
+
+    def _kind(self, stream: Stream) -> type[Loader]:
+        divided = isinstance(stream, IterableStream) and stream.sharding is not None
+        return sharded_loader.ShardedLoader if divided else Loader
 
     def _unreserved(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Raise UserError where a task would take the dataset's entries for the loader's, which it reads by name."""

@@ -1,14 +1,16 @@
 """Iterable torch Datasets: samples in the order in which they come."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
 from torch_bridge.datasets.map_style import TorchHooks, set_epoch
-from torch_bridge.sources import Seeded, SequentialSource
+from torch_bridge.sources import Seeded, SequentialSource, divided
 
 
 class IterableSource(TorchHooks, SequentialSource):
@@ -33,7 +35,27 @@ class IterableSource(TorchHooks, SequentialSource):
             self.dataset.load_state_dict(place)
         items = iter(self.dataset)
         while chunk := list(itertools.islice(items, batch_size)):
-            yield [to_numpy(item) for item in chunk]
+            yield [to_numpy(item) for item in chunk] if self.collate is None else chunk
+
+    def shard(self, count: int, index: int) -> "IterableSource":
+        if count == 1 and not callable(getattr(self.dataset, "shard", None)):
+            return self._whole()
+        part = divided(self.dataset, count, index)
+        if not isinstance(part, IterableDataset):
+            raise UserError(
+                f"data.stream_shards: shard({count}, {index}) of {type(self.dataset).__name__} returns "
+                f"{type(part).__name__}, wanted an IterableDataset"
+            )
+        return IterableSource(part)
+
+    def _whole(self) -> "IterableSource":
+        """Return the dataset as it is, a copy where that is possible: whoever tries its places moves it."""
+        try:
+            return IterableSource(copy.deepcopy(self.dataset))
+        except Exception:  # it holds what cannot be copied: an open file, a connection
+            whole = IterableSource(self.dataset)
+            whole.tells_places = False
+            return whole
 
 
 def promised_length(stream: Any) -> int | None:

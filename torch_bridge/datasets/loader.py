@@ -16,7 +16,7 @@ from torch.utils.data import _utils
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
-from torch_bridge.datasets.iterable import promised_length
+from torch_bridge.datasets.iterable import IterableSource, promised_length
 from torch_bridge.datasets.map_style import TorchHooks, set_epoch, without_length
 from torch_bridge.sources import OrderedSource, Seeded, SequentialSource
 
@@ -220,6 +220,16 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         while chunk := list(itertools.islice(items, self.batch_size)):
             if len(chunk) == self.batch_size or not self.drop_last:
                 yield [to_numpy(item) for item in chunk] if self.collate is None else chunk
+
+    def shard(self, count: int, index: int) -> IterableSource:
+        if self.ready_made:
+            raise UserError(
+                "data.stream_shards: a DataLoader with batch_size=None gives ready-made batches, which cannot be put "
+                "together from shards; pass its IterableDataset, or a DataLoader with a batch_size"
+            )
+        part = IterableSource(cast(data.IterableDataset, self.dataset)).shard(count, index)
+        part.collate = self.collate
+        return part
 
     def _in_order(self, epoch: int, worker: int, workers: int, seeded: Seeded) -> Iterator[Any]:
         """Every worker draws the same order and takes its share; epochs before this one are drawn to get there."""

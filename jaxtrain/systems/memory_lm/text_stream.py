@@ -9,6 +9,7 @@ import numpy as np
 from jaxtrain.data.sources import SequentialSource
 from jaxtrain.systems.memory_lm.packing import columns_of, divide
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
+from torch_bridge.sources import divided
 
 
 class TextStream(SequentialSource):
@@ -33,6 +34,10 @@ class TextStream(SequentialSource):
 
     def place(self) -> Any:
         return self._place
+
+    def shard(self, count: int, index: int) -> "TextStream":
+        part = divided(self.dataset, count, index)
+        return TextStream(part, self.encoder, self.length, self.pad_token_id, self.packing)
 
     def _documents(self, place: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         """Every document with the dataset's state before it."""

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxtrain.data import stream_places
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, plain_files
 from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, retention, state_tree
@@ -191,7 +192,7 @@ class Checkpoints:
             return
         meta, history = history_file.split(meta)
         meta = copy.deepcopy(meta)  # the run goes on changing its own
-        saving = self._saving = Saving(step, next(_saves))
+        saving = self._saving = Saving(step, next(_saves), share=stream_places.share(meta.get("stream")))
         try:
             self._clear_part(step)
             tree = state_tree.as_tree(state)
@@ -289,6 +290,8 @@ class Checkpoints:
                     if saving.unproven is not None and jax.process_count() == 1:
                         state_tree.check_restores(self._part(saving.step) / ARRAYS, saving.unproven)
                         self._proven = True
+                    if any(saving.others):
+                        meta["stream"] = stream_places.merged(meta["stream"], saving.others)
                     self._finish(saving.step, meta, history)
                 else:
                     self._clear_part(saving.step)
@@ -319,9 +322,10 @@ class Checkpoints:
             return
         folder = self.folder / str(step)
         meta, history = history_file.split(meta)
-        if manifest.renew(
-            folder, meta | history_file.after(history, manifest.read(folder).get(history_file.WRITTEN, {}))
-        ):
+        saved = manifest.read(folder)
+        meta |= {name: saved[name] for name in ("stream",) if name in saved}  # of all processes
+        meta |= history_file.after(history, saved.get(history_file.WRITTEN, {}))
+        if manifest.renew(folder, meta):
             self._prune()
         if self.mirror is not None:
             self.mirror.update(step)

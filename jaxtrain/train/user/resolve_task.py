@@ -64,7 +64,7 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
         )
     epochs, steps = config.train.epochs or 1, config.train.steps
     if isinstance(source, SequentialSource):
-        source.apart = bool(config.data.num_workers or source.workers_wanted)
+        source.apart = bool(config.data.num_workers or source.workers_wanted or config.data.stream_shards)
     wanted = config.data.batch_size
     size = own_batch_size(source, config.seed, epochs, steps, wanted) or wanted
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last, epochs, steps)

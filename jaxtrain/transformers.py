@@ -68,7 +68,7 @@ class _CompiledTraining:
         super().__init__(*arguments, **options)
         if self.args.n_gpu > 1:
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
-        self._apart = self.args.world_size > 1
+        self._apart = True  # a step that is called outside train() is torch's, gradients and all
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -177,7 +177,10 @@ class _CompiledTraining:
         self._apart = processes > 1 or bool(readers)
         if self._apart:
             self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
-        return super()._inner_training_loop(*arguments, **options)
+        try:
+            return super()._inner_training_loop(*arguments, **options)
+        finally:
+            self._apart = True
 
     def log(self, *arguments: Any, **options: Any) -> None:
         """Log as transformers does. A compute_loss that logs is run by torch, as its values are not there before."""

@@ -191,3 +191,14 @@ def test_batches_of_many_lengths_are_rounded_to_8_shapes_at_most(tmp_path, capsy
 def test_an_argument_without_counterpart_is_named_before_training(tmp_path, option):
     with pytest.raises(UserError, match=next(iter(option))):
         trainer("jaxtrain", tmp_path, **option)
+
+
+def test_a_training_step_outside_train_leaves_gradients_and_weights_as_transformers_does(tmp_path):
+    found = {}
+    for name in ENGINES:
+        made = trainer(name, tmp_path / name)
+        made.create_optimizer_and_scheduler(10)
+        made.current_gradient_accumulation_steps = 1
+        made.training_step(made.model, next(iter(made.get_train_dataloader())))
+        found[name] = [(p.detach(), p.grad) for p in made.model.parameters()]
+    torch.testing.assert_close(found["jaxtrain"], found["transformers"], rtol=1e-4, atol=1e-6)

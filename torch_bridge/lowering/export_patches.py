@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_bridge.lowering import data_sizes, gradients, hooks, module_hooks, packed_sequence, printing, sequence_losses
+from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
 
@@ -161,7 +162,8 @@ def _buffers_by_module(self, prefix="", recurse=True, remove_duplicate=True):
 
 class PlainFunctions(TorchFunctionMode):
     """`.data` is the tensor without gradient; gaussian_nll_loss does not look for negative variances; a list of
-    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again; backward hooks are recorded.
+    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again; backward hooks are recorded;
+    masks that are computed twice select alike.
 
     reads: where Python asked for a number, in order. parameters: of the module as it is recorded, by name. frozen:
     those that requires_grad_(False) has been called on.
@@ -171,6 +173,7 @@ class PlainFunctions(TorchFunctionMode):
         super().__init__()
         self.reads: list[str] = []
         self.known = KnownValues(module)
+        self.masks = EqualMasks()
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
         self.parameters: dict[str, torch.Tensor] = {}
         self.frozen = hooks.Frozen()
@@ -178,7 +181,7 @@ class PlainFunctions(TorchFunctionMode):
 
     def begin(self, parameters: dict[str, torch.Tensor]) -> None:
         """Begin a call of the module that is recorded."""
-        self.parameters, self.frozen = parameters, hooks.Frozen()
+        self.parameters, self.frozen, self.masks = parameters, hooks.Frozen(), EqualMasks()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -228,9 +231,11 @@ class PlainFunctions(TorchFunctionMode):
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **kwargs)
+        args = self.masks.joined(function, args)
         if function in _PLAIN:
             return _PLAIN[function](*args, **kwargs)
         result = function(*args, **kwargs)
+        self.masks.note(function, args, kwargs, result)
         self.known.note(function, args, kwargs, result)
         return result
 

@@ -70,7 +70,7 @@ def masked_select(values: torch.Tensor, mask: torch.Tensor) -> "torch.Tensor | S
     """Compute torch.masked_select; labels [batch, label] are left as they are until it is seen what they are for."""
     if values.dim() == 2 and values.shape == mask.shape and not values.is_floating_point():
         return Selected(values, mask)
-    return torch.masked_select(values, mask)
+    return values[mask] if values.shape == mask.shape else torch.masked_select(values, mask)
 
 
 def ctc_loss(

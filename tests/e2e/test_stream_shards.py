@@ -46,8 +46,8 @@ def test_each_of_two_processes_reads_half_of_the_texts_from_files_of_its_own(rea
     assert set(first) <= {"0", "1", "2", "3"}
     assert set(second) - {"0"} <= {"4", "5", "6", "7"}
     assert second["0"] < 60  # of more than 300: the first ones, whose shapes are asked for and compared
-    assert abs(sum(first.values()) / sum(alone.values()) - 0.5) < 0.05
-    assert abs(sum(second.values()) / sum(alone.values()) - 0.5) < 0.05
+    assert abs(sum(first.values()) / sum(alone.values()) - 0.5) < 0.08  # the texts that are tried come on top
+    assert abs(sum(second.values()) / sum(alone.values()) - 0.5) < 0.08  # the texts that are tried come on top
 
 
 def arguments(folder: pathlib.Path, texts: pathlib.Path, steps: int) -> list[str]:

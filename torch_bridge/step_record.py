@@ -92,7 +92,8 @@ class LossEntry(torch.nn.Module):
 
 
 class LossRecord:
-    """The graphs of one loss: one per mode of the modules, structure of the batch and, where sizes are fixed, shape.
+    """The graphs of one loss: one per mode of the modules, structure and dtypes of the batch, and, with fixed sizes,
+    shape.
 
     The modules are recorded in the modes that they are in: a BatchNorm in eval() inside a module in train() stays so.
     """
@@ -160,9 +161,10 @@ class LossRecord:
         Raises CannotRecord that lists what cannot be recorded.
         """
         self.entry.batch_type = batch_type
+        form = modes, batch_type, tuple(getattr(leaf, "dtype", None) for leaf in leaves)
         while True:
             (dynamic, constant), numbers = self.entry.varying.state()
-            known = self._graphs.setdefault((modes, batch_type, dynamic, constant), [])
+            known = self._graphs.setdefault((form, dynamic, constant), [])
             for recorded in known:
                 if recorded.holds([*leaves, *numbers], spec):
                     return recorded.graph, numbers
@@ -179,7 +181,7 @@ class LossRecord:
                 self.entry.varying.ignore(unread)
                 continue
             self._proven.update(dynamic)
-            known.append(self._same_as_before(recorded, (modes, batch_type, dynamic), [*leaves, *numbers]))
+            known.append(self._same_as_before(recorded, (form, dynamic), [*leaves, *numbers]))
 
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":

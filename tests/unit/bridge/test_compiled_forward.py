@@ -304,3 +304,17 @@ def test_a_part_of_another_model_keeps_its_programs_apart():
         compile_forward(part)
     random.seed(0)
     assert_same(module, twin)
+
+
+class CrossEntropy(nn.Module):
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(x, y)
+
+
+def test_inputs_of_another_dtype_are_computed_in_it():
+    net, x, y = CrossEntropy(), torch.randn(4, 5), torch.tensor([0, 3, 1, 4])
+    wanted = net(x.double(), y)
+    net.forward = CompiledForward(net)
+    assert net(x, y).dtype is torch.float32
+    assert net(x.double(), y).dtype is torch.float64
+    assert float(net(x.double(), y) - wanted) == pytest.approx(0, abs=1e-14)

@@ -80,6 +80,29 @@ def test_the_curve_and_the_files_are_transformers(tmp_path, options):
     assert listed[0] == listed[1]
 
 
+class Varying(Sentences):
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        length = 3 + index % 6
+        return item | {key: item[key][:length] for key in ("input_ids", "attention_mask")}
+
+
+def batch_encoding(rows):
+    """Padded to the longest, in the class that tokenizers give."""
+    names = ("input_ids", "attention_mask")
+    padded = {n: torch.nn.utils.rnn.pad_sequence([row[n] for row in rows], batch_first=True) for n in names}
+    return transformers.BatchEncoding(padded | {"labels": torch.tensor([row["labels"] for row in rows])})
+
+
+def test_batches_of_many_lengths_come_in_a_tokenizers_own_class(tmp_path):
+    runs = {name: trainer(name, tmp_path / name, max_steps=5, save_strategy="no") for name in ENGINES}
+    for made in runs.values():
+        made.train_dataset, made.data_collator = Varying(), batch_encoding
+        made.train()
+    theirs, mine = runs.values()
+    np.testing.assert_allclose(curve(mine), curve(theirs), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("first", "second"), [("transformers", "jaxtrain"), ("jaxtrain", "transformers")])
 def test_20_steps_on_each_side_are_40_of_transformers(tmp_path, first, second):
     more = {"lr_scheduler_type": "constant", "eval_strategy": "no", "save_strategy": "steps", "save_steps": 20}

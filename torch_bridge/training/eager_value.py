@@ -1,7 +1,7 @@
 """A loss and its gradients in torch itself, in evaluation mode: to see if two forms of a batch are worth the same."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch
     """The loss of a batch of arrays, and its gradients by parameter. Modes and random numbers stay as they were."""
     modes = [(inner, inner.training) for inner in module.modules()]
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    tensors = torch.utils._pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+    tensors = _tensors(batch)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             module.eval()
@@ -24,6 +24,17 @@ def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch
                 inner.training = training
     pairs = zip(named, grads, strict=True)
     return float(found.detach()), {name: grad.numpy(force=True) for name, grad in pairs if grad is not None}
+
+
+def _tensors(batch: Any) -> Any:
+    """The batch with tensors in place of arrays, in its own containers: transformers' BatchEncoding too."""
+    if isinstance(batch, Mapping):
+        inner = {key: _tensors(value) for key, value in batch.items()}
+        return inner if type(batch) is dict else cast(Callable, type(batch))(inner)
+    if isinstance(batch, (list, tuple)):
+        values = [_tensors(value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return to_torch(batch) if isinstance(batch, np.ndarray) else batch
 
 
 def uses_batch_statistics(module: torch.nn.Module) -> bool:

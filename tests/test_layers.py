@@ -20,6 +20,7 @@ TORCH_PACKAGES = {
     "exchange",
     "function",
     "module",
+    "module_tensors",
     "verify",
     "lowering",
     "from_torch",

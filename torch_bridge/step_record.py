@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import LateEdit, UserError
-from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
@@ -282,36 +282,6 @@ def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
     return (*(module.training for module in modules), torch.is_grad_enabled(), *casts)
 
 
-def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Every parameter and buffer by name, once each, and the names of tied ones -> the name that stands for them.
-    With several modules a name begins with the module's.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[int, str] = {}
-    for name, module in modules.items():
-        for key, tensor in _named(module, "" if len(modules) == 1 else f"{name}."):
-            if first.setdefault(id(tensor), key) == key:
-                tensors[key] = tensor
-            else:
-                aliases[key] = first[id(tensor)]
-    return tensors, aliases
-
-
-def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor]]:
-    """Every parameter, then every buffer, as torch's named_parameters lists them, which takes ten times as long."""
-    parameters: list[tuple[str, torch.Tensor]] = []
-    buffers: list[tuple[str, torch.Tensor]] = []
-    waiting = [(prefix, module)]
-    while waiting:
-        path, inner = waiting.pop()
-        parameters += [(path + key, value) for key, value in inner._parameters.items() if value is not None]
-        buffers += [(path + key, value) for key, value in inner._buffers.items() if value is not None]
-        children = [(f"{path}{key}.", child) for key, child in inner._modules.items() if child is not None]
-        waiting += reversed(children)
-    return parameters + buffers
-
-
 class ForwardRecord:
     """The forward pass of a module in evaluation mode."""
 
@@ -337,54 +307,9 @@ class ForwardRecord:
         return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]
 
 
-def to_tensors(outputs: Any) -> Any:
-    """Arrays -> tensors of their own, in the same containers; int32 as int64, torch's integer."""
-
-    def one(value: Any) -> Any:
-        if not hasattr(value, "dtype"):
-            return value
-        tensor = to_torch(np.asarray(value))
-        return tensor.long() if tensor.dtype is torch.int32 else tensor
-
-    return jax.tree.map(one, outputs)
-
-
 def seed_of(seed: int | None) -> int:
     """32 bits of the seed given, or of torch's own."""
     return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
-
-
-def trainable(tensors: Mapping[str, torch.Tensor]) -> Callable[[], tuple[str, ...]]:
-    """Gives the names of the parameters that require a gradient, now and whenever it is asked."""
-    return lambda: tuple(
-        name for name, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
-    )
-
-
-def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's values as an array that torch does not see, in JAX's widths."""
-    return narrow(np.array(to_numpy(tensor)))
-
-
-def narrow(value: Any) -> Any:
-    """JAX computes in 32 bits. Raises UserError for an integer that does not fit."""
-    array = np.asarray(value)
-    if array.dtype == np.float64:
-        return array.astype(np.float32)
-    if array.dtype in (np.int64, np.uint64):
-        limits = np.iinfo(np.int32)
-        if array.size and (array.max() > limits.max or array.min() < limits.min):
-            raise UserError(f"an integer ({array.max()}) does not fit into 32 bits, which JAX counts in")
-        return array.astype(np.int32)
-    return array
-
-
-def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
-    """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's."""
-    host = jax.device_get(dict(arrays))
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(to_torch(host[name]).reshape(tensor.shape))
 
 
 def check_scheduler(scheduler: Any, optimizer: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
+from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
-from torch_bridge.step_record import to_array
 
 
 def recordable(module: Any, optimizer: Any, *called: Any) -> bool:

@@ -22,9 +22,9 @@ class SharedWeights:
     """
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
-        from torch_bridge import from_torch, replicas, step_record, torch_edits
+        from torch_bridge import from_torch, module_tensors, replicas, step_record, torch_edits
 
-        self.bridge, self.edits = step_record, torch_edits
+        self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         self.replicas = replicas.Replicas(modules)
         self.layout = layout
@@ -36,7 +36,7 @@ class SharedWeights:
         """Take the modules' tensors as they are now."""
         self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
         self.tables = self.edits.ModuleTables(self.modules)
-        self.tensors, self.aliases = self.bridge.snapshot(self.modules)
+        self.tensors, self.aliases = self.exchange.snapshot(self.modules)
         self.names = {id(tensor): name for name, tensor in self.tensors.items()}
         self.edited = self.edits.TensorEdits(self.tensors)
         self.arrays: Arrays = {}
@@ -46,7 +46,7 @@ class SharedWeights:
     def read(self, names: Iterable[str]) -> None:
         """Take these tensors' values from torch."""
         for name in names:
-            self.arrays[name] = jax.device_put(self.bridge.to_array(self.tensors[name]), self.layout.replicated)
+            self.arrays[name] = jax.device_put(self.exchange.to_array(self.tensors[name]), self.layout.replicated)
         self.edited.note(names)
 
     def refresh(self) -> None:
@@ -71,7 +71,7 @@ class SharedWeights:
         if changed or self.tables.changed():
             what = f"{changed[0]} was changed" if changed else "a parameter or submodule was replaced"
             raise UserError(f"{what} in torch {_AHEAD}; sync(overwrite=True) drops that change")
-        self.bridge.write(self.tensors, self.arrays)
+        self.exchange.write(self.tensors, self.arrays)
         self.edited.note()
         self.dirty = False
 
@@ -85,7 +85,7 @@ class SharedWeights:
 
     def place(self, leaf: Any) -> Any:
         """A batch's array in JAX's widths; over the devices by rows where they divide it, else on each of them."""
-        leaf = self.bridge.narrow(leaf)
+        leaf = self.exchange.narrow(leaf)
         pieces = self.layout.batch_devices
         if pieces == 1:
             return leaf  # the call itself takes it to the device

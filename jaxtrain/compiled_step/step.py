@@ -50,7 +50,7 @@ class CompiledStep:
         if hasattr(optimizer, "param_groups"):
             updates = TorchUpdate(optimizer, weights.names)
         elif hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-            updates = OptaxUpdate(optimizer, weights.bridge.trainable(weights.tensors))
+            updates = OptaxUpdate(optimizer, weights.exchange.trainable(weights.tensors))
         else:
             raise UserError(
                 f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer or an optax "
@@ -265,8 +265,8 @@ class CompiledStep:
             key = (id(graph), places, constants)  # the record keeps its graphs
             if key not in programs:
                 programs[key] = program(graph, places, constants)
-            inputs = [weights.bridge.narrow(leaves[i]) for i in places]
-            return graph.in_torch(weights.bridge.to_tensors(programs[key](weights.state(weights.arrays), inputs)))
+            inputs = [weights.exchange.narrow(leaves[i]) for i in places]
+            return graph.in_torch(weights.exchange.to_tensors(programs[key](weights.state(weights.arrays), inputs)))
 
         return call
 

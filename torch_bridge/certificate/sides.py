@@ -15,7 +15,7 @@ from torch_bridge.comparison import GRADIENTS, OUTPUTS, Difference, Records, dis
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.table import Call
-from torch_bridge.step_record import narrow, snapshot, to_array
+from torch_bridge.module_tensors import narrow, snapshot, to_array
 from torch_bridge.training.loss_entry import LossEntry
 from torch_bridge.training.torch_task import TorchTask
 

@@ -238,7 +238,7 @@ def _entries(value: Any) -> Any:
 def _given(value: Any, kind: str) -> Any:
     """Arrays as a function of this kind takes them."""
     if kind == TORCH:
-        from torch_bridge.step_record import to_tensors
+        from torch_bridge.module_tensors import to_tensors
 
         return _entries(to_tensors(jax.tree.map(to_host, value)))
     return _entries(jax.tree.map(jnp.asarray, value))

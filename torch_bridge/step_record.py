@@ -15,16 +15,13 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
+from torch_bridge.lowering.errors import CannotRecord, located
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.replicas import Forwards, Replicas
 from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
-
-
-class CannotRecord(UserError):
-    """A loss cannot be one program. Torch can go on with it."""
 
 
 def reason_of(error: UserError) -> str:
@@ -88,7 +85,7 @@ class LossEntry(torch.nn.Module):
         """numbers: tensors in place of the Python numbers that have changed between calls."""
         with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
             given = batch if self.batch_type is None else self.batch_type(batch)
-            return with_fields(self.loss_fn(*self.arguments, given))
+            return with_fields(located(self.loss_fn)(*self.arguments, given))
 
 
 class LossRecord:

@@ -92,13 +92,13 @@ class CompiledStep:
             try:
                 call = self.prepare(batch, update)
                 left = sorted(self.record.left)
-                reason = f"{self.record.name} changes {', '.join(left[:3])} in Python" if left else ""
+                if not left or not hasattr(self.optimizer, "param_groups"):
+                    return call()
+                reason = f"{self.record.name} changes {', '.join(left[:3])} in Python"
             except self.weights.bridge.CannotRecord as error:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
                 reason = self.weights.bridge.reason_of(error)
-            if not reason or not hasattr(self.optimizer, "param_groups"):
-                return call()
             log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
             self.torch = TorchUpdates(self)
         return self.torch(batch, update)

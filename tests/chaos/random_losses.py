@@ -187,6 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         if off > LIMIT:
             wrong += 1
             print(f"{seed}: {off:.1e} {word} {Draw.of(seed)}", flush=True)
+        if sum(counts.values()) % 50 == 0:
+            print(f"up to {seed}: {dict(sorted(counts.items()))}", file=sys.stderr, flush=True)
     print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
     return 1 if wrong else 0
 

@@ -281,3 +281,16 @@ def test_a_frozen_teacher_guides_a_student():
         steps(batch)
     steps.sync()
     assert_same(theirs, ours)
+
+
+@pytest.mark.parametrize("nothing", [(), None, {}])
+def test_a_loss_may_need_no_batch(nothing):
+    module = nn.Linear(2, 2)
+    before = module.weight.detach().clone()
+    step = jaxtrain.compile(
+        module, lambda module, batch: module.weight.square().sum(), torch.optim.SGD(module.parameters(), 0.1)
+    )
+    step(nothing)
+    step.sync()
+    assert step.torch is None  # one program
+    torch.testing.assert_close(module.weight.detach(), 0.8 * before)

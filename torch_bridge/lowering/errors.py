@@ -4,8 +4,13 @@ import dataclasses
 import inspect
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
+import torch.fx.traceback
+
+from jaxtrain.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,23 @@ class UnsupportedModel(ValueError):
         super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}".rstrip())
 
 
+class CannotRecord(UserError):
+    """A loss cannot be one program. Torch can go on with it."""
+
+
+class OperatorFailed(CannotRecord):
+    """An operator with a lowering that JAX cannot compute for these shapes or dtypes."""
+
+    def __init__(self, operator: str, stack_trace: str | None, error: Exception):
+        first = str(error).partition("\n")[0]
+        where = source_line(stack_trace) or "an unknown line"
+        super().__init__(
+            f"{operator} fails in JAX ({type(error).__name__}: {first}) at {where}. "
+            "Rewrite the line with other operators, or give JAX one of your own: torch_bridge.lowering.register("
+            f'"{operator}", lambda call, *args: ...)'
+        )
+
+
 ADVICE_OPERATORS = (
     "Give JAX the missing operators, torch_bridge.lowering.register(NAME, lambda call, *args: ...), or rewrite these "
     "lines with operators of torch_bridge.lowering.TABLE."
@@ -63,6 +85,7 @@ ADVICE_HOOKS = (
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 MACHINERY = (
+    "torch_bridge/step_record.py",
     "/torch/",
     "torch_bridge/lowering",
     "torch_bridge/from_torch.py",
@@ -88,6 +111,12 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
 def exception_line(error: BaseException) -> str:
     """The innermost line of the user's own code that led to an exception; of torch's, where no other did."""
     return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
+
+
+def located(function: Callable) -> Callable:
+    """Return a function whose lines a record's operators tell; of themselves they tell those of `forward`s only."""
+    annotate = getattr(torch.fx.traceback, "annotate_fn", None)  # torch 2.9 and later
+    return function if annotate is None or isinstance(function, torch.nn.Module) else annotate({})(function)
 
 
 def code_line(function: Any) -> str:

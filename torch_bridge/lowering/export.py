@@ -103,7 +103,8 @@ def _export(
     program: Any = None
     error, obstacles = None, []
     watch = python_state.Watch(module)
-    for sizes in (pytree.tree_map(_any_size, inputs), None):
+    forms = (pytree.tree_map(_any_size, inputs), None) if pytree.tree_leaves(inputs) else (None,)
+    for sizes in forms:
         with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):

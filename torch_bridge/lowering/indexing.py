@@ -122,6 +122,8 @@ def scatter(call, x, dim, index, source):
 
 @lowering("scatter_add.default")
 def scatter_add(call, x, dim, index, source):
+    if not x.ndim:
+        return x + source.reshape(-1)[: index.size].sum()
     return x.at[_grid(x.shape, dim, index)].add(source[tuple(map(slice, index.shape))])
 
 
@@ -242,11 +244,15 @@ def sort(call, x, dim=-1, descending=False, *, stable=None):
 
 @lowering("argsort.default", "argsort.stable")
 def argsort(call, x, dim=-1, descending=False, *, stable=False):
+    if not x.ndim:
+        return jnp.zeros((), jnp.int32)
     return jnp.argsort(x, axis=dim, stable=True, descending=descending).astype(jnp.int32)
 
 
 @lowering("topk.default")
 def topk(call, x, k, dim=-1, largest=True, sorted=True):
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
     moved = jnp.moveaxis(x, dim, -1)
     if largest:
         values, order = jax.lax.top_k(moved, k)
@@ -258,6 +264,8 @@ def topk(call, x, k, dim=-1, largest=True, sorted=True):
 
 @lowering("kthvalue.default")
 def kthvalue(call, x, k, dim=-1, keepdim=False):
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
     order = jnp.take(jnp.argsort(x, axis=dim, stable=True), jnp.asarray([k - 1]), axis=dim)
     values = jnp.take_along_axis(x, order, axis=dim)
     return (values, order) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(order, dim))

@@ -13,10 +13,12 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
+from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
@@ -302,9 +304,10 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             if selections.concern(node, (args, kwargs)):
                 return selections.compute(node, args, kwargs, plain)
             return plain(args, kwargs)
-        except Exception as error:
-            error.add_note(f"while running {node.name} = {target} at\n{node.stack_trace or 'an unknown line'}")
+        except (UserError, UnsupportedModel, jax.errors.JaxRuntimeError, FloatingPointError):
             raise
+        except Exception as error:  # whatever JAX or a lowering raises for shapes and dtypes that it cannot take
+            raise OperatorFailed(str(target), node.stack_trace, error) from error
     if selections.concern(node, (args, kwargs)):
         return selections.compute(node, args, kwargs, target)
     if target is torch.sym_float and is_array(args[0]):  # a number that item() has read

@@ -161,7 +161,7 @@ def repeat_interleave(call, x, repeats, dim=None, *, output_size=None):
 
 @lowering("flip.default")
 def flip(call, x, dims):
-    return jnp.flip(x, tuple(dims))
+    return jnp.flip(x, tuple(dims)) if x.ndim else x
 
 
 @lowering("roll.default")

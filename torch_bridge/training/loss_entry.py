@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
+from torch_bridge.lowering.errors import located
 from torch_bridge.training.batch_plan import BatchView, Plan
 
 
@@ -38,7 +39,7 @@ class LossEntry(torch.nn.Module):
         return _parts_of(self._criterion(output, batch))
 
     def _criterion(self, output, batch):
-        loss = cast(Callable, self.criterion)
+        loss = located(cast(Callable, self.criterion))
         if self.plan.compares is None:
             return loss(output, BatchView(batch))
         return self.plan.compares.call(loss, main_output(output) if takes_target(loss) else output, batch)

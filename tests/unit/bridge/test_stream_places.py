@@ -11,6 +11,16 @@ from tests.unit.engine import runs
 ITEMS, READ = 40, []
 
 
+def buffered(items):
+    """Give the items in the random order of a buffer of eight."""
+    buffer, chance = [], np.random.default_rng(0)
+    for item in items:
+        buffer.append(item)
+        if len(buffer) == 8:
+            yield buffer.pop(int(chance.integers(8)))
+    yield from buffer
+
+
 class Placed(data.IterableDataset):
     """Forty numbers that tell their place; READ hears of each that is read."""
 
@@ -38,12 +48,7 @@ class Shuffled(Placed):
     """Through a buffer that its state does not hold, as in Hugging Face's streams."""
 
     def __iter__(self):
-        buffer, chance = [], np.random.default_rng(0)
-        for item in super().__iter__():
-            buffer.append(item)
-            if len(buffer) == 8:
-                yield buffer.pop(int(chance.integers(8)))
-        yield from buffer
+        return buffered(super().__iter__())
 
 
 class Noisy(Placed):

@@ -17,6 +17,7 @@ from jaxtrain.data.sources import as_source
 from jaxtrain.data.stream_shards import Sharding
 from jaxtrain.data.workers import InlinePool, ProcessPool
 from jaxtrain.errors import UserError
+from tests.unit.bridge.test_stream_places import buffered
 from tests.unit.engine import runs
 
 LENGTHS = (40, 25, 33, 40, 40, 40, 17, 40)  # of eight files
@@ -71,12 +72,7 @@ class OwnBuffer(Placed):
     """Through a buffer that its state does not hold."""
 
     def __iter__(self):
-        buffer, chance = [], np.random.default_rng(0)
-        for item in super().__iter__():
-            buffer.append(item)
-            if len(buffer) == 8:
-                yield buffer.pop(int(chance.integers(8)))
-        yield from buffer
+        return buffered(super().__iter__())
 
 
 def masked(items):

@@ -103,6 +103,11 @@ ZERO_DIMENSIONAL = [
     ("nanmedian.dim", NUMBER, 0),
     ("meshgrid.indexing", [NUMBER, torch.arange(3.0)]),
     ("unfold.default", NUMBER, 0, 1, 1),
+    ("kthvalue.default", NUMBER, 1, 0),
+    ("topk.default", NUMBER, 1, 0),
+    ("argsort.default", NUMBER, 0),
+    ("flip.default", NUMBER, [0]),
+    ("scatter_add.default", NUMBER, 0, torch.tensor(0), torch.tensor(3.0)),
     ("nonzero_static.default", NUMBER),
 ]
 MASK = torch.tensor([True, False, True])

@@ -97,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     arguments = p.parse_args(argv)
     chance = random.Random(arguments.seed)
+    for number in (signal.SIGINT, signal.SIGHUP):  # ignored under nohup and in the background, and so by the runs
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     good = 0
     with tempfile.TemporaryDirectory() as temporary:
         whole = pathlib.Path(temporary) / "whole"

@@ -14,6 +14,7 @@ from torch_bridge.lowering.dtypes import (
     promote_float,
     result_type,
 )
+from torch_bridge.lowering.gamma_functions import digamma
 from torch_bridge.lowering.table import TABLE, lowering
 
 _ANY_DTYPE = {
@@ -37,12 +38,6 @@ _ANY_DTYPE = {
     "isinf": lambda x: jnp.isinf(x) if category(x.dtype) > 1 else jnp.zeros(x.shape, bool),
     "signbit": lambda x: jnp.signbit(x) if is_float(x) else x < 0,
 }
-
-
-def digamma(x):
-    """At 0 torch gives the infinity of the pole's side, JAX NaN."""
-    pole = x == 0
-    return jnp.where(pole, -jnp.copysign(jnp.inf, x), jax.scipy.special.digamma(jnp.where(pole, 1, x)))
 
 
 _FLOAT = {

@@ -7,6 +7,7 @@ from torch_bridge.lowering import (  # noqa: F401
     elementwise,
     embeddings,
     factorizations,
+    gamma_functions,
     grids,
     indexing,
     losses,

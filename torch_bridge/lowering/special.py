@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import promote_float
-from torch_bridge.lowering.elementwise import digamma
 from torch_bridge.lowering.table import lowering
 
 
@@ -44,17 +43,10 @@ def i1e(call, x):
     return sloped(value, (x, jnp.where(x == 0, 0.5, slope)))
 
 
-@lowering("polygamma.default")
-def polygamma(call, order, x):
+@lowering("special_log_ndtr.default")
+def log_ndtr(call, x):
     (x,) = promote_float(x)
-    if not order:
-        return digamma(x)
-    pole = jnp.inf if order % 2 else -jnp.inf
-    return jnp.where(_at_pole(x), pole, jax.scipy.special.polygamma(order, x))
-
-
-def _at_pole(x):
-    return (x <= 0) & (x == jnp.floor(x))
+    return jax.scipy.special.log_ndtr(x)
 
 
 @lowering("special_entr.default")
@@ -75,13 +67,6 @@ def logit(call, x, eps=None):
     else:
         slope = jnp.where((x < eps) | (x > 1 - eps), 0, slope)
     return sloped(jax.lax.stop_gradient(jnp.log(within / (1 - within))), (x, slope))
-
-
-@lowering("special_zeta.default")
-def zeta(call, x, q):
-    x, q = promote_float(x, q)
-    value = jnp.where((x > 1) & _at_pole(q), jnp.inf, jax.scipy.special.zeta(x, q))
-    return jnp.where(x < 1, jnp.nan, value)
 
 
 @lowering("ldexp.Tensor")

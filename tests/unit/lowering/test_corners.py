@@ -18,6 +18,7 @@ CORNERS = [
     ("smooth_l1_loss.default", ONES, ONES.clone(), 0, 1.0),
     ("atan2.default", ZEROS, ZEROS.clone()),
     ("angle.default", ROUND),
+    ("special_log_ndtr.default", torch.tensor([-20.0, -5.5, -1.0, 0.0, 1.0, 5.0, 9.0, 30.0])),
     ("multilabel_margin_loss_forward.default", ROUND, torch.tensor([[0, -1, 1, 0], [1, 2, -1, 0], [3, 0, 1, 2]]), 0),
     ("polar.default", ZEROS, ONES),
     ("copysign.Tensor", ZEROS, -ONES),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.lowering.compare import operator
+from tests.unit.lowering.compare import Case, check, operator
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
 
@@ -57,3 +57,17 @@ def test_a_hermitian_pseudoinverse_reads_one_triangle():
     x = torch.tensor([[2.0, 7.0, -3.0], [1.0, 3.0, 9.0], [0.5, -1.0, 1.0]])
     ours = TABLE["aten.linalg_pinv.atol_rtol_tensor"](Call(), x.numpy(), hermitian=True)
     np.testing.assert_allclose(ours, torch.linalg.pinv(x, hermitian=True), rtol=1e-4, atol=1e-5)
+
+
+BELOW = torch.tensor([-0.5, -3.7, -8.39, -8.7168, -9.0434, -9.37, -41.3, -1000.25])
+
+
+@pytest.mark.parametrize("case", [("digamma.default", BELOW), *(("polygamma.default", n, BELOW) for n in range(4))])
+def test_far_below_zero_values_and_gradients_are_torchs(case):
+    check(f"aten.{case[0]}", Case(case[1:]))
+
+
+@pytest.mark.parametrize("order", [2.0, 3.0, 2.5])
+def test_zeta_far_below_zero_is_torchs(order):
+    ours = TABLE["aten.special_zeta.default"](Call(), np.float32(order), BELOW.numpy())
+    np.testing.assert_allclose(ours, torch.special.zeta(torch.tensor(order), BELOW), rtol=1e-4)

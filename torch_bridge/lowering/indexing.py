@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import zero_where
+from torch_bridge.lowering.derivatives import derived, zero_where
 from torch_bridge.lowering.dtypes import cast, result_type
 from torch_bridge.lowering.table import lowering
 
@@ -68,8 +68,25 @@ def index_put(call, x, indices, values, accumulate=False):
         return _put_where(x, _first(indices), masks[0], values, accumulate)
     if masks:
         raise NotImplementedError("aten.index_put with a mask beside other indices: use torch.where")
-    target = x.at[_positions(x, indices)]
-    return target.add(values) if accumulate else target.set(values)
+    where = _positions(x, indices)
+    return x.at[where].add(values) if accumulate else _written(x, where, values)
+
+
+def _written(x, where: tuple, source):
+    """x with `source` at these positions. Of those written twice every source has the gradient, as in torch."""
+    fixed, value = jax.lax.stop_gradient((x, source))
+    result = fixed.at[where].set(value)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return result
+    arrays = {place: index for place, index in enumerate(where) if hasattr(index, "dtype")}
+    kept = jnp.ones(x.shape, bool).at[where].set(False)
+
+    def move(factors, x, source):
+        kept, arrays = factors
+        places = tuple(arrays.get(place, index) for place, index in enumerate(where))
+        return jnp.where(kept, x, 0).at[places].add(source)
+
+    return derived(result, move, (kept, arrays), x, source)
 
 
 def _put_where(x, lead: int, mask, values, accumulate: bool):
@@ -94,7 +111,7 @@ def index_add(call, x, dim, index, source, *, alpha=1):
 @lowering("index_copy.default")
 @_of_a_number
 def index_copy(call, x, dim, index, source):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(source, x.dtype))
+    return _written(x, (slice(None),) * (dim % x.ndim) + (index,), cast(source, x.dtype))
 
 
 @lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -117,7 +134,7 @@ def scatter(call, x, dim, index, source):
         return jnp.broadcast_to(source, x.shape)
     if source.ndim:
         source = source[tuple(map(slice, index.shape))]
-    return x.at[_grid(x.shape, dim, index)].set(source)
+    return _written(x, _grid(x.shape, dim, index), source)
 
 
 @lowering("scatter_add.default")
@@ -202,9 +219,8 @@ def index_reduce(call, x, dim, index, source, reduce, *, include_self=True):
 
 @lowering("put.default")
 def put(call, x, index, source, accumulate=False):
-    target = x.reshape(-1).at[index.reshape(-1)]
-    source = cast(source, x.dtype).reshape(-1)
-    return (target.add(source) if accumulate else target.set(source)).reshape(x.shape)
+    flat, where, source = x.reshape(-1), (index.reshape(-1),), cast(source, x.dtype).reshape(-1)
+    return (flat.at[where].add(source) if accumulate else _written(flat, where, source)).reshape(x.shape)
 
 
 @lowering("repeat_interleave.Tensor")

@@ -119,6 +119,13 @@ MASKED = [
     ("index_put.default", ROUND, [ROUND > 0], torch.rand(int((ROUND > 0).sum()))),
     ("index_put.default", ROUND, [ROUND > 0], torch.rand(())),
 ]
+TWICE = torch.tensor([0, 2, 0])
+WRITTEN_TWICE = [
+    ("index_put.default", ROUND, [TWICE], torch.rand(3, 4)),
+    ("index_put.default", ROUND, [None, TWICE], torch.rand(3)),
+    ("index_copy.default", ROUND, 0, TWICE, torch.rand(3, 4)),
+    ("scatter.src", ROUND, 1, TWICE[None], torch.rand(1, 3)),
+]
 
 
 def _name(case) -> str:
@@ -139,4 +146,9 @@ def test_a_tensor_without_axes_is_taken_by(case):
 
 @pytest.mark.parametrize("case", MASKED, ids=_name)
 def test_a_mask_is_written_through_by(case):
+    check(f"aten.{case[0]}", Case(case[1:]))
+
+
+@pytest.mark.parametrize("case", WRITTEN_TWICE, ids=_name)
+def test_the_gradient_of_a_place_written_twice_goes_to_both_sources_in(case):
     check(f"aten.{case[0]}", Case(case[1:]))

@@ -26,6 +26,8 @@ class SharedWeights:
 
         self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
+        for module in self.modules.values():
+            step_record.recording.check_ready(module)
         self.replicas = replicas.Replicas(modules)
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))

@@ -283,3 +283,20 @@ def test_noise_drawn_in_the_forward_has_torchs_distribution(tmp_path):
         losses["theirs"].append(total)
     late = {name: sum(values[-8:]) / 8 for name, values in losses.items()}
     assert late["ours"] == pytest.approx(late["theirs"], rel=0.15)
+
+
+class Mapped(nn.Module):
+    """Three networks at once: their stacked weights are mapped over, as ensembles are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        weights = {name: torch.stack([p, 1.1 * p, 0.9 * p]) for name, p in self.net.named_parameters()}
+        rows = torch.vmap(lambda row, scale: self.net(row) * scale, in_dims=(0, None))(x, torch.tensor(0.5))
+        return rows + torch.vmap(lambda w: torch.func.functional_call(self.net, w, (x,)))(weights).mean(0)
+
+
+def test_a_forward_that_maps_over_rows_and_weights(tmp_path):
+    regression(tmp_path, F.mse_loss, Mapped())

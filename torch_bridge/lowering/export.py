@@ -18,6 +18,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
@@ -89,6 +90,13 @@ def export(
     """
     with assigned_buffers.kept(module):
         return _export(module, inputs, captured, read, left, parameter_hooks)
+
+
+def check_ready(module: torch.nn.Module) -> None:
+    """Raise UserError for a module that holds parts which can never be recorded: scripted, quantized, lazy."""
+    unready = list(_unready(module))
+    if unready:
+        raise UserError(str(UnsupportedModel(_name(module), unready, ADVICE_READY)))
 
 
 def _export(

@@ -118,16 +118,20 @@ class KnownValues:
 
 def _in_memory(tensor: torch.Tensor) -> bool:
     """Return False for the stand-ins of torch.func's transforms, which are of torch.Tensor's own class."""
+    if not _known_sizes(tensor):
+        return False
     try:
-        tensor.untyped_storage()
+        return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
     except (NotImplementedError, RuntimeError):
         return False
-    return True
+
+
+def _known_sizes(tensor: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in tensor.shape)
 
 
 def _small(tensor: torch.Tensor) -> bool:
-    sizes = tensor.shape
-    return all(isinstance(size, int) for size in sizes) and sizes.numel() <= MOST_ELEMENTS
+    return _known_sizes(tensor) and tensor.shape.numel() <= MOST_ELEMENTS
 
 
 def _writes(function: Any) -> bool:

@@ -17,6 +17,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.export import check_ready
 from torch_bridge.lowering.python_inputs import PythonInputs, value_at
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
@@ -44,6 +45,7 @@ class TorchTask:
         adapters: tuple[LoraConfig, int] | None = None,
     ):
         module = unwrapped(module)
+        check_ready(module)
         if adapters is not None:
             lora.adapt(module, *adapters)
         self.module = module

@@ -75,8 +75,9 @@ def other_values(tensor: torch.Tensor, values: str) -> torch.Tensor:
 
 def numbers(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        value = value.detach().resolve_conj().resolve_neg().numpy()
+        value = to_numpy(value.detach().resolve_conj().resolve_neg())
     value = np.asarray(value)
+    value = value.astype(np.float32) if value.dtype == jnp.bfloat16 else value
     return value.astype({"c": np.complex128, "f": np.float64}.get(value.dtype.kind, value.dtype))
 
 

@@ -28,7 +28,8 @@ class Plan:
     with, or None; where the module takes it by name too, it is left out when only outputs are wanted. whole: entries of
     the one argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms.
     compares: what a loss is called with besides the output; None: the whole batch. asks: forward gives no outputs
-    without the target, which it is then called with for outputs too.
+    without the target, which it is then called with for outputs too. spread: the positional entry is a tuple or a dict
+    of the arguments.
     """
 
     positional: tuple[str, ...]
@@ -37,6 +38,22 @@ class Plan:
     whole: tuple[str, ...] = ()
     compares: Arguments | None = None
     asks: bool = False
+    spread: bool = False
+
+    @classmethod
+    def of_pair(cls, module: torch.nn.Module, batch: Mapping[str, Any]) -> "Plan | None":
+        """Return the plan for a dataset of (arguments, target), where the arguments are a tuple or dict of those that
+        forward asks for."""
+        if list(batch) != ["0", "1"]:
+            return None
+        given, parameters = batch["0"], inspect.signature(module.forward).parameters
+        required = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _NAMED]
+        if isinstance(given, Mapping):
+            fits = {*required} <= {*given} <= {*parameters}
+        else:
+            several = isinstance(given, (tuple, list)) and len(given) > 1
+            fits = several and (len(given) == len(required) or list(parameters) == [_rest(parameters)])
+        return cls(("0",), (), "1", spread=True) if fits else None
 
     @classmethod
     def of(
@@ -92,13 +109,17 @@ class Plan:
         if self.whole:
             entries = {key: batch[key] for key in self.whole}
             return module(list(entries.values()) if _is_tuple(self.whole) else entries)
+        if self.spread:
+            given = batch[self.positional[0]]
+            return module(**given) if isinstance(given, Mapping) else module(*given)
         named = {key: batch[key] for key in self.named if with_target or self.asks or key != self.target}
         return module(*(batch[key] for key in self.positional), **named)
 
     def shown(self, module: torch.nn.Module) -> str:
         """Return the call as a user would write it."""
         entry = lambda key: f"batch[{key}]" if key.isdigit() else f"batch[{key!r}]"
-        arguments = [*map(entry, self.positional), *(f"{key}={entry(key)}" for key in self.named)]
+        stars = "*" if self.spread else ""
+        arguments = [*(stars + entry(key) for key in self.positional), *(f"{key}={entry(key)}" for key in self.named)]
         return f"{type(module).__name__}()({', '.join(arguments) or 'batch'})"
 
 
@@ -109,6 +130,11 @@ def _is_tuple(keys: Sequence[str]) -> bool:
 
 def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     return [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _rest(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the name of `*args`."""
+    return next((name for name, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
 
 
 def _takes(parameters: Mapping[str, inspect.Parameter], kind: Any) -> bool:

@@ -50,7 +50,8 @@ class TorchTask:
             lora.adapt(module, *adapters)
         self.module = module
         example = dict(example_batch)
-        self.plan = Plan.of(module, list(example), inputs, target, own_loss=loss is None)
+        pair = Plan.of_pair(module, example) if inputs is None and loss is not None else None
+        self.plan = pair or Plan.of(module, list(example), inputs, target, own_loss=loss is None)
         self.entries = tuple(example)
         self.criterion = loss
         self.forward_record = Record(Forward(module))
@@ -77,6 +78,8 @@ class TorchTask:
         """Record in evaluation mode, as the first of the calls that torch does not refuse. fixed: the module's
         arguments are given."""
         plans = [self.plan]
+        if self.plan.spread:
+            plans.append(dataclasses.replace(self.plan, spread=False))  # forward(self, pair)
         if not fixed:
             plans += [plan for plan in [Plan.whole_batch(self.module, list(example), self.plan)] if plan is not None]
         forms = [with_loss(plan, self.criterion, list(example)) for plan in plans]

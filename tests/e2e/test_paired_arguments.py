@@ -1,4 +1,4 @@
-"""Items of (arguments, target): the arguments reach forward one by one, by name, or as the tuple or dict that they are."""
+"""Items of (arguments, target): the arguments reach forward one by one, by name, or as they are."""
 
 import copy
 

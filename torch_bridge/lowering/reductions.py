@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import shared, sloped, zero_where
-from torch_bridge.lowering.dtypes import category, jax_dtype, real_dtype, whole_dtype, wide
+from torch_bridge.lowering.derivatives import derived, shared, sloped, zero_where
+from torch_bridge.lowering.dtypes import category, is_float, jax_dtype, real_dtype, whole_dtype, wide
 from torch_bridge.lowering.table import lowering
 
 
@@ -35,7 +35,12 @@ def mean(call, x, dim=None, keepdim=False, *, dtype=None):
 
 @lowering("nansum.default")
 def nansum(call, x, dim=None, keepdim=False, *, dtype=None):
-    return sum_(call, jnp.where(x != x, 0, x).astype(x.dtype), dim, keepdim, dtype=dtype)
+    """The gradient is multiplied by 0 where x is NaN: an infinite one, nanmean's of nothing but NaN, is NaN there."""
+    known = x == x
+    value = jnp.where(known, jax.lax.stop_gradient(x), 0).astype(x.dtype)
+    if is_float(x):
+        value = derived(value, lambda known, move: known * move, known.astype(x.dtype), x)
+    return sum_(call, value, dim, keepdim, dtype=dtype)
 
 
 @lowering("prod.default")

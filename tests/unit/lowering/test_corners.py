@@ -2,10 +2,15 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
 from tests.unit.lowering.compare import Case, check
+from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.table import Call
 
 ZEROS, ONES = torch.zeros(2, 3), torch.ones(2, 3)
 ROUND = torch.tensor([[0.0, 1.0, -1.0, 0.0], [2.0, 2.0, 2.0, 2.0], [-1.0, 0.0, 1.0, 1.0]])
@@ -152,3 +157,13 @@ def test_a_mask_is_written_through_by(case):
 @pytest.mark.parametrize("case", WRITTEN_TWICE, ids=_name)
 def test_the_gradient_of_a_place_written_twice_goes_to_both_sources_in(case):
     check(f"aten.{case[0]}", Case(case[1:]))
+
+
+def test_the_mean_of_nothing_but_nan_has_torchs_gradient():
+    x = torch.tensor([[1.0, math.nan, math.nan], [2.0, 3.0, math.nan]], requires_grad=True)
+    x.nanmean(0).sum().backward()
+    known = np.isfinite(x.detach().numpy()).sum(0)
+    mean = lambda x: TABLE["aten.nansum.default"](Call(None), x, [0]) / known
+    slopes = jax.grad(lambda x: mean(x).sum())(jnp.asarray(x.detach().numpy()))
+    np.testing.assert_array_equal(slopes, x.grad)
+    assert np.isnan(slopes[0, 2])

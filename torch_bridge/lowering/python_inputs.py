@@ -6,10 +6,8 @@ A record keeps them as they were. `PythonInputs` finds those that the code may r
 
 import collections
 import contextlib
-import dis
 import functools
 import inspect
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,15 +15,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torch_bridge.lowering.python_names import (
+    OWN_STATE,
+    class_functions,
+    class_names,
+    globals_of,
+    methods,
+    names_of,
+    of_library,
+    of_library_module,
+    on_host,
+)
+
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (list, dict, set, collections.deque)
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 MOST_ITEMS = 64  # of a list or dict that is looked into
 DEPTH = 3  # objects inside objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
-_AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
-_OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lightning pytorch_lightning".split())
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
 
 
 class Place(NamedTuple):
@@ -66,6 +73,19 @@ class _ClassValue:
             vars(self.owner).pop(key, None)
         else:
             vars(self.owner)[key] = value
+
+
+class _TypeValues:
+    """The values of a class, read and written like a dict's entries."""
+
+    def __init__(self, kind: type):
+        self.kind = kind
+
+    def __getitem__(self, key: Any) -> Any:
+        return vars(self.kind)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        setattr(self.kind, key, value)
 
 
 class PythonInputs:
@@ -133,21 +153,25 @@ class PythonInputs:
             if function is not None and not isinstance(value, (type, types.BuiltinFunctionType)):
                 self._inside(value, label, names | {"__call__"}, depth)  # an object that is called
             return names
-        names = names | _names_of(function.__code__)
+        names = names | names_of(function.__code__)
         if owner is not None and not isinstance(owner, types.ModuleType):
-            names = names | _methods(type(owner), names)
+            names = names | methods(type(owner), names)
             self._inside(owner, "self", names, depth)
+        self._reads(function, names, depth)
+        return names
+
+    def _reads(self, function: types.FunctionType, names: set[str], depth: int) -> None:
+        """Visit a function's closure, defaults and globals."""
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(_Cell(cell), name, cell.cell_contents, name, names, depth)
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for number, item in enumerate(item for item in defaults if not isinstance(item, SIMPLE)):
             self._inside(item, f"default {number} of {function.__name__}", names, depth)
-        scope, loaded = function.__globals__, _globals_of(function.__code__)
+        scope, loaded = function.__globals__, globals_of(function.__code__)
         for name in sorted(names & scope.keys()):
             if name in loaded or not isinstance(scope[name], ARRAYS):  # else an attribute of that name is meant
                 self._visit(scope, name, scope[name], name, names, depth)
-        return names
 
     def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
         if isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(isinstance(item, SIMPLE) for item in value)):
@@ -158,9 +182,16 @@ class PythonInputs:
             self._inside(value, name, names, depth)
 
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
-        if isinstance(value, (torch.Tensor, type, types.ModuleType)) or id(value) in self._seen or depth > DEPTH:
+        if isinstance(value, torch.Tensor) or id(value) in self._seen or depth > DEPTH:
             return
         self._seen.add(id(value))
+        if isinstance(value, (type, types.ModuleType)):
+            if not of_library_module(value.__module__ if isinstance(value, type) else value):
+                container = _TypeValues(value) if isinstance(value, type) else vars(value)
+                for key in sorted(names & vars(value).keys()):
+                    if not isinstance(vars(value)[key], (types.FunctionType, property, classmethod, staticmethod)):
+                        self._visit(container, key, vars(value)[key], f"{name}.{key}", names, depth + 1)
+            return
         if isinstance(value, torch.nn.Module):
             self._seen.discard(id(value))
             self._module(value, name, names)
@@ -174,11 +205,11 @@ class PythonInputs:
                 items = value.items() if isinstance(value, dict) else enumerate(value)
                 self._visit_items(value, items, name, names, depth)
         elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            if not _of_library(value):
+            if not of_library(value):
                 self._callable(value, name, names, depth + 1)
         elif hasattr(value, "__dict__"):
-            wanted = names | _methods(type(value), names)
-            if type(value).__module__.partition(".")[0] in _OWN_STATE:
+            wanted = names | methods(type(value), names)
+            if type(value).__module__.partition(".")[0] in OWN_STATE:
                 self._machinery |= {id(item) for item in vars(value).values() if isinstance(item, CONTAINERS)}
             else:
                 self.containers.append((name, vars(value)))
@@ -193,18 +224,22 @@ class PythonInputs:
 
     def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
         for path, inner in module.named_modules():
-            if id(inner) in self._seen or _on_host(type(inner)):
+            if id(inner) in self._seen or on_host(type(inner)):
                 continue
             self._seen.add(id(inner))
-            wanted = (names | _class_names(type(inner))) - _OF_EVERY_MODULE
+            wanted = (names | class_names(type(inner))) - _OF_EVERY_MODULE
             prefix = ".".join(filter(None, (label, path))) or type(module).__name__
             for key, item in list(vars(inner).items()):
                 if key in wanted:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted)
-            for hook in [*inner._forward_pre_hooks.values(), *inner._forward_hooks.values()]:
-                if not _of_library(hook):
+            for function in class_functions(type(inner)):
+                if not of_library(function) and id(function) not in self._seen:
+                    self._seen.add(id(function))
+                    self._reads(function, names_of(function.__code__), 1)
+            for hook in _hooks_of(inner):
+                if not of_library(hook):
                     self._callable(hook, f"a hook of {prefix}", set(), 1)
 
     def _class_values(self, owner: Any, name: str, wanted: set[str]) -> None:
@@ -274,6 +309,12 @@ class Varying:
         return ", ".join(self.inputs.places[number].name for number in numbers)
 
 
+def _hooks_of(module: torch.nn.Module) -> list[Callable]:
+    tables = [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
+    tables += [parameter._backward_hooks or {} for parameter in module.parameters(recurse=False)]
+    return [hook for table in tables for hook in table.values()]
+
+
 def _shallow(container: Any) -> Any:
     return dict(container) if isinstance(container, dict) else list(container)
 
@@ -314,62 +355,3 @@ def _is_number(value: Any) -> bool:
 
 def _array(value: Any) -> np.ndarray:
     return np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
-
-
-def _names_of(code: types.CodeType) -> set[str]:
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names_of, inner))
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    """The names that the code, or a function inside it, takes from its globals."""
-    own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
-    return own.union(*(_globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
-
-
-def _methods(kind: type, names: set[str]) -> set[str]:
-    """The names in the methods of a class that code with these names may call, directly or not."""
-    found: set[str] = set()
-    waiting = set(names)
-    while waiting:
-        name = waiting.pop()
-        method = inspect.getattr_static(kind, name, None)
-        if isinstance(method, property):
-            method = method.fget
-        function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-        if isinstance(function, types.FunctionType):
-            new = _names_of(function.__code__) - found - names
-            found |= new
-            waiting |= new
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _class_names(kind: type) -> frozenset[str]:
-    """The names in a module class's own methods, those that only build or describe it aside."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        if base not in (torch.nn.Module, object):
-            for name, value in vars(base).items():
-                if name in _AT_FIRST:
-                    continue
-                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-                if isinstance(function, types.FunctionType):
-                    found |= _names_of(function.__code__)
-    return frozenset(found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _on_host(kind: type) -> bool:
-    """Return True for torchmetrics' classes, whose counts change at every call and which no record reads, and for
-    DistributedDataParallel, whose own state orders its processes."""
-    if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
-        return True
-    return any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__)
-
-
-def _of_library(value: Any) -> bool:
-    while isinstance(value, functools.partial):
-        value = value.func
-    code = getattr(value, "__code__", None)
-    return code is None or any(part in code.co_filename for part in _LIBRARIES)

@@ -1,0 +1,132 @@
+"""What a forward reads from Python around it counts as it is at every call: globals, helpers, classes, hooks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import jaxtrain
+from tests.e2e.loops import assert_same, batches
+
+SCALE = 1.0
+SETTINGS = {"scale": 1.0}
+LOG: list = []
+
+
+class Settings:
+    scale = 1.0
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.linear(x) * SCALE
+
+
+class ByHelper(Net):
+    def forward(self, x):
+        return scaled(self.linear(x))
+
+
+class ByMethod(Net):
+    def forward(self, x):
+        return self.scaled(self.linear(x))
+
+    def scaled(self, x):
+        return x * SETTINGS["scale"]
+
+
+class ByClass(Net):
+    def forward(self, x):
+        return self.linear(x) * Settings.scale
+
+
+class Part(nn.Module):
+    def forward(self, x):
+        LOG.append(len(x))
+        return x
+
+
+class Logging(Net):
+    """A part of it keeps something in a list of the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x):
+        return self.linear(self.part(x))
+
+
+class Hooked(Net):
+    """Its hook changes the gradient, and keeps something."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        y.register_hook(lambda grad: (LOG.append(grad), 0.5 * grad)[1])
+        return y
+
+
+def loss(module, batch):
+    return (module(batch[0]) - batch[1]).square().mean()
+
+
+def set_scale(value):
+    global SCALE
+    SCALE = SETTINGS["scale"] = Settings.scale = value
+
+
+def trained(module, make):
+    """Five steps with a scale that changes; the lengths of the list that the module keeps."""
+    LOG.clear()
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    step = make(module, optimizer)
+    for number, batch in enumerate(batches(5)):
+        set_scale(1 + number / 4)
+        step(batch)
+    if hasattr(step, "sync"):
+        step.sync()
+    set_scale(1.0)
+    return len(LOG)
+
+
+def in_torch(module, optimizer):
+    def step(batch):
+        optimizer.zero_grad()
+        loss(module, batch).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("kind", [Net, ByHelper, ByMethod, ByClass, Logging, Hooked])
+def test_weights_and_what_is_kept_are_torchs(kind):
+    ours = kind()
+    theirs = copy.deepcopy(ours)
+    kept = trained(theirs, in_torch)
+    assert trained(ours, lambda module, optimizer: jaxtrain.compile(module, loss, optimizer)) == kept
+    assert_same(theirs, ours)
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "weight"])
+def test_a_hook_of_a_module_or_parameter_may_keep_something(register):
+    def hook(*given):
+        LOG.append(1)
+
+    ours = Net()
+    theirs = copy.deepcopy(ours)
+    for module in (theirs, ours):
+        add = module.linear.weight.register_hook if register == "weight" else module.linear.register_full_backward_hook
+        add(hook)
+    kept = trained(theirs, in_torch)
+    assert trained(ours, lambda module, optimizer: jaxtrain.compile(module, loss, optimizer)) == kept == 5
+    assert_same(theirs, ours)

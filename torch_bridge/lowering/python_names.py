@@ -1,0 +1,87 @@
+"""Which names a function's code reads, and which code is the user's own."""
+
+import dis
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
+OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lightning pytorch_lightning".split())
+_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
+
+
+def names_of(code: types.CodeType) -> set[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(names_of, inner))
+
+
+def globals_of(code: types.CodeType) -> set[str]:
+    """The names that the code, or a function inside it, takes from its globals."""
+    own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return own.union(*(globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
+
+
+def methods(kind: type, names: set[str]) -> set[str]:
+    """The names in the methods of a class that code with these names may call, directly or not."""
+    found: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        method = inspect.getattr_static(kind, name, None)
+        if isinstance(method, property):
+            method = method.fget
+        function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+        if isinstance(function, types.FunctionType):
+            new = names_of(function.__code__) - found - names
+            found |= new
+            waiting |= new
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def class_names(kind: type) -> frozenset[str]:
+    """The names in a module class's own methods, those that only build or describe it aside."""
+    return frozenset(set().union(*(names_of(function.__code__) for function in class_functions(kind))))
+
+
+def class_functions(kind: type) -> Iterator[types.FunctionType]:
+    """Give a module class's own methods, those that only build or describe it aside."""
+    for base in kind.__mro__:
+        if base not in (torch.nn.Module, object):
+            for name, value in vars(base).items():
+                if name in _AT_FIRST:
+                    continue
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if isinstance(function, types.FunctionType):
+                    yield inspect.unwrap(function)
+
+
+@functools.lru_cache(maxsize=4096)
+def on_host(kind: type) -> bool:
+    """Return True for torchmetrics' classes, whose counts change at every call and which no record reads, and for
+    DistributedDataParallel, whose own state orders its processes."""
+    if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
+        return True
+    return any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__)
+
+
+def of_library(value: Any) -> bool:
+    while isinstance(value, functools.partial):
+        value = value.func
+    code = getattr(value, "__code__", None)
+    return code is None or any(part in code.co_filename for part in _LIBRARIES)
+
+
+def of_library_module(module: Any) -> bool:
+    """Return True for a module that is not the user's own, or a class of one. module: it, or its name."""
+    module = sys.modules.get(module) if isinstance(module, str) else module
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return getattr(module, "__name__", "") != "__main__"
+    return any(part in file for part in _LIBRARIES) or module.__name__.partition(".")[0] in OWN_STATE

@@ -96,12 +96,14 @@ class _CompiledTraining:
             left = sorted(step.record.left)
             reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
             reason = "compute_loss logs" if self._logs else reason
-            loss = None if reason else call()
+            if not reason:
+                return self._finish(call(), updating)
         except CannotRecord as error:
             reason = f"a step cannot be one program ({reason_of(error)})"
-        if reason:
-            self._go_apart(reason)
-            return super().training_step(model, inputs, num_items_in_batch)
+        self._go_apart(reason)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _finish(self, loss: Any, updating: bool) -> torch.Tensor:
         self._micro = 0 if updating else self._micro + 1
         if updating and self._watched:
             self.sync()

@@ -133,13 +133,14 @@ def _settings(values: Mapping[str, Any]) -> Leaves:
 
 
 def _model(program: Program, model: Any) -> Leaves:
-    """Kind, type and shape of every array, and what the modules of a model that was given hold besides."""
+    """Kind, type and shape of every array, and what the modules of a model that was given hold and read besides."""
     found: Leaves = {}
     for kind in ("params", "frozen", "buffers"):
         arrays = getattr(program.start.shapes, kind)
         found |= {key: [f"{kind} {array.dtype} {list(array.shape)}"] for key, array in arrays.items()}
     found["all arrays"] = [_short(" ".join(sorted(found)))]
-    return found | _structure(model, "")
+    read = object_digest.captured(model, "read") if model is not None else {}
+    return found | _structure(model, "") | read
 
 
 def _structure(module: Any, place: str) -> Leaves:

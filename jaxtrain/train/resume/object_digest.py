@@ -60,9 +60,10 @@ def code_of(value: Any) -> str:
 
 
 def captured(value: Any, place: str) -> Leaves:
-    """Digests of the numbers, texts and arrays that a function reads from around it: closures and globals."""
+    """Digests of the numbers, texts and arrays that a function, or one that it calls, reads from around it: closures,
+    globals, and values of the user's own modules and classes."""
     leaves: Leaves = {}
-    for function in _functions(value):
+    for function in _reached(_functions(value)):
         for name, inner in sorted(_captures(function).items()):
             leaves |= describe(inner, f"{place}.{name}")
     return leaves
@@ -283,6 +284,24 @@ def _add_code(function: types.FunctionType, found: dict[str, str], depth: int) -
             _add_code(inner, found, depth + 1)
 
 
+def _reached(functions: list[types.FunctionType]) -> list[types.FunctionType]:
+    """The functions and those of the user's own that they name, directly or not."""
+    found = list(functions)
+    for function in found:
+        named = [function.__globals__.get(name) for name in function.__code__.co_names]
+        inner = [f for f in named if isinstance(f, types.FunctionType) and _is_own(f) and f not in found]
+        found += inner if _is_own(function) else []
+    return found
+
+
+def _values_in(scope: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The values with these names of a module or class of the user's own."""
+    module = sys.modules.get(scope.__module__) if isinstance(scope, type) else scope
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None) or ""
+    own = name == "__main__" or (file and not file.startswith(LIBRARIES) and "-packages" + os.sep not in file)
+    return {name: vars(scope)[name] for name in names if name in vars(scope)} if own else {}
+
+
 def _bytecode(code: types.CodeType) -> list:
     """Without file, lines and docstring."""
     constants = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
@@ -298,7 +317,11 @@ def _captures(function: types.FunctionType) -> dict[str, Any]:
     found = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
     if _is_own(function):
         names = (name for name in code.co_names if not hasattr(builtins, name))
-        found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+        around = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        scopes = {name: value for name, value in around.items() if isinstance(value, (type, types.ModuleType))}
+        for name, scope in scopes.items():
+            found |= {f"{name}.{key}": value for key, value in _values_in(scope, code.co_names).items()}
+        found |= around
     found |= dict(enumerate(function.__defaults__ or ()))
     kept = lambda v: (
         (_is_plain(v) and v is not None) or _is_array(v) or (isinstance(v, tuple) and all(map(_is_plain, v)))

@@ -156,6 +156,36 @@ def test_another_activation_of_a_torch_module_is_another_run(tmp_path):
         torch_trainer(tmp_path, torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.ReLU())).train()
 
 
+SCALE = 1.0
+
+
+class Settings:
+    scale = 1.0
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return scaled(self.linear(x)) * Settings.scale
+
+
+@pytest.mark.parametrize("place", ["test_fingerprint.SCALE", "test_fingerprint.Settings.scale"])
+def test_another_value_that_a_forward_reads_is_another_run(place, monkeypatch):
+    torch.manual_seed(0)
+    first = torch_trainer(module=Scaled()).fingerprint
+    monkeypatch.setattr(f"tests.unit.engine.{place}", 2.0)
+    torch.manual_seed(0)
+    differences = torch_trainer(module=Scaled()).fingerprint.differences(first, fingerprint.DECIDING)
+    assert str(differences).count(place.partition(".")[2]) == 1
+
+
 def test_a_named_folder_of_another_run_is_refused_by_what_differs(tmp_path):
     trainer(tmp_path, optim__lr=0.5).train()
     with pytest.raises(UserError, match=r"holds another run: optim\.lr was 0\.5 and is 0\.25"):

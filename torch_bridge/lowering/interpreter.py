@@ -304,7 +304,7 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             if selections.concern(node, (args, kwargs)):
                 return selections.compute(node, args, kwargs, plain)
             return plain(args, kwargs)
-        except (UserError, UnsupportedModel, jax.errors.JaxRuntimeError, FloatingPointError):
+        except (UserError, UnsupportedModel, NotImplementedError, jax.errors.JaxRuntimeError, FloatingPointError):
             raise
         except Exception as error:  # whatever JAX or a lowering raises for shapes and dtypes that it cannot take
             raise OperatorFailed(str(target), node.stack_trace, error) from error

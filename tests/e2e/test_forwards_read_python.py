@@ -1,6 +1,7 @@
 """What a forward reads from Python around it counts as it is at every call: globals, helpers, classes, hooks."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -129,4 +130,26 @@ def test_a_hook_of_a_module_or_parameter_may_keep_something(register):
         add(hook)
     kept = trained(theirs, in_torch)
     assert trained(ours, lambda module, optimizer: jaxtrain.compile(module, loss, optimizer)) == kept == 5
+    assert_same(theirs, ours)
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return run
+
+
+class Decorated(Net):
+    @decorated
+    def forward(self, x):
+        return self.linear(x) * SCALE
+
+
+def test_so_does_what_a_decorated_forward_reads():
+    ours = Decorated()
+    theirs = copy.deepcopy(ours)
+    trained(theirs, in_torch)
+    trained(ours, lambda module, optimizer: jaxtrain.compile(module, loss, optimizer))
     assert_same(theirs, ours)

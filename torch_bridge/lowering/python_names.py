@@ -51,7 +51,10 @@ def class_names(kind: type) -> frozenset[str]:
 
 
 def class_functions(kind: type) -> Iterator[types.FunctionType]:
-    """Give a module class's own methods, those that only build or describe it aside."""
+    """Give a module class's own methods, those that only build or describe it aside.
+
+    Of decorated ones what the user wrote: transformers' own note in the config what kind of problem they solve.
+    """
     for base in kind.__mro__:
         if base not in (torch.nn.Module, object):
             for name, value in vars(base).items():
@@ -59,7 +62,10 @@ def class_functions(kind: type) -> Iterator[types.FunctionType]:
                     continue
                 function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(function, types.FunctionType):
-                    yield inspect.unwrap(function)
+                    yield function
+                    inner = inspect.unwrap(function)
+                    if inner is not function and not of_library(inner):
+                        yield inner
 
 
 @functools.lru_cache(maxsize=4096)

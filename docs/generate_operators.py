@@ -70,10 +70,11 @@ def _database() -> list[str]:
     ]
     if not DATABASE.exists():
         return lines
-    lines += ["", "| pass | equal | refused | wrong | crashed |", "|---|---|---|---|---|"]
+    lines += ["", "| pass | equal | refused | wrong | crashed | wrong or crashed |", "|---|---|---|---|---|---|"]
     for name, found in json.loads(DATABASE.read_text()).items():
         counts = [sum(kind == wanted for kind in found.values()) for wanted in ("equal", "refused", "wrong", "crashed")]
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+        bad = ", ".join(f"`{operator}`" for operator, kind in found.items() if kind in ("wrong", "crashed"))
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} | {bad} |")
     return lines
 
 

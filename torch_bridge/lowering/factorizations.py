@@ -27,15 +27,17 @@ def svd(call, x, full_matrices=False, compute_uv=True, *, driver=None):
     return nothing, jnp.linalg.svd(x, compute_uv=False), nothing
 
 
-@lowering("_linalg_eigh.default")
+@lowering("_linalg_eigh.default", "linalg_eigh.default")
 def eigh(call, x, UPLO="L", compute_v=True):
-    """One triangle is read; the gradient is that of the whole matrix, as in torch."""
-    half = jnp.tril(x) if UPLO.upper() == "L" else jnp.triu(x)
-    diagonal = jnp.eye(x.shape[-1], dtype=bool)
-    whole = half + jnp.where(diagonal, 0, jnp.swapaxes(half, -1, -2).conj())
-    whole = jax.lax.stop_gradient(whole - x) + x
-    values, vectors = jnp.linalg.eigh(whole, symmetrize_input=False)
+    values, vectors = jnp.linalg.eigh(_hermitian(x, UPLO.upper() == "U"), symmetrize_input=True)
     return values, vectors if compute_v else jnp.zeros(0, x.dtype)
+
+
+def _hermitian(x, upper):
+    """The Hermitian matrix whose lower (upper) triangle is x's. Its gradient is that of all of x, as in torch."""
+    half = jnp.triu(x) if upper else jnp.tril(x)
+    diagonal = jnp.eye(x.shape[-1], dtype=bool)
+    return derived(half + jnp.where(diagonal, 0, _adjoint(half)), lambda _, move: move, (), x)
 
 
 @lowering("linalg_householder_product.default")
@@ -85,37 +87,64 @@ def _inverse_of(p, x):
     return derived(p, rule, (p, x), x)
 
 
-@lowering("linalg_cholesky.default")
-def linalg_cholesky(call, x, *, upper=False):
-    return cholesky(call, x, upper)
-
-
-@lowering("linalg_eigh.default")
-def linalg_eigh(call, x, UPLO="L"):
-    return eigh(call, x, UPLO)
-
-
 @lowering("linalg_eigvalsh.default")
 def eigvalsh(call, x, UPLO="L"):
     return eigh(call, x, UPLO)[0]
 
 
-@lowering("cholesky.default")
+@lowering("linalg_cholesky.default", "cholesky.default")
 def cholesky(call, x, upper=False):
-    lower = jnp.linalg.cholesky(x, symmetrize_input=False)
-    return jnp.swapaxes(lower, -1, -2) if upper else lower
+    lower = jnp.linalg.cholesky(_hermitian(x, upper), symmetrize_input=True)
+    return _adjoint(lower) if upper else lower
 
 
-def _triangular(a, b, upper: bool, transpose: bool = False, unit: bool = False):
+@lowering("linalg_cholesky_ex.default")
+def cholesky_ex(call, x, *, upper=False, check_errors=False):
+    """NaN for what is not positive definite, where torch.linalg.cholesky raises; x itself where its first element says
+    so already, as LAPACK leaves it."""
+    factor = cholesky(call, x, upper)
+    if not x.shape[-1]:
+        return factor, jnp.zeros(x.shape[:-2], jnp.int32)
+    failed = x[..., 0, 0].real <= 0
+    factor = jnp.where(failed[..., None, None], jnp.triu(x) if upper else jnp.tril(x), factor)
+    return factor, _not_positive(jax.lax.stop_gradient(_hermitian(x, upper)))
+
+
+def _not_positive(whole):
+    """The order of the first leading minor that is not positive, 0 where there is none. LAPACK's info."""
+
+    def eliminate(k, carry):
+        rest, info = carry
+        pivot = rest[..., k, k].real
+        info = jnp.where((info == 0) & ~(pivot > 0), k + 1, info)
+        factor = rest[..., :, k] / pivot[..., None]
+        return rest - factor[..., :, None] * rest[..., k, :][..., None, :], info
+
+    info = jnp.zeros(whole.shape[:-2], jnp.int32)
+    return jax.lax.fori_loop(0, whole.shape[-1], eliminate, (whole, info))[1].astype(jnp.int32)
+
+
+def _triangular(a, b, upper: bool, transpose: bool = False, unit: bool = False, conjugate: bool = False):
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = jnp.broadcast_to(a, batch + a.shape[-2:]), jnp.broadcast_to(b, batch + b.shape[-2:])
-    return jax.scipy.linalg.solve_triangular(a, b, trans=int(transpose), lower=not upper, unit_diagonal=unit)
+    trans = 2 if conjugate else int(transpose)
+    return jax.scipy.linalg.solve_triangular(a, b, trans=trans, lower=not upper, unit_diagonal=unit)
 
 
 @lowering("cholesky_solve.default", "_cholesky_solve_helper.default")
 def cholesky_solve(call, b, factor, upper=False):
-    first = _triangular(factor, b, upper, transpose=upper)
-    return _triangular(factor, first, upper, transpose=not upper)
+    """Solve L L^H x = b. One triangle of L is read; the gradient is that of all of L, as in torch."""
+
+    def solve(factor, b):
+        first = _triangular(factor, b, upper, conjugate=upper)
+        return _triangular(factor, first, upper, conjugate=not upper)
+
+    def rule(factors, move, turn):
+        b, factor = factors
+        product = _adjoint(turn) @ factor if upper else turn @ _adjoint(factor)
+        return solve(factor, move - (product + _adjoint(product)) @ cholesky_solve(call, b, factor, upper))
+
+    return derived(solve(jax.lax.stop_gradient(factor), jax.lax.stop_gradient(b)), rule, (b, factor), b, factor)
 
 
 @lowering("cholesky_inverse.default")

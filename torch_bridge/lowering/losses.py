@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import absolute, sloped
+from torch_bridge.lowering.derivatives import absolute, derived, sloped
 from torch_bridge.lowering.dtypes import promote, wide
 from torch_bridge.lowering.table import lowering
 
@@ -156,11 +156,25 @@ def ctc_loss(call, log_probs, targets, input_lengths, target_lengths, blank=0, r
         start = jnp.cumsum(target_lengths) - target_lengths
         targets = jnp.take(targets, start[:, None] + jnp.arange(targets.shape[0]), mode="clip")
     values = jax.vmap(_ctc, in_axes=(1, 0, 0, 0, None))(log_probs, targets, input_lengths, target_lengths, blank)
+    lost = jnp.isinf(values)
     if zero_infinity:
-        values = jnp.where(jnp.isinf(values), 0, values)
+        values = jnp.where(lost, 0, values)
+    values = values + _slope_of_softmax(log_probs, input_lengths, lost, 0 if zero_infinity else jnp.nan)
     if reduction == 1:
         return jnp.mean(values / jnp.maximum(target_lengths, 1))
     return _reduce(values, reduction)
+
+
+def _slope_of_softmax(log_probs, lengths, lost, where_lost):
+    """Zeros [batch] whose derivative makes that of the CTC loss torch's, which takes log_probs for a log softmax's.
+
+    lost: the samples without any alignment, whose derivative is `where_lost`.
+    """
+    counted = jnp.arange(log_probs.shape[0])[:, None, None] < lengths[:, None]
+    slope = jnp.where(lost[:, None], jnp.asarray(where_lost, log_probs.dtype), jnp.exp(log_probs))
+    slope = jnp.where(counted, slope, 0)
+    nothing = jnp.zeros(lost.shape, log_probs.dtype)
+    return derived(nothing, lambda slope, move: jnp.sum(slope * move, (0, 2)), slope, log_probs)
 
 
 _FAR = -1e30  # stands for log 0 inside the recursion, where -inf would turn gradients into NaN

@@ -115,34 +115,6 @@ def inverse_ex(call, x, *, check_errors=False):
     return jnp.linalg.inv(x), lu.first_zero(jax.lax.linalg.lu(x)[0])
 
 
-@lowering("linalg_cholesky_ex.default")
-def cholesky(call, x, *, upper=False, check_errors=False):
-    """NaN for what is not positive definite, where torch.linalg.cholesky raises; x itself where its first element says
-    so already, as LAPACK leaves it."""
-    lower = jnp.linalg.cholesky(x)
-    if not x.shape[-1]:
-        return lower, jnp.zeros(x.shape[:-2], jnp.int32)
-    failed = x[..., 0, 0].real <= 0
-    lower = jnp.where(failed[..., None, None], jnp.tril(x), lower)
-    return jnp.swapaxes(lower, -1, -2) if upper else lower, _not_positive(x)
-
-
-def _not_positive(x):
-    """The order of the first leading minor that is not positive, 0 where there is none. LAPACK's info."""
-    lower = jax.lax.stop_gradient(jnp.tril(x))
-    whole = lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2).conj()
-
-    def eliminate(k, carry):
-        rest, info = carry
-        pivot = rest[..., k, k].real
-        info = jnp.where((info == 0) & ~(pivot > 0), k + 1, info)
-        factor = rest[..., :, k] / pivot[..., None]
-        return rest - factor[..., :, None] * rest[..., k, :][..., None, :], info
-
-    info = jnp.zeros(x.shape[:-2], jnp.int32)
-    return jax.lax.fori_loop(0, x.shape[-1], eliminate, (whole, info))[1].astype(jnp.int32)
-
-
 @lowering("linalg_solve_triangular.default")
 def solve_triangular(call, a, b, *, upper, left=True, unitriangular=False):
     if not left:

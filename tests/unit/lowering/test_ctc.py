@@ -1,4 +1,4 @@
-"""The CTC loss through log_softmax: torch's own gradient holds only there."""
+"""The CTC loss: values, and torch's gradient, which takes its input for a log softmax's."""
 
 import jax
 import numpy as np
@@ -23,6 +23,18 @@ def test_gradient_of_the_logits_equals_torch_to_1e_5(reduction):
 
     ours = jax.grad(loss)(logits.detach().numpy())
     np.testing.assert_allclose(ours, logits.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_gradient_of_what_no_log_softmax_made_is_torchs(zero_infinity):
+    x = torch.randn(6, 3, 4, generator=torch.manual_seed(0), requires_grad=True)
+    targets, steps, sizes = torch.tensor([[1, 1, 3], [2, 3, 0], [1, 2, 3]]), [6, 5, 2], [3, 2, 3]  # the last: infinite
+    torch.ops.aten.ctc_loss.IntList(x, targets, steps, sizes, 0, 2, zero_infinity).backward()
+
+    def loss(x):
+        return TABLE["aten.ctc_loss.IntList"](Call(), x, targets.numpy(), steps, sizes, 0, 2, zero_infinity)
+
+    np.testing.assert_allclose(jax.grad(loss)(x.detach().numpy()), x.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_labels_that_a_mask_selects_are_torchs_whatever_is_made_of_them():

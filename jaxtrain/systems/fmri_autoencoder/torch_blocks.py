@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from jaxtrain.systems.fmri_autoencoder.blocks import Widths
 from jaxtrain.systems.fmri_autoencoder.config import ModelOptions
 from jaxtrain.systems.fmri_autoencoder.torch_losses import internal_losses
 
@@ -26,6 +27,12 @@ def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> M
     return config_io.validate(kind, options, who)
 
 
+def keep(module: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Keep a constructor's arguments, its `locals()`, as attributes of the module, under the same names."""
+    for name, value in given(arguments).items():
+        setattr(module, name, value)
+
+
 def block(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:
     """Linear, BatchNorm, ReLU, Dropout: four places of a Sequential."""
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(dropout)]
@@ -37,6 +44,11 @@ def start_decoder(decoder: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(module.bias)
+
+
+def own_rates(rate: float | None, *own: float) -> tuple[float, ...]:
+    """The layers' own dropout rates, or the one that all get."""
+    return own if rate is None else (rate,) * len(own)
 
 
 def encoder_dropout(options: ModelOptions):
@@ -72,6 +84,15 @@ class Dense(nn.Module):
         x = getattr(self, f"bn{number}")(getattr(self, f"fc{number}")(x))
         drop = lambda y: functional.dropout(y, self.dropouts[number - 1], self.training)
         return drop(x.relu()) if self.relu_first else drop(x).relu()
+
+
+class TextEncoder(Dense):
+    """The embeddings of one volume [batch, input_dim] -> [batch, output_features]; of both generations."""
+
+    def __init__(self, input_dim=1024, output_features=256, *, widths=None, encoder_dropout=None):
+        own, width = locals(), Widths(widths)
+        super().__init__(width(input_dim), (width(512), width(output_features)), own_rates(encoder_dropout, 0.2, 0.2))
+        keep(self, own)
 
 
 class Encoder(nn.Module):

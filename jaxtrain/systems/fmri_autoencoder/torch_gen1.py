@@ -12,12 +12,14 @@ from jaxtrain.systems.fmri_autoencoder.gen1 import AUDIO_CHANNELS, VIDEO_CHANNEL
 from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
     Autoencoder,
     Decoder,
-    Dense,
     Encoder,
+    TextEncoder,
     block,
     checked,
     encoder_dropout,
     given,
+    keep,
+    own_rates,
     start_decoder,
 )
 
@@ -40,6 +42,48 @@ class Conv(nn.Module):
         return functional.dropout(self.fc(x.flatten(1)), self.dropout, self.training).relu()
 
 
+def flattened(channels: int, space: int, widths, channel_widths) -> int:
+    """Columns after the last convolution: an entry of `widths` for their number wins over `channel_widths`."""
+    width, own = Widths(widths), Widths(channel_widths)(channels) * space
+    return own if width(channels * space) == channels * space else width(channels * space)
+
+
+class VideoEncoder(Conv):
+    """A frame [batch, 3, input_height, input_width] -> [batch, output_features]. Named options: see Gen1Options."""
+
+    def __init__(
+        self,
+        input_height=90,
+        input_width=160,
+        output_features=1024,
+        *,
+        widths=None,
+        channel_widths=None,
+        encoder_dropout=None,
+    ):
+        own = locals()
+        flat = flattened(256, math.ceil(input_height / 16) * math.ceil(input_width / 16), widths, channel_widths)
+        channels = [Widths(channel_widths)(size) for size in VIDEO_CHANNELS]
+        (dropout,) = own_rates(encoder_dropout, 0.2)
+        super().__init__(nn.Conv2d, nn.BatchNorm2d, 3, channels, flat, Widths(widths)(output_features), dropout)
+        keep(self, own)
+
+
+class AudioEncoder(Conv):
+    """Mel bands [batch, input_mels] -> [batch, output_features]. Named options: see Gen1Options."""
+
+    def __init__(self, input_mels=128, output_features=256, *, widths=None, channel_widths=None, encoder_dropout=None):
+        own = locals()
+        flat = flattened(128, math.ceil(input_mels / 8), widths, channel_widths)
+        channels = [Widths(channel_widths)(size) for size in AUDIO_CHANNELS]
+        (dropout,) = own_rates(encoder_dropout, 0.2)
+        super().__init__(nn.Conv1d, nn.BatchNorm1d, 1, channels, flat, Widths(widths)(output_features), dropout)
+        keep(self, own)
+
+    def forward(self, x):
+        return super().forward(x[:, None] if x.ndim == 2 else x)
+
+
 class SherlockEncoder(Encoder):
     """(video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and voxels.
 
@@ -59,21 +103,18 @@ class SherlockEncoder(Encoder):
         text_features=256,
         **more,
     ):
-        o = checked(Gen1Options, given(locals()), "SherlockEncoder")
+        arguments = locals()
+        o = checked(Gen1Options, given(arguments), "SherlockEncoder")
         super().__init__()
-        width, channel, drop = Widths(o.widths), Widths(o.channel_widths), encoder_dropout(o)
-        video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
-
-        def flat(channels, space):
-            own = channel(channels) * space
-            return own if width(channels * space) == channels * space else width(channels * space)
-
-        pixels, bands = math.ceil(o.video_height / 16) * math.ceil(o.video_width / 16), math.ceil(o.audio_mels / 8)
-        channels = [channel(c) for c in VIDEO_CHANNELS], [channel(c) for c in AUDIO_CHANNELS]
-        self.video_encoder = Conv(nn.Conv2d, nn.BatchNorm2d, 3, channels[0], flat(256, pixels), video, drop(0.2))
-        self.audio_encoder = Conv(nn.Conv1d, nn.BatchNorm1d, 1, channels[1], flat(128, bands), audio, drop(0.2))
-        self.text_encoder = Dense(width(o.text_dim), (width(512), text), (drop(0.2), drop(0.2)))
-        pooled, bottleneck = video + audio + text, width(o.bottleneck_dim)
+        keep(self, arguments)
+        width, drop = Widths(o.widths), encoder_dropout(o)
+        own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
+        convolved = own | {"channel_widths": o.channel_widths}
+        self.video_encoder = VideoEncoder(o.video_height, o.video_width, o.video_features, **convolved)
+        self.audio_encoder = AudioEncoder(o.audio_mels, o.audio_features, **convolved)
+        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
+        pooled = width(o.video_features) + width(o.audio_features) + width(o.text_features)
+        bottleneck = width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
         first = block(pooled, width(4096), drop(0.3))
         self.to_bottleneck = nn.Sequential(*first, *block(width(4096), bottleneck, drop(0.2)))
@@ -82,7 +123,6 @@ class SherlockEncoder(Encoder):
 
     def forward(self, video, audio, text, return_voxels: bool = False):
         """(bottleneck, voxels or None)."""
-        audio = audio[:, None] if audio.ndim == 2 else audio
         features = self.video_encoder(video), self.audio_encoder(audio), self.text_encoder(text)
         bottleneck = self.to_bottleneck(self.feature_conv(torch.cat(features, -1)))
         return bottleneck, self.bottleneck_to_voxels(bottleneck) if return_voxels else None
@@ -103,7 +143,9 @@ class SherlockDecoder(Decoder):
         dropout=0.3,
         widths=None,
     ):
+        arguments = locals()
         super().__init__()
+        keep(self, arguments)
         width, rate = Widths(widths), dropout
         one, two, four = (width(k * hidden_dim) for k in (1, 2, 4))
         half = width(hidden_dim // 2)
@@ -117,6 +159,9 @@ class SherlockDecoder(Decoder):
         self.layer11_audio = nn.Linear(half, width(audio_dim))
         self.layer11_text = nn.Linear(one, width(text_dim))
         start_decoder(self)
+
+
+MultimodalDecoder = SherlockDecoder  # the original's name for it in both generations
 
 
 class SherlockAutoencoder(Autoencoder):

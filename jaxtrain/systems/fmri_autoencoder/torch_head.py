@@ -14,16 +14,15 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
     Decoder,
     Dense,
     Encoder,
+    TextEncoder,
     block,
     checked,
     encoder_dropout,
     given,
+    keep,
+    own_rates,
     start_decoder,
 )
-
-
-def _rates(encoder_dropout, *own):
-    return own if encoder_dropout is None else (encoder_dropout,) * len(own)
 
 
 class VideoEncoder(Dense):
@@ -44,11 +43,11 @@ class VideoEncoder(Dense):
         widths=None,
         encoder_dropout=None,
     ):
-        width = Widths(widths)
+        own, width = locals(), Widths(widths)
         sizes = width(4096), width(2048), width(output_features)
         columns = width(frames_per_tr * input_height * input_width * 3)
-        super().__init__(columns, sizes, _rates(encoder_dropout, 0.3, 0.3, 0.2))
-        self.gradient_checkpointing = gradient_checkpointing
+        super().__init__(columns, sizes, own_rates(encoder_dropout, 0.3, 0.3, 0.2))
+        keep(self, own)
 
     def layer(self, number, x):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
@@ -69,10 +68,11 @@ class AudioEncoder(Dense):
         widths=None,
         encoder_dropout=None,
     ):
-        width = Widths(widths)
+        own, width = locals(), Widths(widths)
         columns = width((AUDIO_CODEBOOKS if use_encodec else input_mels) * frames_per_tr)
         sizes = width(512), width(output_features)
-        super().__init__(columns, sizes, _rates(encoder_dropout, 0.3, 0.2), False)
+        super().__init__(columns, sizes, own_rates(encoder_dropout, 0.3, 0.2), False)
+        keep(self, own)
         self.columns = columns
 
     def forward(self, x):
@@ -83,14 +83,6 @@ class AudioEncoder(Dense):
                 "audio_frames_per_tr, flattened; do use_encodec and the data agree?"
             )
         return super().forward(x)
-
-
-class TextEncoder(Dense):
-    """The embeddings of one volume [batch, input_dim] -> [batch, output_features]; of both generations."""
-
-    def __init__(self, input_dim=1024, output_features=256, *, widths=None, encoder_dropout=None):
-        width = Widths(widths)
-        super().__init__(width(input_dim), (width(512), width(output_features)), _rates(encoder_dropout, 0.2, 0.2))
 
 
 class MultimodalEncoder(Encoder):
@@ -116,8 +108,10 @@ class MultimodalEncoder(Encoder):
         video_frames_per_tr=19,
         **more,
     ):
-        o = checked(HeadOptions, given(locals()), "MultimodalEncoder")
+        arguments = locals()
+        o = checked(HeadOptions, given(arguments), "MultimodalEncoder")
         super().__init__()
+        keep(self, arguments)
         width, drop = Widths(o.widths), encoder_dropout(o)
         video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
         own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
@@ -162,7 +156,9 @@ class MultimodalDecoder(Decoder):
         audio_frames_per_tr=65,
         widths=None,
     ):
+        arguments = locals()
         super().__init__()
+        keep(self, arguments)
         width, mels = Widths(widths), audio_dim
         make = lambda *sizes: nn.Sequential(
             *(layer for i, j in zip(sizes, sizes[1:], strict=False) for layer in block(width(i), width(j), dropout))
@@ -170,7 +166,6 @@ class MultimodalDecoder(Decoder):
         self.layer8, self.layer9 = make(bottleneck_dim, 8000), make(8000, 4096)
         self.layer10, self.layer11 = make(4096, 2048), make(2048, 1536)
         self.layer12_video, self.layer12_audio = make(1536, 2048, 4096), make(1536, 2048, 2048)
-        self.use_encodec = use_encodec
         if not use_encodec:
             up = lambda: [nn.ConvTranspose1d(mels, mels, 4, stride=2, padding=1), nn.BatchNorm1d(mels), nn.ReLU()]
             self.audio_temporal_upsample = nn.Sequential(*up(), *up(), *up())

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from jaxtrain.systems import fmri_autoencoder as giblet
+from jaxtrain.systems.fmri_autoencoder import torch_gen1
 
 GEN1 = {"video_height": 18, "video_width": 32, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
 GEN1 |= {"video_features": 6, "audio_features": 5, "text_features": 4, "decoder_hidden_dim": 8}
@@ -122,6 +123,44 @@ def test_the_parts_are_modules_of_their_own():
     decoder = giblet.SherlockDecoder(12, video_dim=30, audio_dim=8, text_dim=6, hidden_dim=8)
     assert [tuple(part.shape) for part in decoder(torch.rand(2, 12))] == [(2, 30), (2, 8), (2, 6)]
     assert decoder.count_parameters()["total"] == sum(parameter.numel() for parameter in decoder.parameters())
+
+
+PARTS = {
+    "VideoEncoder": {"input_height": 3, "input_width": 4, "output_features": 9, "frames_per_tr": 2},
+    "AudioEncoder": {"input_mels": 5, "output_features": 9, "frames_per_tr": 3, "use_encodec": True},
+    "TextEncoder": {"input_dim": 6, "output_features": 4},
+    "MultimodalEncoder": {name: HEAD[name] for name in ("video_height", "n_voxels", "use_encodec", "widths")},
+    "SherlockEncoder": {name: GEN1[name] for name in ("video_height", "video_width", "bottleneck_dim", "widths")},
+    "MultimodalDecoder": {"video_dim": 30, "dropout": 0.1, "audio_frames_per_tr": 1, "widths": HEAD["widths"]},
+    "SherlockDecoder": {"bottleneck_dim": 20, "video_dim": 30, "audio_dim": 5, "hidden_dim": 12, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_parts_arguments_are_its_attributes(name):
+    with torch.device("meta"):
+        part = getattr(giblet, name)(**PARTS[name])
+    assert {key: getattr(part, key) for key in PARTS[name]} == PARTS[name]
+
+
+def test_the_readmes_generation_has_encoders_and_a_decoder_under_the_originals_names():
+    video = torch_gen1.VideoEncoder(18, 32, output_features=6, channel_widths=GEN1["channel_widths"]).eval()
+    assert video(torch.rand(2, 3, 18, 32)).shape == (2, 6)
+    audio = torch_gen1.AudioEncoder(input_mels=8, output_features=5).eval()
+    assert audio(torch.rand(2, 8)).shape == (2, 5)
+    assert torch_gen1.MultimodalDecoder is giblet.SherlockDecoder
+
+
+def test_sizes_may_be_given_by_place():
+    with torch.device("meta"):
+        model = giblet.create_autoencoder(18, 32, 8, 6, 7)
+    assert (model.video_height, model.video_width, model.audio_mels, model.text_dim, model.n_voxels) == (
+        18,
+        32,
+        8,
+        6,
+        7,
+    )
 
 
 def test_losses_are_torchs_with_gradients():

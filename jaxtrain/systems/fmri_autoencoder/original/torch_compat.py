@@ -10,21 +10,22 @@ from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
 
 
-def create_autoencoder(generation: str | None = None, **options: Any) -> Autoencoder:
+def create_autoencoder(*sizes: int, generation: str | None = None, **options: Any) -> Autoencoder:
     """The original's model by its options, a torch.nn.Module; without any, the README's 1,974,067,762 parameters.
 
-    generation: `gen1` or `head`; left out, an option that only the second generation has (use_encodec, frame_skip, ...)
-    chooses it. frame_skip, fps and tr give video_frames_per_tr. Under `with torch.device("meta")` it is counted without
-    being allocated, and a Trainer draws its weights where they belong.
+    sizes: video_height, video_width, ..., in the order of the model's arguments. generation: `gen1` or `head`; left
+    out, an option that only the second generation has (use_encodec, frame_skip, ...) chooses it. frame_skip, fps and
+    tr give video_frames_per_tr. Under `with torch.device("meta")` it is counted without being allocated, and a Trainer
+    draws its weights where they belong.
     """
     generation = generation or ("head" if HEAD_ONLY & set(options) else "gen1")
     if generation == "head":
         skip, fps, tr = options.pop("frame_skip", 2), options.pop("fps", 25.0), options.pop("tr", 1.5)
         options.setdefault("video_frames_per_tr", frames_per_volume(fps, tr, skip))
-        return MultimodalAutoencoder(**options)
+        return MultimodalAutoencoder(*sizes, **options)
     if generation != "gen1":
         raise UserError(f"create_autoencoder: generation is {generation!r}, wanted gen1 or head")
-    return SherlockAutoencoder(**options)
+    return SherlockAutoencoder(*sizes, **options)
 
 
 def prepare_for_distributed(model, device_ids=None, output_device=None, find_unused_parameters=False):

@@ -1,6 +1,7 @@
 """State dicts both ways between a flax module and torch, in numpy: no torch needed."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,9 +168,9 @@ def _likely_cause(missing, unexpected, wrong) -> str:
     return "Is it a checkpoint of this model? strict=False takes what fits."
 
 
-def convert_ddp_state(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def convert_ddp_state(state: Mapping[str, np.ndarray]) -> OrderedDict[str, np.ndarray]:
     """Strip one leading `module.` (DDP) and `_orig_mod.` (torch.compile) from every key, order kept."""
-    result = dict(state)
+    result = OrderedDict(state)  # as torch's own state_dict()
     for prefix in PREFIXES:
-        result = {key.removeprefix(prefix): value for key, value in result.items()}
+        result = OrderedDict((key.removeprefix(prefix), value) for key, value in result.items())
     return result

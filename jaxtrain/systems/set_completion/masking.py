@@ -69,9 +69,9 @@ class SetDataset:
         return len(self.rows) * self.instances
 
     def __getitem__(self, index: int):
-        if not 0 <= index < len(self):
+        if not -len(self) <= index < len(self):
             raise IndexError(index)
-        row, instance = divmod(index, self.instances)
+        row, instance = divmod(index % len(self), self.instances)
         tokens, weapon = list(self.rows[row]["ability_tags"]), self.rows[row]["weapon_id"]
         null = self.null_token is not None and instance == 0
         visible = [self.null_token] if null else hide_on_host(tokens, self.skew_factor)

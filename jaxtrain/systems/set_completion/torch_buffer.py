@@ -7,7 +7,7 @@ class ActivationBuffer:
     """A ring buffer of activations in torch; a run of the `sae` task keeps its own on the device.
 
     size: rows kept. dim: their width, taken from the first rows if left out. device: None is that of the first rows.
-    max_size, d: the names of both in the original's code, whose attributes `buf` and `ptr` there are too.
+    max_size, d: the names of both in the original's code, which are attributes, as are its `buf` and `ptr`.
     exact_fill_bug: count as the original does when writes end exactly at the end (nothing is there until the next
     wrap).
     """
@@ -30,6 +30,10 @@ class ActivationBuffer:
     @property
     def max_size(self) -> int:
         return self.size
+
+    @property
+    def d(self) -> int | None:
+        return None if self.buffer is None else self.buffer.shape[1]
 
     @property
     def buf(self) -> torch.Tensor | None:

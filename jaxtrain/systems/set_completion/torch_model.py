@@ -16,7 +16,8 @@ class MultiheadAttentionBlock(nn.Module):
         super().__init__()
         self.mha = nn.MultiheadAttention(embed_dim, num_heads, dropout=dropout, batch_first=True)
         self.feedforward = feedforward(embed_dim)
-        self.use_layer_norm = use_layer_norm
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.use_layer_norm, self.dropout = use_layer_norm, dropout
         if use_layer_norm:
             self.layer_norm1 = nn.LayerNorm(embed_dim)
             self.layer_norm2 = nn.LayerNorm(embed_dim)
@@ -32,6 +33,8 @@ class MultiheadAttentionBlock(nn.Module):
 class SelfAttentionBlock(nn.Module):
     def __init__(self, embed_dim, num_heads, use_layer_norm=False, dropout=0.0):
         super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.use_layer_norm, self.dropout = use_layer_norm, dropout
         self.mab = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
 
     def forward(self, x, key_padding_mask=None):
@@ -41,6 +44,8 @@ class SelfAttentionBlock(nn.Module):
 class InducedSetAttentionBlock(nn.Module):
     def __init__(self, embed_dim, num_heads, num_inducing_points, use_layer_norm=False, dropout=0.0):
         super().__init__()
+        self.embed_dim, self.num_heads, self.num_inducing_points = embed_dim, num_heads, num_inducing_points
+        self.use_layer_norm, self.dropout = use_layer_norm, dropout
         self.inducing_points = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_inducing_points, embed_dim)))
         self.mab1 = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
         self.mab2 = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
@@ -54,6 +59,8 @@ class InducedSetAttentionBlock(nn.Module):
 class PoolingMultiheadAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, num_seeds, use_layer_norm=False, dropout=0.0):
         super().__init__()
+        self.embed_dim, self.num_heads, self.num_seeds = embed_dim, num_heads, num_seeds
+        self.use_layer_norm, self.dropout = use_layer_norm, dropout
         self.seed_vectors = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_seeds, embed_dim)))
         self.mab = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
@@ -74,7 +81,9 @@ class SetTransformer(nn.Module):
         dropout=0.0,
     ):
         super().__init__()
-        options = (use_layer_norm, dropout)
+        self.input_dim, self.num_seeds, self.embed_dim = input_dim, num_seeds, embed_dim
+        self.num_heads, self.num_inducing_points = num_heads, num_inducing_points
+        self.use_layer_norm, self.dropout = options = use_layer_norm, dropout
         self.input_proj = nn.Linear(input_dim, embed_dim) if input_dim != embed_dim else nn.Identity()
         self.enc_layer1 = InducedSetAttentionBlock(embed_dim, num_heads, num_inducing_points, *options)
         self.enc_layer2 = InducedSetAttentionBlock(embed_dim, num_heads, num_inducing_points, *options)
@@ -94,6 +103,7 @@ class SetTransformer(nn.Module):
 class SetTransformerLayer(nn.Module):
     def __init__(self, embed_dim, num_heads, num_inducing_points, use_layer_norm=True, dropout=0.1):
         super().__init__()
+        self.embed_dim, self.num_heads, self.num_inducing_points = embed_dim, num_heads, num_inducing_points
         points = num_inducing_points
         self.set_transformer = SetTransformer(embed_dim, points, embed_dim, num_heads, points, use_layer_norm, dropout)
         self.cross_attention = MultiheadAttentionBlock(embed_dim, num_heads, use_layer_norm, dropout)

@@ -99,6 +99,47 @@ def test_loaders_pad_and_mask():
     assert hot.sum(1).tolist() == (targets != 39).sum(1).tolist()
 
 
+def test_the_three_splits_share_no_index():
+    frame = pd.DataFrame(table("dataset")["rows"])
+    parts = splatnlp.generate_tokenized_datasets(frame, frac=1.0, random_state=0)
+    assert sorted(index for part in parts for index in part.index) == list(frame.index)
+
+
+def test_training_drops_its_last_batch_and_the_others_keep_theirs():
+    frame = pd.DataFrame(table("dataset")["rows"])
+    loaders = splatnlp.generate_dataloaders(frame, frame, frame, 40, 39, num_instances_per_set=1, batch_size=5)
+    assert [[len(batch[0]) for batch in loader] for loader in loaders] == [[5, 5], [5, 5, 2], [5, 5, 2]]
+
+
+def test_items_are_counted_from_the_end_too():
+    dataset = splatnlp.SetDataset(table("dataset")["rows"], 40, num_instances_per_set=2)
+    assert torch.equal(dataset[-1][2], dataset[len(dataset) - 1][2])
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_a_config_names_a_device_that_torch_takes():
+    assert torch.device(splatnlp.TrainingConfig().device).type in ("cpu", "cuda")
+    assert splatnlp.TrainingConfig(device="cuda:1").device == "cuda:1"
+
+
+BLOCK = {"embed_dim": 8, "num_heads": 2, "use_layer_norm": True, "dropout": 0.25}
+BLOCKS = {
+    "MultiheadAttentionBlock": BLOCK,
+    "SelfAttentionBlock": BLOCK,
+    "InducedSetAttentionBlock": BLOCK | {"num_inducing_points": 3},
+    "PoolingMultiheadAttention": BLOCK | {"num_seeds": 2},
+    "SetTransformer": BLOCK | {"input_dim": 4, "num_seeds": 2, "num_inducing_points": 3},
+    "SetTransformerLayer": {"embed_dim": 8, "num_heads": 2, "num_inducing_points": 3, "use_layer_norm": True},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_blocks_arguments_are_its_attributes(name):
+    block = getattr(splatnlp, name)(**BLOCKS[name])
+    assert {key: getattr(block, key) for key in BLOCKS[name]} == BLOCKS[name]
+
+
 def test_tag_strings_are_tokenized_as_the_original_does():
     case = table("dataset")["tokenize"]
     frame, abilities, weapons = splatnlp.tokenize(pd.DataFrame(case["in"]))
@@ -198,6 +239,7 @@ def test_the_hook_reads_and_edits_features(model):
 
 def test_the_buffer_has_the_codes_names():
     buffer = splatnlp.ActivationBuffer(max_size=4, d=2)
+    assert (buffer.max_size, buffer.d) == (4, 2)
     buffer.add(torch.ones(3, 2))
     buffer.add(torch.zeros(0, 2))
     assert (buffer.max_size, buffer.ptr, buffer.full, len(buffer), tuple(buffer.buf.shape)) == (4, 3, False, 3, (4, 2))

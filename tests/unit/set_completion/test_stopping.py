@@ -1,5 +1,7 @@
 """The original's stopping rule and file conversion, replayed from what its code gave."""
 
+from collections import OrderedDict
+
 import pytest
 
 from jaxtrain.optim.plateau import Plateau
@@ -41,4 +43,6 @@ def test_with_the_command_lines_defaults_the_rate_drops_as_training_stops():
 
 def test_a_state_dict_of_a_ddp_model_loses_its_prefix_once():
     case = TABLE["convert_ddp_state"]
-    assert [*map(list, convert_ddp_state(dict(case["in"])).items())] == case["out"]
+    found = convert_ddp_state(dict(case["in"]))
+    assert isinstance(found, OrderedDict)
+    assert [*map(list, found.items())] == case["out"]

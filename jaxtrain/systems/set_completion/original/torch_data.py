@@ -41,9 +41,10 @@ def generate_tokenized_datasets(
     validation_size: float = 0.1,
     test_size: float = 0.2,
 ):
-    """(train, validation, test) frames: a shuffled fraction of the rows, cut into contiguous pieces."""
+    """(train, validation, test) frames: a shuffled fraction of the rows, cut into contiguous pieces. Rows keep their
+    index."""
     pieces = split_rows(len(df), frac, random_state, validation_size, test_size)
-    return tuple(df.iloc[pieces[name]].reset_index(drop=True) for name in ("train", "validation", "test"))
+    return tuple(df.iloc[pieces[name]] for name in ("train", "validation", "test"))
 
 
 def generate_dataloaders(
@@ -56,13 +57,14 @@ def generate_dataloaders(
     skew_factor: float = 1.2,
     null_token: int | None = None,
     shuffle_train: bool = True,
-    drop_last: bool = False,
+    drop_last: bool = True,
     **options: Any,
 ) -> tuple[DataLoader, DataLoader, DataLoader]:
     """Loaders of SetDatasets over three frames; the training rows are shuffled.
 
     options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: of the
-    training loader; the original drops the last batch of validation and test too, rows that are then never counted.
+    training loader, whose last, incomplete batch other epochs make up for; the original drops that of validation and
+    test too, rows that are then never counted.
     """
     options = {"batch_size": 32, "num_workers": 0, **options}
     options.pop("shuffle", None)

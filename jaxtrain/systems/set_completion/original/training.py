@@ -26,7 +26,7 @@ STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> refer
 
 @dataclasses.dataclass
 class TrainingConfig:
-    """The original's settings of `train_model`."""
+    """The original's settings of `train_model`. device: `auto` becomes cuda where there is one, else cpu."""
 
     num_epochs: int = 10
     patience: int = 3
@@ -37,6 +37,10 @@ class TrainingConfig:
     scheduler_patience: int = 2
     device: str = "auto"
     distributed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.device == "auto":
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def create_multi_hot_targets(targets: torch.Tensor | Sequence, vocab: Mapping[str, int], pad_token: str = "<PAD>"):
@@ -186,6 +190,10 @@ def train_epoch(
                 global_step, {"train/loss_step": float(loss), "train/loss_running": running, "train/lr": float(rate)}
             )
     step.sync()
+    if not sums.batches:
+        raise UserError(
+            "train_dl gave no batch with a visible token; are there fewer rows than batch_size, with drop_last?"
+        )
     return sums.metrics(), global_step
 
 

@@ -65,12 +65,17 @@ def test_a_branch_on_values_trains_in_torch_and_is_named(tmp_path):
     assert (tmp_path / "latest_checkpoint.pt").is_file()
 
 
-def test_mocks_are_called_once_per_batch():
+def mocks():
+    """A model and an optimizer of a test's own."""
     logits = torch.zeros(4, 2, requires_grad=True)
     model = mock.MagicMock(return_value=logits)
     model.to.return_value = model
     model.parameters.side_effect = lambda: iter([logits])
-    optimizer = mock.MagicMock(param_groups=[{"lr": 0.1}])
+    return model, mock.MagicMock(param_groups=[{"lr": 0.1}])
+
+
+def test_mocks_are_called_once_per_batch():
+    model, optimizer = mocks()
     schedule = mock.Mock()
     trainer = trainer_of(model, optimizer, scheduler=schedule)
     found = trainer.train_epoch()
@@ -104,3 +109,17 @@ def test_a_section_of_the_config_is_enough():
     for section, words in (({"name": "lion"}, "lion"), ({"optimizer": {"name": "lion"}}, "lion")):
         with pytest.raises(ValueError, match=words):
             psy.create_optimizer(model, section)
+
+
+def test_a_model_and_an_optimizer_put_into_the_trainer_are_those_that_train():
+    first = Bag()
+    trainer = trainer_of(first, torch.optim.SGD(first.parameters(), lr=0.1))
+    trainer.model, trainer.optimizer = mocks()
+    trainer.train_epoch()
+    assert (trainer.model.call_count, trainer.optimizer.step.call_count) == (3, 3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_the_amp_dtype_is_a_name_or_torchs(dtype):
+    model = Bag()
+    assert trainer_of(model, torch.optim.SGD(model.parameters(), lr=0.1), amp_dtype=dtype).amp_dtype is torch.bfloat16

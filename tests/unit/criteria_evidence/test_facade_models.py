@@ -72,6 +72,21 @@ def test_the_base_family_gives_the_recorded_logits(tmp_path):
     assert torch.equal(model.predict(ids, mask), tensors["out/logits"].argmax(-1))
 
 
+HEADS = [
+    ("project", "ClassificationHead", {"input_dim": 8, "num_labels": 3, "layer_num": 2, "hidden_dims": [4]}),
+    ("project", "SpanPredictionHead", {"hidden_size": 8}),
+    ("architectures", "SequencePooler", {"hidden_size": 8, "pooling": "attn"}),
+    ("architectures", "ClassificationHead", {"input_dim": 8, "num_labels": 3, "activation": "relu"}),
+    ("architectures", "SpanPredictionHead", {"input_dim": 8, "activation": "silu"}),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "arguments"), HEADS)
+def test_a_heads_arguments_are_its_attributes(family, name, arguments):
+    head = getattr(original(family), name)(**arguments)
+    assert {key: getattr(head, key) for key in arguments} == arguments
+
+
 def test_a_models_gradients_copies_and_freezing_are_torchs(tmp_path):
     folder = folder_of(tmp_path)
     model = original("project").Criteria(

@@ -39,7 +39,7 @@ class SequencePooler(nn.Module):
         super().__init__()
         if pooling not in POOLINGS:
             raise UserError(f"Unsupported pooling '{pooling}'")
-        self.pooling = pooling
+        self.hidden_size, self.pooling = hidden_size, pooling
         if pooling == "attn":
             self.attention = nn.Linear(hidden_size, 1)
 
@@ -83,6 +83,7 @@ class ClassificationHead(nn.Module):
         dropout: float = 0.1,
     ):
         super().__init__()
+        self.input_dim, self.num_labels, self.activation = input_dim, num_labels, activation
         self.ffn, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, num_labels)
@@ -103,6 +104,7 @@ class SpanPredictionHead(nn.Module):
         dropout: float = 0.1,
     ):
         super().__init__()
+        self.input_dim, self.activation = input_dim, activation
         self.layers, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(width, 2)

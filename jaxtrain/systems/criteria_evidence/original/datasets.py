@@ -207,7 +207,7 @@ class JointDataset(_Dataset):
         criteria_path: str | None = None,
     ):
         self.sentence_column, self.context_column, self.label_column = sentence_column, context_column, label_column
-        self.evidence_max_length = evidence_max_length
+        self.criteria_max_length, self.evidence_max_length = criteria_max_length, evidence_max_length
         columns = (sentence_column, context_column, label_column)
         super().__init__(csv_path, tokenizer, criteria_max_length, columns, pair, criterion_column, criteria_path)
         self.criteria_tokenizer = self.tokenizer

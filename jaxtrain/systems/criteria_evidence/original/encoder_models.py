@@ -33,6 +33,8 @@ class TransformerEncoder(nn.Module):
         if pooling_strategy not in POOLINGS:
             raise UserError(f"Unknown pooling strategy: {pooling_strategy}, wanted one of {', '.join(POOLINGS)}")
         self.model_name, self.pooling_strategy, self.max_length = model_name, pooling_strategy, max_length
+        self.freeze_encoder, self.gradient_checkpointing = freeze_encoder, gradient_checkpointing
+        self.lora_config = lora_config
         self.tokenizer = AutoTokenizer.from_pretrained(model_name)
         self.encoder = AutoModel.from_pretrained(model_name)
         self.hidden_size = self.encoder.config.hidden_size

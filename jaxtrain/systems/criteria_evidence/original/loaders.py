@@ -156,6 +156,7 @@ class ClassificationDataset(Dataset):
     ):
         if len(texts) != len(labels):
             raise UserError(f"{len(texts)} texts and {len(labels)} labels; wanted one label per text")
+        self.texts, self.text_pairs, self.tokenizer, self.max_length = texts, text_pairs, tokenizer, max_length
         given = (list(texts),) if text_pairs is None else (list(texts), list(text_pairs))
         options = {"padding": "max_length", "truncation": True, "max_length": max_length, "return_tensors": "pt"}
         self.encodings = tokenizer(*given, **options)

@@ -34,7 +34,8 @@ class ClassificationHead(nn.Module):
     ):
         super().__init__()
         widths = hidden_widths(input_dim, layer_num, hidden_dims)
-        self.input_dim, self.num_labels = input_dim, num_labels
+        self.input_dim, self.num_labels, self.layer_num = input_dim, num_labels, layer_num
+        self.dropout_prob, self.hidden_dims = dropout_prob, widths
         self.dropout = nn.Dropout(dropout_prob)
         parts: list[nn.Module] = []
         for before, width in zip([input_dim, *widths], widths, strict=False):
@@ -51,6 +52,7 @@ class SpanPredictionHead(nn.Module):
 
     def __init__(self, hidden_size: int, dropout: float = 0.1):
         super().__init__()
+        self.hidden_size = hidden_size
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(hidden_size, 2)
 

@@ -55,7 +55,7 @@ class Trainer:
         scheduler: Any = None,
         save_dir: str | pathlib.Path | None = None,
         use_amp: bool = True,
-        amp_dtype: str = "float16",
+        amp_dtype: torch.dtype | str = "float16",
         early_stopping_metric: str = "val_f1_macro",
         early_stopping_mode: str = "max",
         min_delta: float = 1e-4,
@@ -63,6 +63,7 @@ class Trainer:
     ):
         if early_stopping_mode not in ("max", "min"):
             raise UserError(f"early_stopping_mode: {early_stopping_mode!r}, wanted max or min")
+        amp_dtype = str(amp_dtype).removeprefix("torch.")
         if amp_dtype not in ("float16", "bfloat16"):
             raise UserError(f"amp_dtype: {amp_dtype!r}, wanted float16 or bfloat16")
         self.device = torch.device(device)
@@ -86,8 +87,7 @@ class Trainer:
         self.patience_counter = self.global_step = self.current_epoch = 0
         self._current: StepOrTorch | None = None
         self._options: tuple = ()
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
+        self._watch()
 
     # --- other trainers' names for the same -----------------------------------------------------------------------
 
@@ -108,15 +108,33 @@ class Trainer:
         self._sync()
         return self._model
 
+    @model.setter
+    def model(self, model: torch.nn.Module) -> None:
+        self._sync()
+        self._model = model
+        self._forget()
+
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, with the newest state."""
         self._sync()
         return self._optimizer
 
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._sync()
+        self._optimizer = optimizer
+        self._forget()
+        self._watch()
+
     def _sync(self) -> None:
         if self._current is not None:
             self._current.sync()
+
+    def _watch(self) -> None:
+        """Begin a new step after a load_state_dict of the optimizer."""
+        if isinstance(self._optimizer, torch.optim.Optimizer):
+            self._optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
 
     def _forget(self) -> None:
         self._current = None

@@ -129,6 +129,8 @@ class CausalLM(nn.Module):
 class LoRALinear(nn.Module):
     def __init__(self, linear: nn.Linear, rank: int, alpha: float, dropout: float):
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.rank, self.alpha = rank, alpha
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.lora_A = nn.Parameter(torch.zeros(rank, linear.in_features))

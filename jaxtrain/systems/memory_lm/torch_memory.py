@@ -66,6 +66,7 @@ class MemoryBank(nn.Module):
 
     def __init__(self, num_memory_tokens: int, memory_dim: int, init_std: float = 0.02):
         super().__init__()
+        self.num_memory_tokens, self.memory_dim = num_memory_tokens, memory_dim
         self.memory = nn.Parameter(torch.randn(num_memory_tokens, memory_dim) * init_std)
 
     def get_memory(self) -> torch.Tensor:
@@ -82,6 +83,7 @@ class FactorizedMemoryBank(MemoryBank):
 
     def __init__(self, num_memory_tokens: int, memory_dim: int, rank: int, init_std: float = 0.02):
         nn.Module.__init__(self)
+        self.num_memory_tokens, self.memory_dim, self.rank = num_memory_tokens, memory_dim, rank
         self.A = nn.Parameter(torch.randn(num_memory_tokens, rank) * init_std)
         self.B = nn.Parameter(torch.randn(memory_dim, rank) * rank**-0.5)
 
@@ -94,6 +96,7 @@ class ReducedDimMemoryBank(MemoryBank):
 
     def __init__(self, num_memory_tokens: int, rank: int, init_std: float = 0.02):
         super().__init__(num_memory_tokens, rank, init_std)
+        self.rank = rank
 
 
 class QuantizedMemoryBank(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from jaxtrain.systems import memory_lm as memory
+from jaxtrain.systems.memory_lm.tokenizers import from_json, train_bpe
 from tests.unit.memory_lm.test_facade_models import case_of
 from tests.unit.memory_lm.test_torch_compat import original
 
@@ -154,6 +155,27 @@ def test_a_tokenizer_without_an_end_token_is_one_clear_message():
     with pytest.raises(ValueError, match="data.append_eos: the tokenizer mine has no end token"):
         Encoder(Endless(), 8)
     assert Encoder(Endless(), 8, original=True).append_eos is False
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A function (training_mode) -> a TextDataset of one text, with a tokenizer without a padding token."""
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one text"}))
+    tokenizer = from_json(train_bpe(["one text"], 264)).inner
+    return lambda mode: memory.TextDataset(str(tmp_path), tokenizer, 16, training_mode=mode)
+
+
+def test_a_dataset_keeps_its_arguments_and_gives_the_tokenizer_its_padding(texts):
+    dataset = texts("pretraining")
+    assert (len(dataset), dataset.max_length, dataset.text_field, dataset.split) == (1, 16, "text", "train")
+    assert dataset.tokenizer.pad_token == dataset.tokenizer.eos_token == "<|endoftext|>"
+    assert [tuple(value.shape) for value in dataset[0].values()] == [(16,)] * 3
+
+
+def test_an_unknown_training_mode_is_refused_where_an_item_is_read(texts):
+    dataset = texts("dreaming")
+    with pytest.raises(ValueError, match="'dreaming', wanted one of pretraining"):
+        dataset[0]
 
 
 def test_early_stopping_drifts_as_the_originals(tmp_path):

@@ -13,7 +13,8 @@ from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer
 class TextDataset(torch.utils.data.Dataset):
     """Rows of a dataset as int64 tensors input_ids, attention_mask and labels of max_length, by the original's rules.
 
-    dataset_name: a local file or folder, or a hub id. tokenizer: a transformers tokenizer.
+    dataset_name: a local file or folder, or a hub id. tokenizer: a transformers tokenizer; without a padding token it
+    gets its end token as one. An unknown training_mode raises UserError, a ValueError, when an item is read.
     """
 
     def __init__(
@@ -28,15 +29,20 @@ class TextDataset(torch.utils.data.Dataset):
         num_samples: int | None = None,
     ):
         section = Data(dataset_name=dataset_name, dataset_subset=subset, text_field=text_field)
-        self.rows = list(data.read_rows(section, split, num_samples))
-        inner = PretrainedTokenizer(tokenizer, str(tokenizer.name_or_path))
-        self.encoder = Encoder(inner, max_length, training_mode, text_field, original=True)
+        self.dataset_name, self.split, self.subset, self.num_samples = dataset_name, split, subset, num_samples
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.text_field, self.training_mode = text_field, training_mode
+        self.dataset = list(data.read_rows(section, split, num_samples))
+        self._inner = PretrainedTokenizer(tokenizer, str(tokenizer.name_or_path))
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {key: torch.from_numpy(value).long() for key, value in self.encoder.padded(self.rows[index]).items()}
+        encoder = Encoder(self._inner, self.max_length, self.training_mode, self.text_field, original=True)
+        return {key: torch.from_numpy(value).long() for key, value in encoder.padded(self.dataset[index]).items()}
 
 
 def create_dataloader(

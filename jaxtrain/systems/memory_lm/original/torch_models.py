@@ -112,7 +112,8 @@ class ChapterRouter(torch_memory.Router):
             routing_window_size=rolling_window_size,
         )
         super().__init__(section, hidden_dim)
-        self.num_chapters, self.top_k = num_chapters, top_k
+        self.hidden_dim, self.num_chapters, self.top_k = hidden_dim, num_chapters, top_k
+        self.exclude_prefix_chapters, self.rolling_window_size = exclude_prefix_chapters, rolling_window_size
 
     def forward(self, hidden_states, routing_strategy: str = "sequence"):  # type: ignore[override]
         """hidden_states: [batch, time, width] -> indices and weights [batch, k], and the losses; `token` takes the mean
@@ -156,6 +157,8 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
             projection_rank=projection_rank or 1,
         )
         super().__init__(section, hidden_dim, num_heads, num_kv_heads or num_heads, dropout)
+        self.hidden_dim, self.num_heads, self.num_kv_heads = hidden_dim, num_heads, num_kv_heads or num_heads
+        self.memory_dim, self.head_dim, self.projection_rank = memory_dim or hidden_dim, self.head, projection_rank
 
     def forward(self, hidden_states, memory):  # type: ignore[override]
         memory = memory if memory.ndim == 3 else memory.expand(len(hidden_states), -1, -1)
@@ -195,8 +198,8 @@ class _Model(torch_twin.MemoryModel):
         **ignored: Any,
     ) -> dict[str, Any]:
         """logits; loss (cross-entropy in nats per label, plus the router's terms in training) where labels are given;
-        past_key_values, (keys, values) [batch, time, head, width] by layer, with use_cache; router_losses, a dict by
-        memory layer in training.
+        past_key_values, (keys, values) [batch, time, head, width] by layer, with use_cache; router_losses, a dict for
+        each memory layer, empty in evaluation and without chapters.
 
         attention_mask: [batch, key], those of the cache included. position_offset: of the first token, where there are
         no position_ids. A cached call without past_key_values begins anew.
@@ -212,14 +215,13 @@ class _Model(torch_twin.MemoryModel):
             position_ids = places[None].expand(len(input_ids), -1)
         view = View(input_ids, mask, position_ids, None, past_key_values, present, self._windows if use_cache else None)
         logits = self.head(self.hidden(input_ids, view))
-        terms: list[dict] = []
-        if self.training:
-            terms = [router_losses(indices, scores) for indices, _, scores in view.routing.values()]
+        routed = view.routing if self.training else {}
+        terms = [router_losses(routed[i][0], routed[i][2]) if i in routed else {} for i in self.reading]
         loss = None
         if labels is not None:
             flat = logits[:, :-1].float().flatten(0, 1)
             loss = functional.cross_entropy(flat, labels[:, 1:].flatten(), ignore_index=IGNORE)
-            loss = loss + self._aggregate_router_losses(terms) if terms else loss
+            loss = loss + self._aggregate_router_losses(terms) if any(terms) else loss
         return {"logits": logits, "loss": loss, "past_key_values": present, "router_losses": terms}
 
     def _aggregate_router_losses(self, terms: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:

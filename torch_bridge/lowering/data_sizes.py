@@ -1,5 +1,7 @@
 """Parts of torch that look at a size that only the data will tell, and do without it in a record."""
 
+from typing import NamedTuple
+
 import torch
 from torch import library
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -51,3 +53,22 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
 
 def _unknown(size) -> bool:
     return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(size))
+
+
+class LeastSquares(NamedTuple):
+    solution: torch.Tensor
+    residuals: torch.Tensor
+    rank: torch.Tensor
+    singular_values: torch.Tensor
+
+
+def lstsq(input, b, rcond=None, *, driver=None):
+    """Compute torch.linalg.lstsq, as its default driver does: the residuals' number would depend on the rank."""
+    if driver not in (None, "gelsy"):
+        return torch.linalg.lstsq(input, b, rcond, driver=driver)
+    rcond = max(input.shape[-2:]) * torch.finfo(input.dtype).eps if rcond is None else rcond
+    inverse = torch.linalg.pinv(input, rtol=rcond)
+    vector = b.dim() == 1 or (b.dim() == input.dim() - 1 and b.shape == input.shape[:-1])
+    solution = (inverse @ b.unsqueeze(-1)).squeeze(-1) if vector else inverse @ b
+    nothing = input.new_empty(0)
+    return LeastSquares(solution, nothing, torch.linalg.matrix_rank(input, rtol=rcond), nothing)

@@ -350,6 +350,7 @@ _PLAIN = {
     torch.logsumexp: data_sizes.logsumexp,
     torch.Tensor.logsumexp: data_sizes.logsumexp,
     torch.special.logsumexp: data_sizes.logsumexp,
+    torch.linalg.lstsq: data_sizes.lstsq,
     F.batch_norm: data_sizes.batch_norm,
     F.ctc_loss: sequence_losses.ctc_loss,
     torch.masked_select: sequence_losses.masked_select,

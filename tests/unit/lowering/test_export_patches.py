@@ -264,3 +264,17 @@ def test_a_complex_parameter_has_torchs_gradient():
 def test_the_module_inside_a_wrapper_is_converted_under_its_own_names(wrap):
     model = from_torch(wrap(nn.Linear(3, 2)), torch.ones(1, 3), ["evaluation"])
     assert list(model.variables()) == ["weight", "bias"]
+
+
+class LeastSquares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, y):
+        found = torch.linalg.lstsq(self.layer(x), y)
+        return found.solution, found.rank, torch.linalg.lstsq(self.layer(x[:2]), y[:2, 0])[0]
+
+
+def test_least_squares_are_solved_as_torchs_default_driver_does():
+    check(Architecture("least squares", "", lambda: (LeastSquares(), (torch.randn(5, 3), torch.randn(5, 2)))))

@@ -76,12 +76,13 @@ def _rows(valid, values):
 def matched(kind: str, prediction, target):
     """The prediction and its target in one shape, in float32 at least.
 
-    A video target wider than the decoder's one frame is cut to its first columns, the oldest frame of the window.
-    Audio in [batch, rows, frames] meets [batch, columns] flattened, in either direction; a decoder that gives more
-    frames than the target has (EnCodec's 112 for a configured 65) is cut to the target's.
+    Video of one shape is compared as it is; a target wider than the decoder's one frame is cut to its first columns,
+    the oldest frame of the window. Audio in [batch, rows, frames] meets [batch, columns] flattened, in either
+    direction; a decoder that gives more frames than the target has (EnCodec's 112 for a configured 65) is cut to the
+    target's.
     """
     prediction, target = wide(prediction), wide(target)
-    if kind == "video":
+    if kind == "video" and prediction.shape != target.shape:
         target = target.reshape(target.shape[0], -1) if target.ndim > 2 else target
         target = target[:, : prediction.shape[-1]]
     if kind == "audio" and prediction.ndim != target.ndim:

@@ -22,7 +22,7 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 def matched(kind: str, prediction: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The prediction and its target in one shape, in float32 at least; see losses.matched."""
     prediction, target = wide(prediction), wide(target)
-    if kind == "video":
+    if kind == "video" and prediction.shape != target.shape:
         return prediction, target.flatten(1)[:, : prediction.shape[-1]]
     if kind == "audio" and prediction.ndim != target.ndim:
         if prediction.ndim == 3 and prediction[0].numel() > target[0].numel():

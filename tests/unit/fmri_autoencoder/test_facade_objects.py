@@ -173,6 +173,14 @@ def test_losses_are_torchs_with_gradients():
     assert all(x.grad is not None for x in draw[::2])
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (4, 3, 2, 5)])
+def test_video_of_one_shape_is_compared_as_it_is(shape):
+    video, target, rest = torch.rand(shape), torch.rand(shape), torch.rand(4, 2)
+    for convert in (lambda x: x, lambda x: x.numpy()):
+        _, parts = giblet.ReconstructionLoss()(*map(convert, (video, target, rest, rest, rest, rest)))
+        assert float(parts["video_loss"]) == pytest.approx(float(functional.mse_loss(video, target)), rel=1e-6)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_voxel_losses_equal_torchs_functions(reduction):
     prediction, target = torch.rand(4, 7, requires_grad=True), torch.rand(4, 7)

@@ -83,6 +83,13 @@ def test_after_a_run_every_attribute_is_true(trained):
     assert trainer.scheduler.last_epoch == 4
 
 
+def test_the_histories_have_the_originals_keys(trained):
+    _, history, _ = trained
+    terms = {f"{name}_loss" for name in ("total", "reconstruction", "video", "audio", "text", "fmri")}
+    assert [set(entry) for entry in history["train_history"]] == [terms | {"lr"}] * 2
+    assert all(terms | {"fmri_correlation", "fmri_r2"} <= set(entry) for entry in history["val_history"])
+
+
 @pytest.mark.slow
 def test_validation_by_itself_gives_the_runs_numbers(trained):
     trainer, history, _ = trained

@@ -73,6 +73,7 @@ def test_items_and_methods_of_the_datasets_are_the_originals(tmp_path):
     val = fmri_autoencoder.MultimodalDataset(
         tmp_path, subjects=[1, 3], split="val", shared_data=everything.get_data_dict()
     )
+    assert (val.subjects, val.cache_dir, val.frame_skip, val.use_encodec) == ([1, 3], tmp_path / "cache", 2, True)
     item = val[5]
     assert isinstance(val, torch.utils.data.Dataset)
     assert (item["video"].dtype, item["fmri"].shape, val.n_trs) == (torch.float32, (7,), 4)

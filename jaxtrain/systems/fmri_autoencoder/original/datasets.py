@@ -46,14 +46,13 @@ class SherlockDataset(ScanSource, Dataset):
             raise UserError(f"split is {split!r}, wanted train, val or None")
         subjects = [subjects] if isinstance(subjects, int) else subjects
         self.data_dir, self.split, self.tr, self.mode = pathlib.Path(data_dir), split, tr, mode
-        self.apply_hrf, self.max_trs = apply_hrf, max_trs
+        self.subjects, self.apply_hrf, self.max_trs, self.preprocess = subjects, apply_hrf, max_trs, preprocess
+        self.cache_dir = pathlib.Path(cache_dir or self.data_dir / "cache")
         shared = options.pop("shared_data", None)
         if shared is not None:
             recording = shared
         else:
-            original = self._original_cache(
-                pathlib.Path(cache_dir or pathlib.Path(data_dir) / "cache"), subjects, apply_hrf, options
-            )
+            original = self._original_cache(self.cache_dir, subjects, apply_hrf, options)
             data = {"data_dir": str(data_dir), "cache_dir": cache_dir, "subjects": subjects, "apply_hrf": apply_hrf}
             data |= {"mode": mode, "tr": tr, "max_trs": max_trs}
             if original is not None:
@@ -160,6 +159,8 @@ class MultimodalDataset(SherlockDataset):
         normalize_fmri: bool = True,
         **options,
     ):
+        self.use_encodec, self.frame_skip, self.normalize_fmri = use_encodec, frame_skip, normalize_fmri
+        self.encodec_bandwidth, self.encodec_sample_rate = encodec_bandwidth, encodec_sample_rate
         super().__init__(
             *arguments,
             use_encodec=use_encodec,

@@ -162,7 +162,7 @@ class Follower:
         self.bar.close()
         self.bar = None
         rows = [dict(metrics) for metrics in self.steps]
-        names = [name for name in rows[0] if name not in ("weight", "tokens", "skipped")]
+        names = [name for name in rows[0] if name not in ("weight", "tokens", "skipped", "grad_norm")]
         self.train_metrics = _named({name: float(np.mean([row[name] for row in rows])) for name in names})
         rate = engine.program.schedule(epoch * engine.steps_per_epoch)  # after the epoch's last update, as torch's
         self.train_metrics["lr"] = float(rate) * self.trainer.config.learning_rate
@@ -221,8 +221,8 @@ def bar(title: str, **options: Any) -> tqdm:
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The engine's metrics with the original's name of the loss beside them."""
-    return {"total_loss": metrics["loss"], **metrics} if "loss" in metrics else dict(metrics)
+    """The engine's metrics, the loss under the original's name."""
+    return {"total_loss" if name == "loss" else name: value for name, value in metrics.items()}
 
 
 def _optimizer_state(engine: Any) -> dict[str, Any]:

@@ -111,6 +111,14 @@ def test_training_drops_its_last_batch_and_the_others_keep_theirs():
     assert [[len(batch[0]) for batch in loader] for loader in loaders] == [[5, 5], [5, 5, 2], [5, 5, 2]]
 
 
+def test_distributed_loaders_have_samplers_of_their_own():
+    frame = pd.DataFrame(table("dataset")["rows"])
+    loaders = splatnlp.generate_dataloaders(frame, frame, frame, 40, 39, batch_size=5, distributed=True)
+    samplers = [loader.sampler for loader in loaders]
+    assert all(isinstance(one, torch.utils.data.DistributedSampler) for one in samplers)
+    assert [one.shuffle for one in samplers] == [True, False, False]
+
+
 def test_items_are_counted_from_the_end_too():
     dataset = splatnlp.SetDataset(table("dataset")["rows"], 40, num_instances_per_set=2)
     assert torch.equal(dataset[-1][2], dataset[len(dataset) - 1][2])

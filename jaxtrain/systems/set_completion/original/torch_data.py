@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from jaxtrain.systems.set_completion import masking, vocabulary
 from jaxtrain.systems.set_completion.data import split_rows
@@ -58,13 +59,15 @@ def generate_dataloaders(
     null_token: int | None = None,
     shuffle_train: bool = True,
     drop_last: bool = True,
+    distributed: bool = False,
     **options: Any,
 ) -> tuple[DataLoader, DataLoader, DataLoader]:
     """Loaders of SetDatasets over three frames; the training rows are shuffled.
 
     options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: of the
     training loader, whose last, incomplete batch other epochs make up for; the original drops that of validation and
-    test too, rows that are then never counted.
+    test too, rows that are then never counted. distributed: a DistributedSampler over JAX's processes, which
+    `train_model` tells each epoch.
     """
     options = {"batch_size": 32, "num_workers": 0, **options}
     options.pop("shuffle", None)
@@ -73,16 +76,15 @@ def generate_dataloaders(
     for number, df in enumerate((train_df, val_df, test_df)):
         dataset = SetDataset(df, vocab_size, num_instances_per_set, skew_factor, null_token)
         first = number == 0
-        loaders.append(
-            DataLoader(
-                dataset,
-                collate_fn=collate,
-                shuffle=first and shuffle_train and len(dataset) > 0,
-                drop_last=first and drop_last,
-                **options,
-            )
-        )
+        shuffle = first and shuffle_train and len(dataset) > 0
+        order = {"sampler": _share(dataset, shuffle)} if distributed else {"shuffle": shuffle}
+        loaders.append(DataLoader(dataset, collate_fn=collate, drop_last=first and drop_last, **order, **options))
     return tuple(loaders)
+
+
+def _share(dataset: Dataset, shuffle: bool) -> DistributedSampler:
+    """This process's part of the rows."""
+    return DistributedSampler(dataset, jax.process_count(), jax.process_index(), shuffle)
 
 
 def tokenize(df, ability_to_id: Mapping[str, int] | None = None, weapon_to_id: Mapping[str, int] | None = None):

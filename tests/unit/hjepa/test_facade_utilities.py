@@ -83,6 +83,47 @@ def test_metrics_may_hold_text_and_a_schedule_without_state_leaves_none(tmp_path
     assert (saved["metrics"], saved["scheduler_state_dict"]) == ({"val_loss": 0.5, "note": "first"}, None)
 
 
+def test_a_part_called_module_is_saved_with_the_rest(tmp_path):
+    model = nn.ModuleDict({"module": nn.Linear(3, 2), "head": nn.Linear(2, 1)})
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, model)
+    assert "head.weight" in torch.load(path, weights_only=True)["model_state_dict"]
+    hjepa.CheckpointManager(tmp_path).load_checkpoint(path, model)
+
+
+def test_a_compiled_models_file_loads_with_and_without_compiling(tmp_path):
+    model = torch.compile(nn.Linear(3, 2))
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, model)
+    for other in (nn.Linear(3, 2), torch.compile(nn.Linear(3, 2))):
+        hjepa.CheckpointManager(tmp_path).load_checkpoint(path, other)
+        assert torch.equal(other.weight, model.weight)
+
+
+def test_any_object_with_a_state_is_saved_and_filled(tmp_path):
+    model = mock.Mock(spec=["state_dict", "load_state_dict"])
+    model.state_dict.return_value = {"weight": torch.ones(2)}
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, model)
+    hjepa.CheckpointManager(tmp_path).load_checkpoint(path, model)
+    assert torch.equal(model.load_state_dict.call_args.args[0]["weight"], torch.ones(2))
+
+
+def test_torch_loads_a_file_with_paths_and_numpys_numbers_without_trust(tmp_path):
+    extra = {"best": [np.float64(0.5)], "picture": torch.ones(2)}
+    metrics = {"val_loss": np.float32(0.25), "levels": {"h0": np.int64(3)}}
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(
+        0, nn.Linear(1, 1), metrics=metrics, extra_state=extra, config={"data": {"path": tmp_path}}
+    )
+    saved = torch.load(path, weights_only=True)
+    assert (saved["metrics"], saved["best"]) == ({"val_loss": 0.25, "levels": {"h0": 3}}, [0.5])
+    assert saved["config"] == {"data": {"path": str(tmp_path)}}
+    assert torch.equal(hjepa.load_checkpoint(path)["picture"], torch.ones(2))
+
+
+def test_a_file_of_weights_alone_has_no_metrics(tmp_path):
+    torch.save({"epoch": 2, "model_state_dict": nn.Linear(1, 1).state_dict()}, tmp_path / "w.pth")
+    found = hjepa.CheckpointManager(tmp_path).load_checkpoint(tmp_path / "w.pth", nn.Linear(1, 1))
+    assert found == {"epoch": 2, "metrics": {}, "best_metric": float("inf")}
+
+
 def test_a_config_that_is_not_there_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.yaml: no such config file"):
         hjepa.load_config(tmp_path / "none.yaml")
@@ -140,6 +181,44 @@ def test_gradients_weights_embeddings_and_comparisons(writer, tmp_path):
     assert writer.add_scalar.call_args_list[-1].args[0].startswith("system/")
     logger.log_image("mask", np.zeros((5, 6), np.uint8))
     assert writer.add_image.call_args.args[1].shape == (1, 5, 6)
+
+
+def test_numbers_are_found_in_whatever_holds_them(writer, tmp_path):
+    logger = hjepa.MetricsLogger("x", tmp_path, use_wandb=False)
+    one = [torch.ones(1, 1, requires_grad=True), np.ones(1), True, torch.tensor(1.0, dtype=torch.bfloat16)]
+    other = ["text", None, {"a": 1}, torch.ones(2), [1.0, 2.0]]
+    metrics = {f"m{i}": value for i, value in enumerate([*one, *other])}
+    logger.log_metrics(metrics, step=0)
+    assert [call.args[1] for call in writer.add_scalar.call_args_list] == [1.0] * 4
+    logger.accumulate_metrics(metrics)
+    assert logger.log_accumulated_metrics() == {f"m{i}": 1.0 for i in range(4)}
+
+
+def test_a_grid_takes_images_with_channels_last(writer, tmp_path):
+    logger = hjepa.MetricsLogger("x", tmp_path, use_wandb=False)
+    logger.log_images("grid", [np.zeros((5, 6, 3))] * 3, nrow=2)
+    assert writer.add_image.call_args.args[1].shape == (3, 10, 12)
+
+
+def test_system_metrics_have_torchs_memory_too(writer, tmp_path):
+    logger = hjepa.MetricsLogger("x", tmp_path, use_wandb=False)
+    on = {"is_available": True, "device_count": 1, "memory_allocated": 2e9, "max_memory_allocated": 3e9}
+    with mock.patch.multiple(torch.cuda, **{name: mock.Mock(return_value=value) for name, value in on.items()}):
+        logger.log_system_metrics(step=1)
+    found = dict(call.args[:2] for call in writer.add_scalar.call_args_list)
+    assert found["system/gpu0_memory_allocated_gb"] >= 2
+
+
+def test_without_an_api_key_wandb_is_left_out_in_one_line(tmp_path, caplog, monkeypatch):
+    fake = mock.MagicMock()
+    fake.init.side_effect = RuntimeError("No API key configured.")
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    logger = hjepa.MetricsLogger("x", tmp_path, use_tensorboard=False)
+    logger.log_metrics({"loss": 1.0})
+    logger.finish()
+    assert (logger.use_wandb, logger.wandb_run, fake.log.called) == (False, None, False)
+    (record,) = caplog.records
+    assert record.getMessage() == "W&B gets no metrics, it does not start: No API key configured."
 
 
 def test_wandb_gets_all_of_it(writer, tmp_path):

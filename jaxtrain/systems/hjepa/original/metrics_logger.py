@@ -2,15 +2,20 @@
 
 import collections
 import logging
+import math
+import numbers
 import pathlib
 import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+import torch
 from tensorboardX import SummaryWriter
 
 log = logging.getLogger("hjepa")
+LOGIN_TIMEOUT_S = 60  # that W&B waits for an API key to be typed
 
 
 class MetricsLogger:
@@ -35,20 +40,28 @@ class MetricsLogger:
         self.log_dir = pathlib.Path(log_dir)
         (self.log_dir / "tensorboard").mkdir(parents=True, exist_ok=True)
         self._wandb = _installed_wandb() if use_wandb else None
-        self.use_wandb, self.use_tensorboard = self._wandb is not None, use_tensorboard
         self.tb_writer = SummaryWriter(str(self.log_dir / "tensorboard")) if use_tensorboard else None
-        self.wandb_run = None
-        if self._wandb is not None:
-            self.wandb_run = self._wandb.init(
-                project=wandb_project,
-                entity=wandb_entity,
-                name=experiment_name,
-                config=dict(config or {}),
-                tags=None if wandb_tags is None else list(wandb_tags),
-                dir=str(self.log_dir),
-            )
+        tags = None if wandb_tags is None else list(wandb_tags)
+        self.wandb_run = None if self._wandb is None else self._started(wandb_project, wandb_entity, tags)
+        self.use_wandb, self.use_tensorboard = self.wandb_run is not None, use_tensorboard
         self.step = 0
         self.metrics_buffer: dict[str, list[float]] = collections.defaultdict(list)
+
+    def _started(self, project: str | None, entity: str | None, tags: list[str] | None) -> Any:
+        """A run of W&B, or None with a warning where W&B refuses: without an API key, an answer or its server."""
+        try:
+            return self._wandb.init(
+                project=project,
+                entity=entity,
+                name=self.experiment_name,
+                config=dict(self.config or {}),
+                tags=tags,
+                dir=str(self.log_dir),
+                settings=self._wandb.Settings(login_timeout=LOGIN_TIMEOUT_S),
+            )
+        except Exception as error:  # no tracker stops a run, whatever it raises
+            log.warning("W&B gets no metrics, it does not start: %s", str(error).strip() or type(error).__name__)
+            return None
 
     def __enter__(self):
         return self
@@ -83,9 +96,11 @@ class MetricsLogger:
             self.log_metrics(levels, step, prefix)
 
     def accumulate_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Gather numbers for a mean."""
+        """Gather numbers for a mean; text and arrays are left out."""
         for name, value in metrics.items():
-            self.metrics_buffer[name].append(float(array(value)))
+            number = _number(value)
+            if isinstance(number, float):
+                self.metrics_buffer[name].append(number)
 
     def log_accumulated_metrics(
         self, step: int | None = None, prefix: str = "", reset: bool = True
@@ -99,24 +114,25 @@ class MetricsLogger:
         return means
 
     def log_system_metrics(self, step: int | None = None) -> None:
-        """Memory in use on each device of this process, and of the process itself, in GB, where they tell."""
-        import jax
-
-        found = {"host_memory_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+        """Memory that JAX and torch use on each device of this process, and of the process itself, in GB, where they
+        tell."""
+        found = collections.defaultdict(float)
+        found["host_memory_peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         for i, device in enumerate(jax.local_devices()):
-            stats = device.memory_stats()
+            stats = device.memory_stats() or {}
             if stats:
-                found[f"gpu{i}_memory_allocated_gb"] = stats["bytes_in_use"] / 1e9
-                found[f"gpu{i}_memory_peak_gb"] = stats.get("peak_bytes_in_use", stats["bytes_in_use"]) / 1e9
+                found[f"gpu{i}_memory_allocated_gb"] += stats["bytes_in_use"] / 1e9
+                found[f"gpu{i}_memory_peak_gb"] += stats.get("peak_bytes_in_use", stats["bytes_in_use"]) / 1e9
+        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            found[f"gpu{i}_memory_allocated_gb"] += torch.cuda.memory_allocated(i) / 1e9
+            found[f"gpu{i}_memory_peak_gb"] += torch.cuda.max_memory_allocated(i) / 1e9
         self.log_metrics(found, step, "system/")
 
     # ---- pictures and distributions
 
     def log_image(self, name: str, image, step: int | None = None, caption: str | None = None) -> None:
         """image: [channel, height, width], [height, width, channel] or [height, width], in [0, 1] or uint8."""
-        pixels = array(image)
-        pixels = pixels[None] if pixels.ndim == 2 else pixels
-        pixels = pixels if pixels.shape[0] in (1, 3, 4) else np.moveaxis(pixels, -1, 0)
+        pixels = _channels_first(image)
         step = self.step if step is None else step
         if self.tb_writer is not None:
             self.tb_writer.add_image(name, pixels, step)
@@ -126,8 +142,8 @@ class MetricsLogger:
     def log_images(
         self, name: str, images, step: int | None = None, captions: Sequence[str] | None = None, nrow: int = 4
     ) -> None:
-        """A grid of images [n, channel, height, width] or a list of them, nrow per row; on W&B one by one."""
-        images = np.stack([array(image) for image in images])
+        """A grid of images, nrow per row, each as in log_image; on W&B one by one."""
+        images = np.stack([_channels_first(image) for image in images])
         step = self.step if step is None else step
         if self.tb_writer is not None:
             filled = np.concatenate([images, np.zeros((-len(images) % nrow, *images.shape[1:]), images.dtype)])
@@ -232,8 +248,14 @@ def _plain(value):
 
 
 def _number(value: Any) -> Any:
-    """A scalar as a float; text and the like as they are, for W&B."""
-    if isinstance(value, str) or value is None:
+    """One number, in whatever holds it, as a float; text and the like as they are, for W&B."""
+    if isinstance(value, str):
         return value
-    found = array(value)
-    return float(found) if found.size == 1 else value
+    is_one = isinstance(value, numbers.Real) or (hasattr(value, "item") and math.prod(value.shape) == 1)
+    return float(array(value).item()) if is_one else value
+
+
+def _channels_first(image: Any) -> np.ndarray:
+    pixels = array(image)
+    pixels = pixels[None] if pixels.ndim == 2 else pixels
+    return pixels if pixels.shape[0] in (1, 3, 4) else np.moveaxis(pixels, -1, 0)

@@ -1,7 +1,10 @@
 """The original's `.pth` checkpoints: read, written, kept and counted as its CheckpointManager does."""
 
+import math
+import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.state_dict import PREFIXES, convert_ddp_state, load_state_dict, state_dict
 
 
 def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
@@ -16,8 +20,6 @@ def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
 
     Checkpoints that hold numpy scalars load too (torch >= 2.6 refuses them by default); nothing else is unpickled.
     """
-    from torch_bridge.state_dict import convert_ddp_state
-
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")
@@ -30,8 +32,9 @@ def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
         except Exception as error:
             raise UserError(f"{path}: cannot be read as a torch checkpoint: {str(error).splitlines()[0]}") from None
     content = to_numpy(content)
-    if isinstance(content, dict) and "model_state_dict" in content:
-        content["model_state_dict"] = convert_ddp_state(content["model_state_dict"])
+    state = content.get("model_state_dict") if isinstance(content, dict) else None
+    if state and all(key.startswith(PREFIXES) for key in state):
+        content["model_state_dict"] = convert_ddp_state(state)
     return content
 
 
@@ -83,25 +86,26 @@ class CheckpointManager:
         metrics: dict[str, float] | None = None,
         is_best: bool = False,
         extra_state: dict | None = None,
-        config: dict | None = None,
+        config: Mapping | None = None,
     ) -> pathlib.Path:
-        """model: a torch module (also inside DataParallel), this system's model, or a state dict. scheduler: an object
-        with a state_dict(), or a dict of values; of any other nothing is kept. extra_state: further entries. Gives the
-        file's path."""
+        """model: an object with a state_dict(), as torch's modules (also inside DataParallel), this system's model, or
+        a state dict. scheduler: an object with a state_dict(), or a dict of values; of any other nothing is kept.
+        extra_state: further entries. Numpy's numbers are kept as Python's and paths as text, which torch.load takes
+        without trust. Gives the file's path."""
         content: dict[str, Any] = {
             "epoch": epoch,
             "model_state_dict": _state_of(model),
             "optimizer_state_dict": optimizer.state_dict() if optimizer is not None else None,
-            "scheduler_state_dict": _schedule_of(scheduler),
-            "metrics": {key: _plain_number(value) for key, value in (metrics or {}).items()},
+            "scheduler_state_dict": _plain(_schedule_of(scheduler)),
+            "metrics": {key: _measured(value) for key, value in (metrics or {}).items()},
             "best_metric": float(self.best_metric),
         }
         if scaler is not None:
             content["scaler_state_dict"] = scaler.state_dict()
         if config is not None:
-            content["config"] = config
+            content["config"] = _plain(dict(config))
         path = self.checkpoint_dir / f"checkpoint_epoch_{epoch:04d}.pth"
-        torch.save(content | (extra_state or {}), path)
+        torch.save(content | _plain(dict(extra_state or {})), path)
         shutil.copyfile(path, self.checkpoint_dir / "checkpoint_latest.pth")
         if is_best:
             shutil.copyfile(path, self.checkpoint_dir / "checkpoint_best.pth")
@@ -120,20 +124,19 @@ class CheckpointManager:
     def load_checkpoint(
         self, checkpoint_path, model=None, optimizer=None, scheduler=None, scaler=None, device=None, strict: bool = True
     ) -> dict[str, Any]:
-        """Fill the given torch objects (or this system's model); gives epoch, metrics, best_metric and the rest.
+        """Fill the given objects with a load_state_dict() (or this system's model); gives epoch, metrics, best_metric
+        and the rest, arrays as tensors.
 
-        device: to move the model to, where torch has it. Raises FileNotFoundError for a file that is not there.
+        device: to move a torch module to, where torch has it. Raises FileNotFoundError for a file that is not there.
         """
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")
-        if isinstance(model, torch.nn.Module):
-            tensors = {key: to_torch(value) for key, value in state.items()}
-            getattr(model, "module", model).load_state_dict(tensors, strict=strict)
-            if device is not None:
+        content = {"metrics": {}, "best_metric": self.best_metric} | _to_tensors(content)
+        if hasattr(model, "load_state_dict"):
+            _unwrapped(model).load_state_dict(_to_tensors(state), strict=strict)
+            if device is not None and isinstance(model, torch.nn.Module):
                 model.to(available(device))
         elif model is not None:
-            from torch_bridge.state_dict import load_state_dict
-
             load_state_dict(model, state)
         parts = (
             (optimizer, "optimizer_state_dict"),
@@ -142,8 +145,8 @@ class CheckpointManager:
         )
         for target, key in parts:
             if hasattr(target, "load_state_dict") and content.get(key) is not None:
-                target.load_state_dict(_to_tensors(content[key]))
-        self.best_metric = float(content.get("best_metric", self.best_metric))
+                target.load_state_dict(content[key])
+        self.best_metric = float(content["best_metric"])
         return content
 
     def get_latest_checkpoint(self) -> pathlib.Path | None:
@@ -171,13 +174,22 @@ def available(device: Any) -> Any:
     return "cpu" if torch.device(device).type == "cuda" and not torch.cuda.is_available() else device
 
 
-def _state_of(model) -> dict[str, torch.Tensor]:
-    if isinstance(model, torch.nn.Module):
-        return getattr(model, "module", model).state_dict()
+def _unwrapped(model: Any) -> Any:
+    """The module inside DataParallel, DistributedDataParallel or torch.compile, by the prefix of all its keys."""
+    if not isinstance(model, torch.nn.Module):
+        return getattr(model, "module", model)
+    keys = list(model.state_dict())
+    for prefix in PREFIXES:
+        if keys and all(key.startswith(prefix) for key in keys):
+            return _unwrapped(getattr(model, prefix.removesuffix(".")))
+    return model
+
+
+def _state_of(model: Any) -> Any:
     if isinstance(model, dict):
         return {key: value if isinstance(value, torch.Tensor) else to_torch(value) for key, value in model.items()}
-    from torch_bridge.state_dict import state_dict
-
+    if hasattr(model, "state_dict"):
+        return _unwrapped(model).state_dict()
     return {key: to_torch(value) for key, value in state_dict(model).items()}
 
 
@@ -187,9 +199,19 @@ def _schedule_of(scheduler: Any) -> Any:
     return scheduler if isinstance(scheduler, dict) else None
 
 
-def _plain_number(value: Any) -> Any:
-    """A number as Python's float, which torch.load takes without trust; text as it is."""
-    return value if value is None or isinstance(value, str) else float(value)
+def _measured(value: Any) -> Any:
+    """A metric; a tensor or array of one number as that number."""
+    return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _plain(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _to_tensors(value):

@@ -209,11 +209,13 @@ def batch_rank(features: np.ndarray, rows: int = 100) -> float:
 
 
 def collapse_metrics(context: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """Compute the original's logged statistics of a batch: std of all elements, mean row norm, rank (<= batch size)."""
+    """Compute the original's logged statistics of a batch: std of all elements, mean row norm, rank (<= batch size;
+    left out, as there, of features that are not finite)."""
     found = {}
     for name, features in (("context", context), ("target", target)):
         rows = np.asarray(features).reshape(len(features), -1)
         found[f"{name}_std"] = float(rows.std(ddof=1))
         found[f"{name}_norm"] = float(np.linalg.norm(rows, axis=1).mean())
-        found[f"{name}_eff_rank"] = batch_rank(rows)
+        if np.isfinite(rows).all():
+            found[f"{name}_eff_rank"] = batch_rank(rows)
     return found

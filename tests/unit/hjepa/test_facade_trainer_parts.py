@@ -26,6 +26,37 @@ def test_collapse_metrics_of_any_features(tmp_path):
     assert many["target_eff_rank"] == pytest.approx(1.0, abs=1e-5)
 
 
+def test_features_that_are_not_finite_have_no_rank(tmp_path):
+    found = tiny(tmp_path, compiled=False)._compute_collapse_metrics(torch.full((4, 8), torch.nan), torch.ones(4, 8))
+    assert "context_eff_rank" not in found
+    assert "target_eff_rank" in found
+
+
+def test_a_run_with_a_mock_of_a_loss_calls_it_for_every_batch(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.loss_fn = mock.Mock(side_effect=TinyLoss().forward)
+    trainer.train()
+    assert trainer.loss_fn.call_count == 2 * (3 + 1)
+
+
+def test_a_summary_takes_dicts_numbers_and_nothing(tmp_path, capsys):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer._log_epoch_summary(0, {"loss": 1.0}, None)
+    trainer._log_epoch_summary(1, 0.5, 0.25)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 1/2, train loss 1.0000, 0")
+    assert second.startswith("epoch 2/2, train loss 0.5000, val loss 0.2500")
+
+
+def test_paths_in_a_config_do_not_keep_its_checkpoints_from_loading(tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.config["checkpoint"]["checkpoint_dir"] = tmp_path / "checkpoints"
+    path = trainer._save_checkpoint(1, 0.5)
+    torch.load(path, weights_only=True)
+    trainer._load_checkpoint(path)
+    assert trainer.current_epoch == 2
+
+
 def test_it_is_constructed_of_mocks(tmp_path):
     model, loader, optimizer = mock.MagicMock(), mock.MagicMock(), mock.Mock()
     model.to.return_value = model

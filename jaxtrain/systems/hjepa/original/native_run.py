@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
+from jaxtrain.systems.hjepa.config import LossConfig
 from jaxtrain.systems.hjepa.original import legacy_config
 from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss, build_loss
 from jaxtrain.systems.hjepa.original.datasets import Images
@@ -80,7 +81,7 @@ def _structure(module: nn.Module) -> list[tuple]:
 def section_of(loss: Any) -> dict[str, Any] | None:
     """The engine's `loss` section that computes what this module does, from its attributes; None if there is none."""
     section = getattr(loss, "section", None)
-    if section is not None:
+    if isinstance(section, LossConfig):
         fresh = build_loss(section, getattr(loss, "num_hierarchies", None) or 3)
         same = type(fresh) is type(loss) and _structure(fresh) == _structure(loss) and _tensors(fresh) == _tensors(loss)
         return section.model_dump(exclude_unset=True) if same else None

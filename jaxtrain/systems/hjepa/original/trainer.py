@@ -84,7 +84,7 @@ class HJEPATrainer(TrainerSteps):
     ):
         if config is None:
             raise UserError("HJEPATrainer: config is missing; pass the original's nested dict")
-        self.config = dict(config)
+        self.config = config
         training = self.config.get("training") or {}
         self.original_procedure = self.config.get("compat") == "original"
         self.device = available(device)

@@ -1,5 +1,6 @@
 """Types of what HJEPATrainer sets and its steps read."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
@@ -8,7 +9,7 @@ from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 class TrainerParts:
     """Attributes of a trainer; `Any` where a user may put an object of their own."""
 
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     device: Any
     device_type: str
     epochs: int

@@ -222,10 +222,11 @@ class TrainerSteps(TrainerParts):
         self.epochs_without_improvement = 0 if better else self.epochs_without_improvement + 1
         return better
 
-    def _log_epoch_summary(self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float]):
-        """One line of the epoch's losses, best loss and times."""
-        parts = [f"epoch {epoch + 1}/{self.epochs}", f"train loss {train_metrics.get('loss', float('nan')):.4f}"]
-        parts += [f"val loss {val_metrics['loss']:.4f}"] if "loss" in val_metrics else []
+    def _log_epoch_summary(self, epoch: int, train_metrics: Any, val_metrics: Any = None):
+        """One line of the epoch's losses (dicts with "loss", numbers or None), best loss and times."""
+        trained, validated = _named(train_metrics), _named(val_metrics)
+        parts = [f"epoch {epoch + 1}/{self.epochs}", f"train loss {trained.get('loss', float('nan')):.4f}"]
+        parts += [f"val loss {validated['loss']:.4f}"] if "loss" in validated else []
         parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
         seconds = self.progress_tracker.end_epoch()
         parts += [] if seconds is None else [f"{float(seconds):.1f} s"]
@@ -331,7 +332,9 @@ class TrainerSteps(TrainerParts):
 
 
 def _named(found: Any) -> dict[str, float]:
-    """Name the results of an epoch; one number, from an override, is the loss."""
+    """Name the results of an epoch; one number, from an override, is the loss, None is nothing."""
+    if found is None:
+        return {}
     return dict(found) if isinstance(found, Mapping) else {"loss": float(found)}
 
 

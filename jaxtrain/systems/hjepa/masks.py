@@ -65,7 +65,7 @@ class BlockSampler:
             occupied = occupied | targets[-1]
         context = self.draw(context_scale) & ~occupied
         stacked = np.stack(targets) if targets else np.zeros((0, self.rows, self.columns), bool)
-        return context.reshape(-1), stacked.reshape(num_targets, -1)
+        return context.reshape(-1), stacked.reshape(num_targets, self.rows * self.columns)
 
 
 class MultiBlockMaskGenerator:

@@ -132,6 +132,7 @@ def test_targets_get_no_gradient_unless_asked():
     [
         (lambda: hjepa.HJEPALoss(loss_type="l3"), "loss_type='l3' is unknown"),
         (lambda: hjepa.HJEPALoss(reduction="max"), "reduction='max' is unknown"),
+        (lambda: hjepa.HJEPALoss(num_hierarchies=0), "num_hierarchies=0 must be at least 1"),
         (lambda: hjepa.HJEPALoss(hierarchy_weights=[1.0, 2.0]), "2 weights for 3 levels"),
         (lambda: hjepa.CombinedLoss(vicreg_weight=[0.1]), "1 weights for 3 levels"),
         (lambda: hjepa.SIGRegLoss(test_method="ks"), "test_method='ks' is unknown"),
@@ -179,6 +180,11 @@ def test_the_registry_gives_a_torch_loss_that_a_trainer_can_call(section, kind):
 def test_a_jepa_type_with_vicreg_keys_is_warned_about():
     with pytest.warns(UserWarning, match="no VICReg term"):
         hjepa.create_loss_from_config({"loss": {"type": "mse", "vicreg_weight": 0.5}})
+
+
+@pytest.mark.filterwarnings("error")
+def test_adaptive_weights_print_without_a_warning():
+    assert "invariance_weight=25" in repr(hjepa.AdaptiveVICRegLoss())
 
 
 def test_adaptive_weights_move_towards_the_smaller_terms():

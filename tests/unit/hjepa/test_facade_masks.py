@@ -80,6 +80,16 @@ def test_generators_are_pickled_for_workers_and_an_empty_batch_has_its_axes():
     assert (context.shape, targets.shape) == ((0, 196), (0, 4, 196))
 
 
+def test_no_targets_leave_the_context_whole():
+    context, targets = hjepa.MultiBlockMaskGenerator(64, 16, num_target_masks=0)(2)
+    assert (context.shape, targets.shape) == ((2, 16), (2, 0, 16))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_masks_for_a_gpu_that_is_not_there_are_on_the_cpu():
+    assert hjepa.HierarchicalMaskGenerator(64)(2, device="cuda")["level_0"]["targets"].device.type == "cpu"
+
+
 def test_crops_of_both_sizes():
     generator = hjepa.MultiCropMaskGenerator(masking_strategy="cross_crop_prediction", num_local_crops=4)
     masks = generator(batch_size=2, device="cpu")

@@ -47,7 +47,9 @@ def two_views(a, b, name: str):
 
 
 def of_levels(given, levels: int, name: str) -> list[float]:
-    """One number per level from one for all or a list. A list of another length: ValueError."""
+    """One number per level from one for all or a list. No level, or a list of another length: ValueError."""
+    if levels < 1:
+        raise ValueError(f"num_hierarchies={levels} must be at least 1")
     if isinstance(given, (int, float)):
         return [float(given)] * levels
     if len(given) != levels:

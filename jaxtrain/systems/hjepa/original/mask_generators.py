@@ -10,6 +10,7 @@ import torch
 
 from jaxtrain.systems.hjepa import masks
 from jaxtrain.systems.hjepa.masks import Range, statistics
+from jaxtrain.systems.hjepa.original.torch_checkpoint import available
 
 
 def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -17,10 +18,10 @@ def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def to_tensors(drawn: Any, device: Any = None) -> Any:
-    """Masks in any nesting as tensors of their own."""
+    """Masks in any nesting as tensors of their own. device: where torch has it, else the CPU."""
     if isinstance(drawn, dict):
         return {name: to_tensors(inner, device) for name, inner in drawn.items()}
-    return torch.from_numpy(drawn).to("cpu" if device is None else device)
+    return torch.from_numpy(drawn).to("cpu" if device is None else available(device))
 
 
 def _to_arrays(given: Any) -> Any:

@@ -73,7 +73,7 @@ class VICRegLoss(LossModule):
     def options(self) -> dict:
         """The arguments of `regularizers.vicreg` that give the same."""
         names = ("invariance_weight", "variance_weight", "covariance_weight", "variance_threshold", "eps")
-        return {name: float(getattr(self, name)) for name in names} | {"flatten_patches": self.flatten_patches}
+        return {name: _number(getattr(self, name)) for name in names} | {"flatten_patches": self.flatten_patches}
 
     def _invariance_loss(self, a, b):
         return functional.mse_loss(a, b)
@@ -89,10 +89,12 @@ class VICRegLoss(LossModule):
         return off_diagonal.square().sum() / max(1, width * (width - 1))
 
     def extra_repr(self) -> str:
-        return (
-            f"invariance_weight={float(self.invariance_weight):g}, variance_weight={float(self.variance_weight):g}, "
-            f"covariance_weight={float(self.covariance_weight):g}, variance_threshold={self.variance_threshold}"
-        )
+        names = ("invariance_weight", "variance_weight", "covariance_weight", "variance_threshold")
+        return ", ".join(f"{name}={_number(getattr(self, name)):g}" for name in names)
+
+
+def _number(weight: float | torch.Tensor) -> float:
+    return weight.item() if isinstance(weight, torch.Tensor) else float(weight)
 
 
 class AdaptiveVICRegLoss(VICRegLoss):

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from jaxtrain.systems import hjepa
@@ -133,3 +134,24 @@ def test_encoders_alone():
     assert target.update_from_context_encoder(context, 4) == pytest.approx(0.94)
     predictor = hjepa.create_predictor(24, depth=1, num_heads=2)
     assert predictor(context(images)[:, 1:], torch.arange(3).expand(2, 3)).shape == (2, 3, 24)
+
+
+def test_the_factories_take_what_the_class_takes():
+    config = {"model": {"encoder_type": "vit_tiny_patch16_224", "ema": {"momentum_warmup_epochs": 3}}}
+    config |= {"data": {"image_size": 32}}
+    model = hjepa.create_hjepa_from_config(config)
+    assert (model.ema_warmup_steps, model.get_num_patches()) == (3000, 4)
+    assert hjepa.create_hjepa("vit_tiny_patch16_224", 32, 192).img_size == 32
+
+
+def test_a_dataset_is_indexed_as_a_sequence(tmp_path):
+    for name in ("train/a", "train/b"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (40, 36)).save(tmp_path / name / "0.png")
+    data = hjepa.build_dataset("ImageNet", tmp_path, image_size=32)
+    assert [label for _, label in data] == [0, 1]
+    assert data[-1][1] == 1
+    with pytest.raises(IndexError):
+        data[2]
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        hjepa.build_dataset("imagenet", tmp_path / "none")

@@ -1,5 +1,6 @@
 """The original's data sets and loaders: torch Datasets of (image float32 [channel, S, S], int label)."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ class Images(Dataset):
         return len(self._items)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        item = self._items[_Drawn(index)] if self.split == "train" else self._items[int(index)]
+        index = range(len(self))[index]
+        item = self._items[_Drawn(index)] if self.split == "train" else self._items[index]
         image = np.asarray(item["image"])
         if image.dtype == np.uint8:
             image = normalise(image.astype(np.float32) / 255)
@@ -56,7 +58,7 @@ class _Drawn(int):
 
 def build_dataset(
     dataset_name: str,
-    data_path: str,
+    data_path: str | pathlib.Path,
     split: str = "train",
     image_size: int = 224,
     color_jitter: float = 0.4,
@@ -64,11 +66,14 @@ def build_dataset(
 ) -> Images:
     """imagenet, imagenet100, cifar10, cifar100 or stl10 under data_path, in the layout of its authors.
 
-    split: train, or val or test. download: refused, nothing is fetched here. Raises ValueError for another name.
+    split: train, or val or test. download: without effect, nothing is fetched here. Raises ValueError for another name
+    and FileNotFoundError for a data_path that is not there.
     """
     name = dataset_name.lower()
     if name not in DATASETS:
         raise UserError(f"dataset_name={dataset_name!r} is unknown; known: {', '.join(DATASETS)}")
+    if name != "digits" and not pathlib.Path(data_path).is_dir():
+        raise FileNotFoundError(f"data_path: {data_path} is no folder")
     data = {"dataset": name, "data_path": str(data_path), "image_size": image_size}
     data["augmentation"] = {"color_jitter": color_jitter}
     return Images(checked({"data": data}), "train" if split == "train" else "validation")

@@ -186,13 +186,14 @@ class HJEPA(torch_twin.HJEPA):
         return self.context_encoder.vit.size.patch_size
 
 
-def create_hjepa(**options: Any) -> HJEPA:
+def create_hjepa(*arguments: Any, **options: Any) -> HJEPA:
     """HJEPA under the original's factory name."""
-    return HJEPA(**options)
+    return HJEPA(*arguments, **options)
 
 
 def create_model(config: Mapping[str, Any]) -> HJEPA:
-    """The original's HJEPA from its nested config; weights as a run with this seed starts."""
+    """The original's HJEPA from its nested config; weights as a run with this seed starts. An epoch of
+    `momentum_warmup_epochs` is 1,000 steps of `update_target_encoder`, as there."""
     from jaxtrain import config_io
     from jaxtrain.systems.hjepa.evals.extraction import initial
     from jaxtrain.systems.hjepa.original import legacy_config
@@ -201,6 +202,8 @@ def create_model(config: Mapping[str, Any]) -> HJEPA:
 
     checked = config_io.check(legacy_config.convert(config), "the original's config")[1]
     module = HJEPA.of_section(checked.model, checked.data.image_size)
+    ema = (config.get("model") or {}).get("ema") or {}
+    module.ema_warmup_steps = 1000 * ema.get("momentum_warmup_epochs", 30)
     module.load_state_dict({key: to_torch(value) for key, value in state_dict(initial(checked)).items()})
     return module
 

@@ -291,7 +291,19 @@ def _fill(
 
 def state_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
     """The torch module's parameters and persistent buffers by name, tied ones under each."""
-    return {name: to_numpy(value) for name, value in module.state_dict().items()}
+    return {name: to_numpy(value) for name, value in _persistent(module).items()}
+
+
+def _persistent(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by their places: the module's own `state_dict` may rename, leave out or add."""
+    found: dict[str, torch.Tensor] = {}
+    for path, inner in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        buffers = {
+            key: tensor for key, tensor in inner._buffers.items() if key not in inner._non_persistent_buffers_set
+        }
+        found |= {prefix + key: value for key, value in (inner._parameters | buffers).items() if value is not None}
+    return found
 
 
 def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
@@ -304,9 +316,24 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
     loss = getattr(getattr(model, "definition", None), "trained_loss", None)
     if loss is not None:
         own = {key: state.pop(key) for key in list(state) if key.startswith("loss.")}
-        loss.load_state_dict({key.removeprefix("loss."): value for key, value in own.items()}, strict=False)
-    unwrapped(module).load_state_dict(state, strict=True)
+        places = {f"loss.{key}": value for key, value in _persistent(loss).items()}
+        _copy({key: value for key, value in own.items() if key in places}, places)
+    places = _persistent(unwrapped(module))
+    if state.keys() != places.keys():
+        differing = sorted(state.keys() ^ places.keys())
+        raise RuntimeError(f"{type(module).__name__} has other tensors than the model: {', '.join(differing[:8])}")
+    _copy(state, places)
     return module
+
+
+@torch.no_grad()
+def _copy(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor]) -> None:
+    for key, value in state.items():
+        if value.shape != places[key].shape:
+            raise RuntimeError(
+                f"{key} has shape {list(places[key].shape)} in the module, {list(value.shape)} in the model"
+            )
+        places[key].copy_(value)
 
 
 class _Function(types.ModuleType):

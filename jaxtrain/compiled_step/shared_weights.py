@@ -23,11 +23,12 @@ class SharedWeights:
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
         from torch_bridge import from_torch, module_tensors, replicas, step_record, torch_edits
+        from torch_bridge.lowering import ready
 
         self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         for module in self.modules.values():
-            step_record.recording.check_ready(module)
+            ready.check_ready(module)
         self.replicas = replicas.Replicas(modules)
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))

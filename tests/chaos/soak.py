@@ -1,8 +1,9 @@
 """A small task with workers, many evaluations and checkpoints: `python -m tests.chaos.soak --steps 3000`.
 
 Prints memory (of the run and its workers, without the files that they map, which other processes of the machine share),
-open files and threads over time, and their slopes over the second half of the run. --minutes: how long the steps are to
-take together, at least.
+open files and threads over time, and the slopes of their floors over the second half of the run: of the lowest value in
+each half minute, as a checkpoint being written comes and goes, and a leak lifts the floor. --minutes: how long the
+steps are to take together, at least.
 """
 
 import argparse
@@ -27,6 +28,7 @@ SETTINGS = (
 )
 EVALUATIONS, SAVES = 15, 6  # steps from one to the next: 3,000 steps have 200 and 500
 MEMORY_MB_PER_HOUR = 5.0
+FLOOR_S = 30.0
 FILES_PER_HOUR = THREADS_PER_HOUR = 2.0
 
 
@@ -70,9 +72,11 @@ def watch(process: runs.Process, folder: pathlib.Path, steps: int, every_s: floa
 
 
 def slopes(rows: np.ndarray, column: int) -> list[float]:
-    """Per unit of a column, over the second half of the steps: least squares, of memory, files and threads."""
+    """Per unit of a column, over the second half of the steps: least squares, through the floors of each value."""
     late = rows[rows[:, 1] >= rows[-1, 1] / 2]
-    return [float(np.polyfit(late[:, column], late[:, value], 1)[0]) for value in (2, 3, 4)]
+    windows = np.array_split(late, max(2, round((late[-1, 0] - late[0, 0]) / FLOOR_S)))
+    middles = [window[:, column].mean() for window in windows]
+    return [float(np.polyfit(middles, [window[:, value].min() for window in windows], 1)[0]) for value in (2, 3, 4)]
 
 
 def main(argv: list[str] | None = None) -> int:

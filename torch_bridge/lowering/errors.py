@@ -72,7 +72,7 @@ ADVICE_RECORD = (
     "its traceback. Rewrite the line, or do that part in the Dataset."
 )
 ADVICE_FAULT = "Mend the module or its inputs until module(*inputs) runs in torch."
-ADVICE_READY = "Only a torch.nn.Module that can be called as it is can be recorded."
+ADVICE_READY = "JAX trains a torch.nn.Module that can be called as it is, whose parameters have memory of their own."
 ADVICE_WRITTEN = (
     "The optimizer writes parameters: compute with a changed copy (w = self.weight.clamp(0)), with "
     "torch.nn.utils.parametrize, or write them between steps."

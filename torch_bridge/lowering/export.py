@@ -18,7 +18,6 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
@@ -38,6 +37,7 @@ from torch_bridge.lowering.errors import (
 )
 from torch_bridge.lowering.export_patches import recordable
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.ready import unready
 from torch_bridge.lowering.tracking import untrack
 
 log = logging.getLogger(__name__)
@@ -92,19 +92,12 @@ def export(
         return _export(module, inputs, captured, read, left, parameter_hooks)
 
 
-def check_ready(module: torch.nn.Module) -> None:
-    """Raise UserError for a module that holds parts which can never be recorded: scripted, quantized, lazy."""
-    unready = list(_unready(module))
-    if unready:
-        raise UserError(str(UnsupportedModel(_name(module), unready, ADVICE_READY)))
-
-
 def _export(
     module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool
 ) -> torch.export.ExportedProgram:
-    unready = list(_unready(module))
-    if unready:
-        raise UnsupportedModel(_name(module), unready, ADVICE_READY)
+    parts = list(unready(module))
+    if parts:
+        raise UnsupportedModel(_name(module), parts, ADVICE_READY)
     unhooked = list(hooks.unsupported(module, parameter_hooks))
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
@@ -299,23 +292,6 @@ def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Ob
     except Exception:
         return [first]
     return merge([obstacle for obstacle in found if obstacle.what]) or [first]
-
-
-def _unready(module: torch.nn.Module):
-    """Find submodules that can never be exported, whatever their code."""
-    for name, inner in module.named_modules():
-        name = name.removeprefix("wrapped_module").removeprefix(".")
-        if isinstance(inner, torch.jit.ScriptModule):
-            yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)
-            return
-        if ".nn.quantized." in type(inner).__module__ or ".intrinsic.quantized." in type(inner).__module__:
-            yield Obstacle(
-                "it is quantized, and JAX trains floating-point weights; give the module before", module=name
-            )
-            return
-        if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
-            kind = type(inner).__name__
-            yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
 
 
 def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:

@@ -18,6 +18,7 @@ from torch_bridge.lowering import data_sizes, gradients, hooks, module_hooks, pa
 from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
+from torch_bridge.lowering.seeded_draws import Unseeded, check_generator
 
 
 @contextlib.contextmanager
@@ -43,6 +44,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
         _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)
+        _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         plain = stack.enter_context(PlainFunctions(module))
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
@@ -226,6 +228,8 @@ class PlainFunctions(TorchFunctionMode):
             return args[0].copy_(args[0].detach())
         if function == _get_requires_grad and args[0] in self.frozen:
             return False
+        if kwargs.get("generator") is not None and not _from_torch(sys._getframe()):
+            check_generator(kwargs["generator"], _user_frame(sys._getframe()))
         args, kwargs = self.frozen.seen((args, kwargs))
         if function is torch.autograd.grad:
             return gradients.grad(*args, **kwargs)
@@ -282,6 +286,17 @@ def _user_frame(frame):
 def _from_torch(frame) -> bool:
     """Return True if torch's own code made this call, rather than the module's."""
     return _caller(frame).partition(".")[0] == "torch"
+
+
+_SEEDING = ("torch.random", "torch._compile", "torch._dynamo", "contextlib")
+
+
+def _seeded_by_torch() -> bool:
+    """Return True if torch's own code sets a seed or a state, past the functions of torch.random that do it."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").startswith(_SEEDING):
+        frame = frame.f_back
+    return _from_torch(frame)
 
 
 def _shown_by_module(frame) -> bool:

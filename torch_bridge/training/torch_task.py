@@ -17,8 +17,8 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.export import check_ready
 from torch_bridge.lowering.python_inputs import PythonInputs, value_at
+from torch_bridge.lowering.ready import check_ready
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan

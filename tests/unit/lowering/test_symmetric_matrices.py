@@ -1,4 +1,4 @@
-"""What reads one triangle of a matrix: torch's values and gradients, also where the matrix is itself a parameter."""
+"""Operators that read one triangle of a matrix have torch's gradient, also where the matrix is itself a parameter."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,88 @@
+"""Modules that are refused before anything is recorded."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from jaxtrain.errors import UserError
+from torch_bridge.lowering.errors import ADVICE_READY, Obstacle, UnsupportedModel
+
+
+def check_ready(module: torch.nn.Module) -> None:
+    """Raise UserError for a module that cannot be trained whatever its code: scripted, quantized or lazy parts,
+    parameters that share memory."""
+    found = [*unready(module), *_shared(module)]
+    if found:
+        raise UserError(str(UnsupportedModel(type(module).__name__, found, ADVICE_READY)))
+
+
+def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
+    """Find submodules that can never be exported, whatever their code."""
+    for name, inner in module.named_modules():
+        name = name.removeprefix("wrapped_module").removeprefix(".")
+        if isinstance(inner, torch.jit.ScriptModule):
+            yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)
+            return
+        if ".nn.quantized." in type(inner).__module__ or ".intrinsic.quantized." in type(inner).__module__:
+            yield Obstacle(
+                "it is quantized, and JAX trains floating-point weights; give the module before", module=name
+            )
+            return
+        if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
+            kind = type(inner).__name__
+            yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
+
+
+def _shared(module: torch.nn.Module) -> Iterator[Obstacle]:
+    """Find memory that two tensors have in common, of which one is trained: each is an array of its own in JAX."""
+    places: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if _in_memory(tensor):
+            places.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    for here in places.values():
+        for name, tensor in here:
+            if _trained(tensor) and _elements(tensor).size < tensor.numel():
+                yield Obstacle(f"{name} is expanded: several of its elements are one number; clone it", module=name)
+        for (name, tensor), (other_name, other) in itertools.combinations(here, 2):
+            if (_trained(tensor) or _trained(other)) and _overlap(tensor, other):
+                yield Obstacle(
+                    f"{name} and {other_name} share memory and are trained apart in JAX; make them one parameter "
+                    "(b.weight = a.weight instead of b.weight.data = a.weight.data), or clone one"
+                )
+
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.numel() > 0 and not tensor.is_meta and not torch.nn.parameter.is_lazy(tensor)
+
+
+def _trained(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (first, last), (begin, end) = _reach(a), _reach(b)
+    if last <= begin or end <= first:
+        return False
+    if a.dtype != b.dtype:
+        return True
+    return bool(np.intersect1d(_elements(a), _elements(b), assume_unique=True).size)
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """Give the bytes of the storage between which the tensor lies."""
+    size = tensor.element_size()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.storage_offset() * size, (tensor.storage_offset() + last + 1) * size
+
+
+def _elements(tensor: torch.Tensor) -> np.ndarray:
+    """Give the numbers of its elements within the storage, each once, in order."""
+    if tensor.is_contiguous():
+        return np.arange(tensor.storage_offset(), tensor.storage_offset() + tensor.numel())
+    numbers = np.array([tensor.storage_offset()])
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        numbers = np.unique(numbers[:, None] + stride * np.arange(length if stride else 1))
+    return numbers

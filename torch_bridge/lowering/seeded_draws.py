@@ -1,0 +1,67 @@
+"""Random numbers whose seed a forward sets: the same at every call in torch, which JAX's would not be."""
+
+import collections
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+_REPEATS = (
+    "in torch the numbers that follow are the same at every call, and JAX draws new ones at every step: draw them once "
+    "in __init__ and keep them (self.register_buffer), or draw without a seed of your own"
+)
+_DEPTH = 6  # module -> its attributes -> submodules -> ... -> an object -> its attributes
+
+
+class Unseeded:
+    """torch's default generator, without leave for a module's own code to seed it.
+
+    by_torch: tells whether torch's own code makes the call, as its checkpoints do.
+    """
+
+    def __init__(self, generator: torch.Generator, by_torch: Callable[[], bool]):
+        self._generator, self._by_torch = generator, by_torch
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and not self._by_torch():
+            raise NotImplementedError(f"forward seeds torch's random numbers: {_REPEATS}")
+        return getattr(self._generator, name)
+
+
+def check_generator(generator: torch.Generator, frame: Any) -> None:
+    """Raise NotImplementedError for a generator that forward makes anew, which nothing holds but its own variables.
+
+    frame: of the code that draws.
+    """
+    if not _is_held(generator, frame):
+        raise NotImplementedError(f"forward makes the generator that it draws from: {_REPEATS}")
+
+
+def _is_held(generator: torch.Generator, frame: Any) -> bool:
+    """Return True if an object, a closure or a global that the calling code sees holds the generator."""
+    waiting: collections.deque[tuple[Any, int]] = collections.deque()
+    while frame is not None:
+        free = set(frame.f_code.co_freevars)
+        own = [value for name, value in frame.f_locals.items() if name in free or value is not generator]
+        waiting += [(value, 0) for value in (*own, *frame.f_globals.values())]
+        frame = frame.f_back
+    seen: dict[int, Any] = {}  # kept, so that no other object gets its number
+    while waiting:
+        value, depth = waiting.popleft()
+        if value is generator:
+            return True
+        if id(value) not in seen and depth < _DEPTH:
+            seen[id(value)] = value
+            waiting += [(inner, depth + 1) for inner in _inside(value)]
+    return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (torch.Tensor, types.ModuleType, types.FunctionType)) or not hasattr(value, "__dict__"):
+        return ()
+    return (vars(value), *(() if isinstance(value, type) else (type(value),)))

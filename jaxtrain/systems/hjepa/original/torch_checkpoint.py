@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _to_tensors(value):
+def _to_tensors(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _to_tensors(inner) for key, inner in value.items()}
     if isinstance(value, list):

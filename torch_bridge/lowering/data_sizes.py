@@ -72,3 +72,15 @@ def lstsq(input, b, rcond=None, *, driver=None):
     solution = (inverse @ b.unsqueeze(-1)).squeeze(-1) if vector else inverse @ b
     nothing = input.new_empty(0)
     return LeastSquares(solution, nothing, torch.linalg.matrix_rank(input, rtol=rcond), nothing)
+
+
+class AdaptiveLoss(NamedTuple):
+    output: torch.Tensor
+    loss: torch.Tensor
+
+
+def adaptive_log_softmax(self, input, target):
+    """Compute AdaptiveLogSoftmaxWithLoss's forward from every class's probability: torch picks each cluster's rows."""
+    rows, targets = (input, target) if target.dim() else (input.unsqueeze(0), target.unsqueeze(0))
+    output = self.log_prob(rows).gather(1, targets.unsqueeze(1)).squeeze(1)
+    return AdaptiveLoss(output if target.dim() else output.squeeze(0), -output.mean())

@@ -37,6 +37,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         stack.callback(torch.distributions.Distribution.set_default_validate_args, validates)
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
+        _swap(stack, torch.nn.AdaptiveLogSoftmaxWithLoss, "forward", data_sizes.adaptive_log_softmax)
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
         _swap(stack, torch.autograd.function.FunctionMeta, "__getattribute__", gradients.attribute)

@@ -278,3 +278,17 @@ class LeastSquares(nn.Module):
 
 def test_least_squares_are_solved_as_torchs_default_driver_does():
     check(Architecture("least squares", "", lambda: (LeastSquares(), (torch.randn(5, 3), torch.randn(5, 2)))))
+
+
+class ManyClasses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.classes = nn.Linear(6, 16), nn.AdaptiveLogSoftmaxWithLoss(16, 20, [5, 10], head_bias=True)
+
+    def forward(self, x, target):
+        hidden = self.layer(x)
+        return (*self.classes(hidden, target), self.classes.log_prob(hidden), self.classes(hidden[0], target[0])[0])
+
+
+def test_clusters_of_classes_are_one_softmax():
+    check(Architecture("clusters", "", lambda: (ManyClasses(), (torch.randn(7, 6), torch.arange(0, 20, 3)))))

@@ -47,11 +47,10 @@ ANSWERS = {
             "optimizers": "in `training_step`: the learning rates",
             "on_train_batch_start": "weights are written back after every step, as it may read them",
             "on_train_batch_end": "as `on_train_batch_start`",
-            "on_before_zero_grad": "as `on_train_batch_start`",
             **dict.fromkeys(
                 """backward clip_gradients configure_gradient_clipping manual_backward on_after_backward
-                on_before_backward on_before_optimizer_step optimizer_step optimizer_zero_grad toggle_optimizer
-                toggled_optimizer untoggle_optimizer""".split(),
+                on_before_backward on_before_optimizer_step on_before_zero_grad optimizer_step optimizer_zero_grad
+                toggle_optimizer toggled_optimizer untoggle_optimizer""".split(),
                 f"where it is your own or you optimize manually, {APART}",
             ),
         },
@@ -70,11 +69,13 @@ ANSWERS = {
             on_validation_epoch_end on_validation_epoch_start on_validation_start setup state_dict teardown""",
         "otherwise": {
             **dict.fromkeys(
-                "on_train_batch_start on_train_batch_end on_before_zero_grad".split(),
-                "of your own: weights are written back after every step, as it may read them",
+                "on_train_batch_start on_train_batch_end".split(),
+                "of your own: weights are written back after every step, as it may read them; where it reads `.grad`, "
+                f"{APART}",
             ),
             **dict.fromkeys(
-                "on_after_backward on_before_backward on_before_optimizer_step".split(), f"of your own: {APART}"
+                "on_after_backward on_before_backward on_before_optimizer_step on_before_zero_grad".split(),
+                f"of your own: {APART}",
             ),
         },
     },
@@ -164,9 +165,12 @@ ANSWERS = {
         "yes": """on_epoch_begin on_epoch_end on_evaluate on_init_end on_log on_predict on_prediction_step on_push_begin
             on_save on_train_begin on_train_end""",
         "otherwise": {
-            "on_pre_optimizer_step": f"of your own, it may read gradients: {APART}",
             **dict.fromkeys(
-                "on_step_begin on_step_end on_substep_end on_optimizer_step".split(),
+                "on_pre_optimizer_step on_optimizer_step on_substep_end".split(),
+                f"of your own, it may read gradients: {APART}",
+            ),
+            **dict.fromkeys(
+                "on_step_begin on_step_end".split(),
                 "of your own: weights are written back after every step, as it may read them",
             ),
         },

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning import pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.utilities import rank_zero_info
@@ -23,11 +23,14 @@ from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.python_names import mentions
+from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
-from torch_bridge.training.recorded_step import PATH, StepRecorder
+from torch_bridge.training.recorded_step import StepRecorder
 
 GRADIENT_HOOKS = (
     "on_before_backward",
+    "on_before_zero_grad",
     "on_after_backward",
     "on_before_optimizer_step",
     "configure_gradient_clipping",
@@ -35,13 +38,20 @@ GRADIENT_HOOKS = (
     "optimizer_zero_grad",
     "backward",
 )
-BETWEEN_STEPS = ("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad")
+BETWEEN_STEPS = ("on_train_batch_start", "on_train_batch_end")
+HOOKS = [name for name in dir(pl.Callback) if name.startswith("on_")]
+LIBRARIES = ("lightning.", "pytorch_lightning.", __name__)
+WeightAveraging: Any = getattr(lightning_callbacks, "WeightAveraging", ())  # Lightning 2.5 has none yet
 
 
 class Trainer(pl.Trainer):
     """lightning.Trainer with a compiled training step. Flags, methods and files are Lightning's own."""
 
     def __init__(self, *arguments: Any, **options: Any):
+        for name in ("callbacks", "logger"):
+            given = options.get(name)
+            for item in given if isinstance(given, (list, tuple)) else [given]:
+                _check_package(item)
         super().__init__(*arguments, **options)
         if self.precision not in ("32-true", "bf16-mixed"):
             raise UserError(f"Trainer(precision={self.precision!r}): take 32-true or bf16-mixed")
@@ -56,8 +66,10 @@ class Trainer(pl.Trainer):
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
-        loop = self.fit_loop.epoch_loop
-        loop.automatic_optimization = _CompiledOptimization(self)
+        _check_package(model)
+        loop, compiled = self.fit_loop.epoch_loop, _CompiledOptimization(self)
+        compiled.optim_progress = loop.automatic_optimization.optim_progress  # of a fit before this one
+        loop.automatic_optimization = compiled
         apart = _apart(self, model)
         with contextlib.ExitStack() as self._forwards:
             if apart:
@@ -70,6 +82,9 @@ class Trainer(pl.Trainer):
         self.sync()
         rank_zero_info(f"{reason}: forward and backward of the modules run compiled, updates run in torch")
         loop, plain = self.fit_loop.epoch_loop, _AutomaticOptimization(self)
+        step = getattr(loop.automatic_optimization, "step", None)
+        if step is not None:  # gradients may wait for the rest of an update
+            set_gradients(step.weights.tensors, step.weights.tensors.values(), step.grads)
         plain.optim_progress = loop.automatic_optimization.optim_progress  # of a checkpoint, or of steps so far
         loop.automatic_optimization = plain
         self._forwards.enter_context(compiled_forwards(module))
@@ -114,9 +129,6 @@ class _CompiledOptimization(_AutomaticOptimization):
     def _make_backward_fn(self, optimizer: Any) -> None:
         return None
 
-    def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> None:
-        return None
-
     def run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict) -> Any:
         """Run one batch as a program; or, where it cannot be one, this and all further ones in torch's hands."""
         module, reason = self.trainer.lightning_module, ""
@@ -125,8 +137,6 @@ class _CompiledOptimization(_AutomaticOptimization):
             if self.step.record.left:
                 reason = f"training_step changes {', '.join(sorted(self.step.record.left)[:3])} in Python"
         except UserError as error:
-            if self.step is not None and self.step.grads:
-                raise  # half of a step is done
             reason = f"training_step cannot be one program ({_reason(error)})"
         if reason:
             return self.trainer.go_apart(module, reason).run(optimizer, batch_idx, kwargs)
@@ -148,17 +158,18 @@ class _CompiledOptimization(_AutomaticOptimization):
         given = self.lengths.fit(kwargs["batch"])
         self._updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys
-        self._batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
-        self._call = self.step.prepare(self._batch, update=self._updating)
+        batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
+        self._call = self.step.prepare(batch, update=self._updating)
 
     def _compiled_step(self) -> ClosureResult:
         trainer = self.trainer
         with trainer.profiler.profile("[CompiledStep]training_step"):
             result = self._call()
-        loss, logged = result if isinstance(result, tuple) else (result, {})
+        loss, logged = result
         value = torch.tensor(float(loss) * trainer.accumulate_grad_batches)  # as training_step returned it
-        extras = self.recorder.replay(trainer.lightning_module, self._batch[PATH], logged)
-        if self._updating and self._watched:
+        extras = self.recorder.replay(trainer.lightning_module, logged)
+        tried = not any(isinstance(callback, _Sync) for callback in trainer.callbacks)  # by a Tuner, on its own ones
+        if self._updating and (self._watched or tried):
             trainer.sync()
         return ClosureResult.from_training_step_output({"loss": value, **extras}, trainer.accumulate_grad_batches)
 
@@ -184,13 +195,23 @@ def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> Round
     return lengths
 
 
+def _check_package(item: Any) -> None:
+    """Raise UserError for an object of the other package that Lightning comes in."""
+    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(item).__mro__):
+        raise UserError(
+            f"{type(item).__name__} is of the package pytorch_lightning, whose classes are others than Lightning's: "
+            "write `import lightning.pytorch as pl` in place of `import pytorch_lightning as pl`"
+        )
+
+
 def _overrides(instance: Any, base: type, hook: str) -> bool:
     return getattr(type(instance), hook, None) is not getattr(base, hook, None)
 
 
-def _own_callbacks(trainer: Any) -> list[Any]:
-    known = ("lightning.", "pytorch_lightning.", __name__)
-    return [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(known)]
+def _users(callback: Any, hook: str) -> bool:
+    """Tell whether a callback or module has this hook, of the user's own making: LambdaCallback keeps functions."""
+    owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
+    return hook in vars(callback) or (owner is not None and not owner.__module__.startswith(LIBRARIES))
 
 
 def _apart(trainer: Any, module: Any) -> str:
@@ -206,19 +227,22 @@ def _apart(trainer: Any, module: Any) -> str:
         return "gradients are clipped by value"
     for hook in GRADIENT_HOOKS:
         owners = [module] if _overrides(module, pl.LightningModule, hook) else []
-        owners += [
-            c for c in _own_callbacks(trainer) if hasattr(pl.Callback, hook) and _overrides(c, pl.Callback, hook)
-        ]
+        owners += [c for c in trainer.callbacks if hasattr(pl.Callback, hook) and _users(c, hook)]
         if owners:
             return f"{type(owners[0]).__name__}.{hook} takes part in a step"
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):
+    for owner in (module, *trainer.callbacks):
+        for hook in HOOKS:
+            if _users(owner, hook) and mentions(getattr(owner, hook), "grad"):
+                return f"{type(owner).__name__}.{hook} reads gradients"
+    if any(isinstance(callback, lightning_callbacks.StochasticWeightAveraging) for callback in trainer.callbacks):
         return "StochasticWeightAveraging changes optimizer and weights"
     return ""
 
 
 def _read_between_steps(trainer: Any) -> bool:
-    """Tell whether a hook of the user's own is called between steps, where it may read the module."""
+    """Tell whether a hook is called between steps that may read the module: of the user's own, or of an average."""
     module = trainer.lightning_module
     return any(_overrides(module, pl.LightningModule, hook) for hook in BETWEEN_STEPS) or any(
-        _overrides(callback, pl.Callback, hook) for callback in _own_callbacks(trainer) for hook in BETWEEN_STEPS
+        isinstance(callback, WeightAveraging) or any(_users(callback, hook) for hook in BETWEEN_STEPS)
+        for callback in trainer.callbacks
     )

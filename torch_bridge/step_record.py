@@ -17,6 +17,7 @@ from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.errors import CannotRecord, located
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.printing import check_text
 from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
@@ -85,7 +86,10 @@ class LossEntry(torch.nn.Module):
         """numbers: tensors in place of the Python numbers that have changed between calls."""
         with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
             given = batch if self.batch_type is None else self.batch_type(batch)
-            return with_fields(located(self.loss_fn)(*self.arguments, given))
+            outputs = with_fields(located(self.loss_fn)(*self.arguments, given))
+            for name in outputs[1] if _with_parts(outputs) else ():
+                check_text(name)
+            return outputs
 
 
 class LossRecord:
@@ -224,7 +228,8 @@ class LossRecord:
         others = self._recorded.setdefault(key, [])
         of_structure = [other for other in others if other.holds(inputs, recorded.structure)]
         for other in of_structure:
-            if python_state.difference(other.program, recorded.program) is None:
+            same_form = other.program.call_spec.out_spec == recorded.program.call_spec.out_spec  # names of what it logs
+            if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
             names = self.entry.varying.names(sorted(self.entry.varying.fixed))
@@ -242,7 +247,7 @@ class LossRecord:
         """
         outputs, changed = graph.run(state, leaves, Call(rngs))
         loss, parts = outputs, {}
-        if isinstance(outputs, (tuple, list)) and len(outputs) == 2 and isinstance(outputs[1], Mapping):
+        if _with_parts(outputs):
             loss, parts = outputs
         if not hasattr(loss, "shape") or loss.shape not in ((), (1,)):
             shape = getattr(loss, "shape", None)
@@ -252,6 +257,11 @@ class LossRecord:
                 "reduce the loss with .mean() or .sum()"
             )
         return loss.reshape(()), dict(parts), changed
+
+
+def _with_parts(outputs: Any) -> bool:
+    """Tell whether a loss function has given values to log beside the loss."""
+    return isinstance(outputs, (tuple, list)) and len(outputs) == 2 and isinstance(outputs[1], Mapping)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,59 @@ class Averages(Classifier):
             mine.data.mul_(0.9).add_(own.data, alpha=0.1)
 
 
+class Names(Classifier):
+    """What is logged, and under which name, depends on the batch's size and on attributes that hooks set."""
+
+    def __init__(self):
+        super().__init__()
+        self.stage, self.round = "warm", 0
+
+    def on_train_epoch_start(self):
+        self.stage, self.round = ("warm", "cold")[self.current_epoch % 2], self.current_epoch % 2
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log(self.stage, loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
+        self.log(f"round{self.round}", loss, on_epoch=True, batch_size=batch[0].size(0))
+        return {"loss": loss, "rows": batch[0].shape[0], "stage": self.stage}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert type(outputs["rows"]) is int
+        assert outputs["stage"] == self.stage
+        self.log("rows", float(outputs["rows"]))
+
+
+class UsesLogger(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.logger.log_metrics({"own": loss}, step=self.global_step)
+        if batch_idx % 2:
+            self.trainer.logger.experiment.log_metrics({"odd": batch_idx}, self.global_step)
+        return loss
+
+
+def with_texts(samples):
+    """A batch of tensors, texts and numbers of Python's, none of them the same in the next batch."""
+    x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+    names = [f"{float(row.sum()):.3f}.png" for row in x]
+    return {"x": x, "y": y, "names": names, "kind": "odd" if len(names) < 8 else "full", "share": len(names) / 8}
+
+
+class Texts(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch["x"]), batch["y"]) * (2 if batch["kind"] == "odd" else batch["share"])
+        self.log("train_loss", loss, batch_size=len(batch["names"]))
+        return {"loss": loss, "names": batch["names"]}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert outputs["names"] == batch["names"]
+
+
+class ReadsTexts(Classifier):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch["x"]), batch["y"]) * float(batch["names"][0].removesuffix(".png"))
+
+
 class Collects(Classifier):
     def __init__(self):
         super().__init__()
@@ -96,7 +149,10 @@ def compare(kind, folder, monkeypatch) -> list[str]:
     monkeypatch.setattr(ours.Trainer, "go_apart", keep)
     modules = {name: kind() for name in base.ENGINES}
     for name, module in modules.items():
-        base.trainer(name, folder / name).fit(module, loader(5), loader(32))
+        data = loader(8 if kind is Names else 5)
+        if kind in (Texts, ReadsTexts):
+            data = torch.utils.data.DataLoader(data.dataset, 8, collate_fn=with_texts)
+        base.trainer(name, folder / name).fit(module, data, loader(32))
     assert_same(*modules.values())
     theirs, mine = (logged(folder / name) for name in base.ENGINES)
     assert len(theirs) == len(mine)
@@ -105,7 +161,7 @@ def compare(kind, folder, monkeypatch) -> list[str]:
     return reasons
 
 
-@pytest.mark.parametrize("kind", [Returns, ReadsItem, Averages])
+@pytest.mark.parametrize("kind", [Returns, ReadsItem, Averages, Names, UsesLogger, Texts])
 def test_a_step_with_further_values_stays_one_program(kind, tmp_path, monkeypatch):
     assert compare(kind, tmp_path, monkeypatch) == []
 
@@ -116,6 +172,7 @@ def test_a_step_with_further_values_stays_one_program(kind, tmp_path, monkeypatc
         (Collects, "training_step changes losses in Python"),
         (Counts, "training_step cannot be one program (a second call computes something else"),
         (Skips, "training_step returned NoneType"),
+        (ReadsTexts, "a str of the batch is read in Python"),
         (UsesMetric, "MulticlassAccuracy, a torchmetrics metric"),
         (WithLbfgs, "LBFGS has no counterpart"),
         pytest.param(AsksForEach, "8 programs already", marks=pytest.mark.slow),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import library
 
+from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.table import lowering
 
@@ -60,6 +61,12 @@ class Prints:
 
 
 builtins_print = builtins.print
+
+
+def check_text(text: Any) -> None:
+    """Raise UserError for a text with the mark of a tensor in it that is no print's: a name, a file's path."""
+    if isinstance(text, str) and _MARK.search(text):
+        raise UserError(f"the text {text!r} holds a value that a compiled step does not know when it is recorded")
 
 
 @lowering("torch_bridge.print.default")

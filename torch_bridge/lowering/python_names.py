@@ -84,6 +84,27 @@ def of_library(value: Any) -> bool:
     return code is None or any(part in code.co_filename for part in _LIBRARIES)
 
 
+def mentions(value: Any, name: str) -> bool:
+    """Return True if a function's code has this name, or that of a function or method that it calls by its name."""
+    kind = type(getattr(value, "__self__", None))
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        names = names_of(code)
+        if name in names:
+            return True
+        if not of_library(function):
+            found = [scope[n] for n in names for scope in (function.__globals__,) if n in scope]
+            found += [inspect.getattr_static(kind, n, None) for n in names]
+            waiting += [item for item in found if isinstance(item, types.FunctionType)]
+    return False
+
+
 def of_library_module(module: Any) -> bool:
     """Return True for a module that is not the user's own, or a class of one. module: it, or its name."""
     module = sys.modules.get(module) if isinstance(module, str) else module

@@ -34,7 +34,7 @@ class Path:
         for ask, answer, _ in self.conditions:
             try:
                 got = ask(values)
-            except ArithmeticError:
+            except (ArithmeticError, KeyError):  # a batch of another structure has other items
                 return False
             if type(got) is not type(answer) or got != answer:
                 return False
@@ -163,6 +163,26 @@ class Number:
 
     def __format__(self, spec: str) -> str:
         return format(self.plain(), spec)
+
+
+class Given(Number):
+    """Something else of Python's that changes from call to call, as a text: it can be compared and handed on."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, path: Path, name: str, value: Any):
+        super().__init__(path, value, lambda now: now[name], self._refuse)
+        self.name = name
+
+    __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # for isinstance
+
+    def _refuse(self, *_: Any) -> Any:
+        raise UserError(f"a {type(self.value).__name__} of the batch is read in Python, where it changes at every step")
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse()
+
+    __add__ = __radd__ = __mul__ = __mod__ = __iter__ = __len__ = __getitem__ = __contains__ = __call__ = _refuse
 
 
 def _define(name: str) -> None:

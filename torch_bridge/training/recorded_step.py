@@ -5,7 +5,9 @@ and calls of torchmetrics' metrics, whose sums live in Python, are made after ev
 """
 
 import contextlib
+import dataclasses
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -15,10 +17,13 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
-from torch_bridge.lowering.python_numbers import Number, Paths
+from torch_bridge.lowering.printing import check_text
+from torch_bridge.lowering.python_inputs import SIMPLE
+from torch_bridge.lowering.python_numbers import Given, Number, Paths
 
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
 PATH = "path"
+ITEM = "item"  # in place of what a batch holds in Python
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
 
 
@@ -31,15 +36,14 @@ def _metrics() -> tuple[type, ...]:
 class StepRecorder:
     """The loss function of one module's training_step, and what it does on the host.
 
-    calls: by path, what to call after a step: (method, what of, values). extras: by path, what training_step returns
-    beside the loss.
+    sides: what recorded runs have left for the host, each once: the calls (method, what of, values), and what
+    training_step returns beside the loss. The names of a step's values begin with the place of theirs.
     """
 
     def __init__(self, module: Any, trainer: Any, takes_index: bool):
         self.trainer, self.takes_index = trainer, takes_index
         self.paths = Paths("training_step")
-        self.calls: dict[int, list[tuple[str, Any, Any]]] = {}
-        self.extras: dict[int, dict[str, Any]] = {}
+        self.sides: list[tuple[list[tuple[str, Any, Any]], dict[str, Any]]] = []
         self.kind: Callable[[Any], Any] = lambda batch: batch
         self.metrics: tuple[Any, ...] = tuple(_topmost(module))
 
@@ -52,11 +56,21 @@ class StepRecorder:
         values: dict[str, Any] = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             values[f"lr {number}"] = float(group["lr"])
+
+        def stand_in(leaf: Any, place: str) -> Any:
+            if leaf is None or isinstance(leaf, bool) or hasattr(leaf, "shape"):
+                return leaf
+            values[place] = leaf
+            return ITEM
+
         own = type(batch) if isinstance(batch, Mapping) else dict  # as transformers' BatchEncoding
+        batch = _mapped(stand_in, batch, ITEM)
         self.kind = (lambda given: given) if own is dict else own
         integer, real = (np.int32, np.float32) if array is np.asarray else (torch.int32, torch.float32)
         arrays = {
-            name: array(value, dtype=integer if isinstance(value, int) else real) for name, value in values.items()
+            name: array(value, dtype=integer if isinstance(value, int) else real)
+            for name, value in values.items()
+            if isinstance(value, (int, float))
         }
         return {"batch": batch, PATH: self.paths.of(values), **arrays}
 
@@ -64,12 +78,15 @@ class StepRecorder:
         """Run training_step; its loss, and what the calls on the host need."""
         path = self.paths.known[batch[PATH]]
         values = self.paths.values
-        numbers = {name: path.number(name, values, batch[name]) for name in values}
-        calls = self.calls[batch[PATH]] = []
-        outputs: dict[str, torch.Tensor] = {}
-        given = [self.kind(batch["batch"])] + ([numbers["batch_idx"]] if self.takes_index else [])
+        numbers = {
+            name: path.number(name, values, batch[name]) if name in batch else Given(path, name, values[name])
+            for name in values
+        }
+        real = lambda leaf, place: numbers[place] if isinstance(leaf, str) else leaf
+        inputs = _mapped(real, batch["batch"], ITEM)
+        given = [self.kind(inputs)] + ([numbers["batch_idx"]] if self.takes_index else [])
         precision = self.trainer.precision_plugin.train_step_context()
-        host = _Host(calls, outputs)
+        host = _Host()
         inside = _inside(module, self.trainer, numbers, host, self.metrics)
         with inside, _without_value_checks(), precision:
             output = module.training_step(*given)
@@ -77,36 +94,56 @@ class StepRecorder:
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"training_step returned {type(output).__name__}, wanted a loss, or a dict with 'loss'")
         extras = {name: value for name, value in output.items() if name != "loss"} if loss is not output else {}
-        self.extras[batch[PATH]] = host.values(extras)
+        place = self._place((host.calls, host.values(extras)))
+        outputs = {f"{place} {name}": value for name, value in (host.outputs or {"": torch.zeros(())}).items()}
         return loss / self.trainer.accumulate_grad_batches, outputs
 
-    def replay(self, module: Any, place: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the calls of this path with a step's values, in Lightning's own place for them; return the extras."""
+    def _place(self, side: tuple[list, dict]) -> int:
+        """Where an equal side is kept; a new one is kept too."""
+        for place, known in enumerate(self.sides):
+            if _same(known, side):
+                return place
+        self.sides.append(side)
+        return len(self.sides) - 1
+
+    def replay(self, module: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the calls that go with a step's values, in Lightning's own place for them; return the extras."""
+        place = next(iter(values)).partition(" ")[0]
+        calls, extras = self.sides[int(place)]
         before = module._current_fx_name
         module._current_fx_name = "training_step"
         answers: list[Any] = []
 
         def real(item: Any) -> Any:
             if isinstance(item, _Value):
-                return to_torch(np.asarray(values[item.name]))
+                value = to_torch(np.asarray(values[f"{place} {item.name}"]))
+                return value if item.kind is None else item.kind(value)
+            if isinstance(item, _Item):
+                return self.paths.values[item.name]
             return answers[item.number] if isinstance(item, _Answer) else item
 
         try:
-            for method, owner, (args, kwargs) in self.calls[place]:
+            for method, owner, (args, kwargs) in calls:
                 args, kwargs = pytree.tree_map(real, (args, kwargs))
                 answers.append(getattr(module if owner is None else owner, method)(*args, **kwargs))
         finally:
             module._current_fx_name = before
-        return pytree.tree_map(real, self.extras[place])
+        return pytree.tree_map(real, extras)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor that the step hands out."""
+    """A tensor that the step hands out. kind: int or float where it was a number of Python's."""
 
-    __slots__ = ("name",)
+    name: str
+    kind: type | None
 
-    def __init__(self, name: str):
-        self.name = name
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Item:
+    """Something of Python's in a batch, as a text, that training_step hands on."""
+
+    name: str
 
 
 class _Answer:
@@ -126,8 +163,8 @@ class _Answer:
 
     def _refusal(self) -> UserError:
         return UserError(
-            f"training_step computes with the value of {self.what}, a torchmetrics metric, which the host has only "
-            "after the step: log it as it is, or compute with torchmetrics.functional"
+            f"training_step computes with the value of {self.what}, which the host has only after the step: log it as "
+            "it is, or compute with torchmetrics.functional"
         )
 
     def _refuse(self, *_: Any) -> Any:
@@ -140,8 +177,9 @@ class _Answer:
 class _Host:
     """Keeps the calls that go to the host while training_step is recorded."""
 
-    def __init__(self, calls: list, outputs: dict[str, torch.Tensor]):
-        self.calls, self.outputs = calls, outputs
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any, Any]] = []
+        self.outputs: dict[str, torch.Tensor] = {}
 
     def keep(self, method: str, owner: Any, what: str, args: tuple, kwargs: dict) -> _Answer:
         """Note one call; its tensors become outputs of the step."""
@@ -153,15 +191,20 @@ class _Host:
         return pytree.tree_map(self._output, items)
 
     def _output(self, item: Any) -> Any:
+        if isinstance(item, Given):
+            return _Item(item.name)
+        check_text(item)
+        kind: type | None = None
         if isinstance(item, Number):
-            item = item.tensor()
+            kind, item = type(item.value), item.tensor()
         if isinstance(item, (torch.SymFloat, torch.SymInt)):
-            item = torch.scalar_tensor(cast(Any, item))
+            kind, dtype = (int, torch.int64) if isinstance(item, torch.SymInt) else (float, torch.float32)
+            item = torch.scalar_tensor(cast(Any, item), dtype=dtype)
         if not isinstance(item, torch.Tensor):
             return item
         name = str(len(self.outputs))
         self.outputs[name] = item.detach()
-        return _Value(name)
+        return _Value(name, kind)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Stand in for LightningModule.log."""
@@ -177,23 +220,50 @@ class _Host:
         for name, value in values.items():
             self.log(name, value, *args, **options)
 
+    def deferred(self, target: Any) -> Any:
+        """Stand in for an object of the host's, as a logger is."""
+        return None if target is None else _Deferred(self, target)
+
     def methods(self, metric: Any) -> dict[str, Callable]:
         """Return stand-ins for the methods of a metric."""
-        one = lambda name: lambda *args, **kwargs: self.keep(name, metric, type(metric).__name__, args, kwargs)
+        what = f"{type(metric).__name__}, a torchmetrics metric"
+        one = lambda name: lambda *args, **kwargs: self.keep(name, metric, what, args, kwargs)
         return {name: one(name) for name in ("forward", "update", "compute", "reset")}
+
+
+class _Deferred:
+    """An object of the host's while training_step is recorded: its plain values, and calls that are kept for later."""
+
+    def __init__(self, host: _Host, target: Any):
+        self._host, self._target = host, target
+
+    __class__ = property(lambda self: type(self._target))  # type: ignore[assignment]  # for isinstance
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if isinstance(value, SIMPLE):
+            return value
+        if not isinstance(value, (types.MethodType, types.FunctionType, types.BuiltinFunctionType)):
+            return _Deferred(self._host, value)
+        what = f"{type(self._target).__name__}.{name}"
+        return lambda *args, **kwargs: self._host.keep(name, self._target, what, args, kwargs)
 
 
 class _TrainerView:
     """self.trainer while training_step is recorded: numbers of the loop are those of the record."""
 
-    def __init__(self, trainer: Any, numbers: Mapping[str, Number]):
-        self._trainer, self._numbers = trainer, numbers
+    def __init__(self, trainer: Any, numbers: Mapping[str, Number], host: _Host):
+        self._trainer, self._numbers, self._host = trainer, numbers, host
 
     def __getattr__(self, name: str) -> Any:
         if name in LOOP[:2]:
             return self._numbers[name]
         if name == "optimizers":
             return [_OptimizerView(self._numbers)]
+        if name == "logger":
+            return self._host.deferred(self._trainer.logger)
+        if name == "loggers":
+            return list(map(self._host.deferred, self._trainer.loggers))
         if name in CHANGING:
             raise UserError(f"training_step reads trainer.{name}, which changes from step to step: do it in a hook")
         return getattr(self._trainer, name)
@@ -217,8 +287,9 @@ def _inside(
 ) -> Iterator[None]:
     """While recording: the loop's numbers are those of the record, calls of log and of metrics are kept."""
     kind = type(module)
-    view = _TrainerView(trainer, numbers)
+    view = _TrainerView(trainer, numbers, host)
     fixed = {name: numbers[name] for name in LOOP[:2]} | {"trainer": view, "__module__": kind.__module__}
+    fixed |= {"logger": view.logger, "loggers": view.loggers}
     own = type(kind.__name__, (kind,), fixed)
     optimizers = lambda use_pl_optimizer=True: view.optimizers[0]
     stand_ins = [(module, {"log": host.log, "log_dict": host.log_dict, "optimizers": optimizers})]
@@ -255,6 +326,28 @@ def _without_value_checks() -> Iterator[None]:
     finally:
         for (module, name), function in zip(found, before, strict=True):
             setattr(module, name, function)
+
+
+def _mapped(function: Callable, batch: Any, place: str) -> Any:
+    """The batch with this function's values, given a leaf and its place, in place of its leaves."""
+    if isinstance(batch, Mapping):
+        return {key: _mapped(function, value, f"{place} {key}") for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        values = [_mapped(function, value, f"{place} {number}") for number, value in enumerate(batch)]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return function(batch, place)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two sides make the same calls with the same values of Python's."""
+    (ours, spec), (theirs, structure) = pytree.tree_flatten(one), pytree.tree_flatten(other)
+    return spec == structure and all(map(_equal, ours, theirs))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, _Answer) and isinstance(other, _Answer):
+        return one.number == other.number
+    return one is other or (type(one) is type(other) and isinstance(one, (*SIMPLE, _Value, _Item)) and one == other)
 
 
 def _topmost(module: torch.nn.Module) -> Iterator[Any]:

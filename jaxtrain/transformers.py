@@ -39,12 +39,11 @@ REFUSED = {
 BETWEEN_STEPS = (  # hooks of callbacks that may read weights or change them
     "on_step_begin",
     "on_step_end",
-    "on_substep_end",
-    "on_optimizer_step",
     "on_log",
     "on_epoch_begin",
     "on_epoch_end",
 )
+READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
 STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # of a subclass: it may do anything with a step
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
 
@@ -172,8 +171,8 @@ class _CompiledTraining:
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
         self._step, self._lengths, self._micro = None, None, 0
-        hook = "on_pre_optimizer_step"
-        readers = [f"{type(c).__name__}.{hook}" for c in self.callback_handler.callbacks if _overrides(c, (hook,))]
+        callbacks = self.callback_handler.callbacks
+        readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{type(self).__name__}.{name}" for name in STEP_METHODS if self._own(name)]
         processes = self.args.world_size
         self._apart = processes > 1 or bool(readers)

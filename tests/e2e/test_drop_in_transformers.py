@@ -172,15 +172,16 @@ class ReadsGradients(transformers.TrainerCallback):
     def __init__(self):
         self.norms = []
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+    def read(self, args, state, control, model=None, **kwargs):
         self.norms.append(float(model.classifier.weight.grad.norm()))
 
 
-def test_a_callback_that_reads_gradients_sees_transformers(tmp_path):
-    norms = {}
+@pytest.mark.parametrize("hook", ["on_pre_optimizer_step", "on_optimizer_step"])
+def test_a_callback_that_reads_gradients_sees_transformers(tmp_path, hook):
+    norms, kind = {}, type("Reads", (ReadsGradients,), {hook: ReadsGradients.read})
     for name in ENGINES:
         made = trainer(name, tmp_path / name, max_steps=5, eval_strategy="no", save_strategy="no")
-        norms[name] = ReadsGradients()
+        norms[name] = kind()
         made.add_callback(norms[name])
         made.train()
     np.testing.assert_allclose(norms["jaxtrain"].norms, norms["transformers"].norms, rtol=1e-4)

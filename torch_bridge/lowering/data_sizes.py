@@ -84,3 +84,11 @@ def adaptive_log_softmax(self, input, target):
     rows, targets = (input, target) if target.dim() else (input.unsqueeze(0), target.unsqueeze(0))
     output = self.log_prob(rows).gather(1, targets.unsqueeze(1)).squeeze(1)
     return AdaptiveLoss(output if target.dim() else output.squeeze(0), -output.mean())
+
+
+def combinations(input, r=2, with_replacement=False):
+    """Compute torch.combinations, whose pairs torch picks with a mask."""
+    if r != 2:
+        return torch.combinations(input, r, with_replacement)
+    first, second = torch.triu_indices(input.shape[0], input.shape[0], 0 if with_replacement else 1)
+    return torch.stack([input[first], input[second]], 1)

@@ -49,8 +49,8 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         plain = stack.enter_context(PlainFunctions(module))
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
-        _swap(stack, builtins, "max", _of_sizes(builtins.max, torch.sym_max))
-        _swap(stack, builtins, "min", _of_sizes(builtins.min, torch.sym_min))
+        _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))
+        _swap(stack, builtins, "min", _greater_or_less(builtins.min, torch.sym_min, torch.lt))
         _swap(stack, torch.SymInt, "__repr__", _size_text(plain.prints, torch.SymInt.__repr__))
         _swap(stack, torch.SymInt, "__format__", _size_text(plain.prints, torch.SymInt.__format__))
         yield plain
@@ -113,13 +113,16 @@ def _recorded_print(prints: printing.Prints):
     return record
 
 
-def _of_sizes(plain: Callable, symbolic: Callable) -> Callable:
-    """max or min, also of a length that the data decides: `max(x[mask].shape[0], 1)` would branch on it."""
+def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Callable:
+    """max or min, also of what would be a branch: `max(x[mask].shape[0], 1)`, `min(1.0, step / 100)` of a tensor."""
 
     def choose(*values, **options):
         two = len(values) == 2 and not options
         if two and any(type(value) is torch.SymInt and free_unbacked_symbols(value) for value in values):
             return symbolic(*values)
+        if two and any(isinstance(value, torch.Tensor) and value.ndim == 0 for value in values):
+            first, second = map(torch.as_tensor, values)
+            return torch.where(beats(second, first), second, first)  # the first of two that are equal, as in Python
         return plain(*values, **options)
 
     return choose
@@ -366,6 +369,7 @@ _PLAIN = {
     torch.logsumexp: data_sizes.logsumexp,
     torch.Tensor.logsumexp: data_sizes.logsumexp,
     torch.special.logsumexp: data_sizes.logsumexp,
+    torch.combinations: data_sizes.combinations,
     torch.linalg.lstsq: data_sizes.lstsq,
     F.batch_norm: data_sizes.batch_norm,
     F.ctc_loss: sequence_losses.ctc_loss,

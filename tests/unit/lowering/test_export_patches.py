@@ -292,3 +292,25 @@ class ManyClasses(nn.Module):
 
 def test_clusters_of_classes_are_one_softmax():
     check(Architecture("clusters", "", lambda: (ManyClasses(), (torch.randn(7, 6), torch.arange(0, 20, 3)))))
+
+
+class Bounded(nn.Module):
+    """Python's min and max of scalars, one of them a tensor."""
+
+    def forward(self, x, step):
+        return max(x.mean(), x.sum()) * min(1.0, step / 4) + max(0, x[0].sum())
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_min_and_max_of_scalars_choose_as_python_does(step):
+    check(Architecture("bounded", "", lambda: (Bounded(), (torch.linspace(-1, 2, 5), torch.tensor(step)))))
+
+
+class Pairs(nn.Module):
+    def forward(self, x):
+        pairs = torch.combinations(torch.arange(len(x)))
+        return (x[pairs[:, 0]] - x[pairs[:, 1]]).norm(dim=1), torch.combinations(x[:, 0], with_replacement=True)
+
+
+def test_pairs_of_a_batch_of_any_size():
+    check(Architecture("pairs", "", lambda: (Pairs(), (torch.randn(5, 3),))))

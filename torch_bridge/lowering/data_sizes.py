@@ -90,5 +90,7 @@ def combinations(input, r=2, with_replacement=False):
     """Compute torch.combinations, whose pairs torch picks with a mask."""
     if r != 2:
         return torch.combinations(input, r, with_replacement)
-    first, second = torch.triu_indices(input.shape[0], input.shape[0], 0 if with_replacement else 1)
+    size, offset = input.shape[0], 0 if with_replacement else 1
+    places = torch.triu_indices(size, size, offset, device=input.device)
+    first, second = places[0], places[1]
     return torch.stack([input[first], input[second]], 1)

@@ -307,7 +307,12 @@ def test_min_and_max_of_scalars_choose_as_python_does(step):
 
 
 class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
     def forward(self, x):
+        x = self.layer(x)
         pairs = torch.combinations(torch.arange(len(x)))
         return (x[pairs[:, 0]] - x[pairs[:, 1]]).norm(dim=1), torch.combinations(x[:, 0], with_replacement=True)
 

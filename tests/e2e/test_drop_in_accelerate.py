@@ -189,3 +189,30 @@ def test_a_model_compiled_by_torch_is_compiled_by_xla(how):
     prepared = accelerator.prepare(model)
     torch.testing.assert_close(prepared(X)["logits"], want)
     assert len(accelerator.unwrap_model(prepared, keep_torch_compile=False).forward._shapes) == 1
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.LSTM(6, 8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x, state=None):
+        out, state = self.body(x, state)
+        return self.head(out[:, -1]), state
+
+
+def test_a_recurrent_model_that_carries_its_state_is_compiled_whole(caplog):
+    found = {}
+    for name in ENGINES:
+        accelerator, model, state = fresh(name), Recurrent(), None
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+        for part in X.reshape(5, 2, 5, 6):
+            logits, state = model(part, state)
+            state = tuple(each.detach() for each in state)
+            accelerator.backward(F.cross_entropy(logits, Y[:2]))
+            optimizer.step()
+            optimizer.zero_grad()
+        found[name] = model
+    assert_same(found["accelerate"], found["jaxtrain"])
+    assert "in torch" not in caplog.text

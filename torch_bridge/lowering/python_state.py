@@ -94,7 +94,10 @@ class Watch:
 
 
 def _computed_anew(module: torch.nn.Module, name: str) -> bool:
-    """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass."""
+    """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass, and for the
+    lists in which a recurrent layer keeps its parameters once more."""
+    if isinstance(module, torch.nn.RNNBase) and name in ("_flat_weights", "_flat_weight_refs"):
+        return True
     hooks = module._forward_pre_hooks.values()
     return any(type(h).__module__.startswith("torch.nn.utils.") and getattr(h, "name", "") == name for h in hooks)
 

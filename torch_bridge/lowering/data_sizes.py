@@ -63,15 +63,20 @@ class LeastSquares(NamedTuple):
 
 
 def lstsq(input, b, rcond=None, *, driver=None):
-    """Compute torch.linalg.lstsq, as its default driver does: the residuals' number would depend on the rank."""
-    if driver not in (None, "gelsy"):
-        return torch.linalg.lstsq(input, b, rcond, driver=driver)
+    """Compute torch.linalg.lstsq. Where the rank is not full, residuals are NaN: torch gives none, by their values."""
     rcond = max(input.shape[-2:]) * torch.finfo(input.dtype).eps if rcond is None else rcond
-    inverse = torch.linalg.pinv(input, rtol=rcond)
     vector = b.dim() == 1 or (b.dim() == input.dim() - 1 and b.shape == input.shape[:-1])
-    solution = (inverse @ b.unsqueeze(-1)).squeeze(-1) if vector else inverse @ b
-    nothing = input.new_empty(0)
-    return LeastSquares(solution, nothing, torch.linalg.matrix_rank(input, rtol=rcond), nothing)
+    columns = b.unsqueeze(-1) if vector else b
+    solution = torch.linalg.pinv(input, rtol=rcond) @ columns
+    rank = torch.linalg.matrix_rank(input, rtol=rcond)
+    residuals = singular_values = input.new_empty(0)
+    if driver not in (None, "gelsy") and input.shape[-2] > input.shape[-1]:
+        residuals = (input @ solution - columns).abs().square().sum(-2)
+        residuals = torch.where((rank == input.shape[-1]).all(), residuals, torch.nan)
+    if driver in ("gelsd", "gelss"):
+        singular_values = torch.linalg.svdvals(input)
+    rank = rank.new_empty(0) if driver == "gels" else rank
+    return LeastSquares(solution.squeeze(-1) if vector else solution, residuals, rank, singular_values)
 
 
 class AdaptiveLoss(NamedTuple):

@@ -354,8 +354,9 @@ def _whole(value: Any) -> Any:
     owner, held = value.owner, value.held
     if isinstance(held, dict):
         items = {key: _whole(item) for key, item in held.items()}
-        owner.clear()
-        owner.update(items)
+        if not _holds(owner, items):  # dicts that refuse to be changed have not been
+            owner.clear()
+            owner.update(items)
         return owner
     items = [_whole(item) for item in held]
     if isinstance(owner, list):
@@ -364,6 +365,10 @@ def _whole(value: Any) -> Any:
         owner.clear()
         owner.update(items)
     return owner
+
+
+def _holds(owner: dict, items: dict) -> bool:
+    return [*owner] == [*items] and all(owner[key] is item for key, item in items.items())
 
 
 def _other(value: Any) -> Any:

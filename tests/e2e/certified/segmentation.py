@@ -23,6 +23,6 @@ MODELS = [
     Certified("U-Net, ResNet-18", _model(smp.Unet, encoder_depth=3, decoder_channels=(16, 8, 8))),
     Certified(
         "FPN, ResNet-18",
-        _model(smp.FPN, decoder_pyramid_channels=16, decoder_segmentation_channels=8, decoder_dropout=0.0),
+        _model(smp.FPN, decoder_pyramid_channels=16, decoder_segmentation_channels=32, decoder_dropout=0.0),
     ),  # fmt: skip
 ]

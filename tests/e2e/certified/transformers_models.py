@@ -34,6 +34,7 @@ def bert():
 
 def deberta():
     config = transformers.DebertaV2Config(**WIDTHS, num_labels=3, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    config.problem_type = "single_label_classification"  # left out, it asks whether any label is known
     return transformers.DebertaV2ForSequenceClassification(config), rows(**_text(), labels=classes(3)), None
 
 

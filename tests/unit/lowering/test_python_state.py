@@ -262,3 +262,30 @@ def test_a_cache_of_what_the_parameters_give_is_no_state():
     model = Caches().eval()
     ours = from_torch(model, X, ["evaluation"])(X.numpy())
     np.testing.assert_allclose(np.asarray(ours), model(X).detach(), atol=1e-6)
+
+
+class ReadOnly(dict):
+    """As the settings of diffusers' models: they refuse every change."""
+
+    def clear(self):
+        raise TypeError("read-only")
+
+    def update(self, *args, **kwargs):
+        raise TypeError("read-only")
+
+
+class Settings(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.settings = ReadOnly(scale=2.0)
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x) * self.settings["scale"]
+
+
+def test_a_dict_that_refuses_changes_is_left_alone():
+    module = Settings()
+    x = torch.ones(1, 3)
+    model = from_torch(module, (x,), ["training", "evaluation"])
+    np.testing.assert_allclose(model(x.numpy()), module(x).detach().numpy(), rtol=1e-6)

@@ -253,7 +253,7 @@ NOT_RUN = {
     ],
     "takes minutes to hours; done by hand before a release": [
         "python -m tests.chaos.config_fuzz --count 2000 --seed 7",
-        "python -m tests.chaos.soak --steps 3000 --minutes 0",
+        "python -m tests.chaos.soak --steps 3000 --minutes 30",
         "python -m tests.chaos.damages --damages 40 --seed 4",
         "python -m tests.chaos.hostile",
         "python -m tests.chaos.command_lines --count 300 --seed 2",

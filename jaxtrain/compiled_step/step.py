@@ -18,6 +18,8 @@ from jaxtrain.optim.optimizer import clip, global_norm
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, Updates
 from jaxtrain.runtime.prng import Rngs
 
+MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
+
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class CompiledStep:
         weights.bridge.check_scheduler(scheduler, optimizer)
         self.grads: Arrays = {}
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
-        self.count = 0
+        self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.parts: dict[str, LazyScalar] = {}
         self.grad_norm: LazyScalar | None = None
 
@@ -113,6 +115,7 @@ class CompiledStep:
         if structure != self.structure:  # hooks were added or removed
             self._record_anew(structure)
         self.record.check_captured()
+        self._calls += 1
         trained = self.updates.trained()
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
         divisor = self.accumulate if update is None else 1
@@ -125,8 +128,20 @@ class CompiledStep:
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:
                 program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
+            else:
+                self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         return lambda: program([*leaves, *numbers])
+
+    def _recorded_in_vain(self) -> None:
+        """Raise CannotRecord where Python branches on what changes at most calls: each would be recorded to no end."""
+        self._in_vain += 1
+        if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
+            varying = self.record.entry.varying
+            raise self.weights.bridge.CannotRecord(
+                f"{self.record.name}: Python branches on {varying.names(sorted(varying.fixed))}, which changes from call "
+                "to call: compute with torch.where on a tensor of the batch instead"
+            )
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
         weights, averaging = self.weights, self.averaging

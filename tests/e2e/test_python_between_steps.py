@@ -68,6 +68,32 @@ def test_what_a_loop_keeps_in_python_is_torchs(make, loss, caplog):
     assert caplog.text.count("the loss and updates in torch") == 1
 
 
+class Late:
+    """A loss that is another in the second half of a run, by a number that changes at every call."""
+
+    def __init__(self):
+        self.epoch = 0.0
+
+    def __call__(self, module, batch):
+        return mse(module, batch) * (2 if self.epoch > 0.8 else 1)
+
+
+def test_a_branch_on_a_number_that_always_changes_is_not_recorded_for_ever(caplog):
+    found = []
+    for compiled in (False, True):
+        module, loss, losses = net(), Late(), []
+        optimizer = sgd(module)
+        step = jaxtrain.compile(module, loss, optimizer) if compiled else torch_step(module, optimizer, loss)
+        for number, batch in enumerate(batches(40)):
+            loss.epoch = number / 25
+            losses.append(float(step(batch)))
+        found.append((module, losses))
+    step.sync()
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
+    assert_same(found[0][0], found[1][0])
+    assert "Python branches on self.epoch, which changes from call to call" in caplog.text
+
+
 def test_gradients_that_wait_for_an_update_go_on_in_torch():
     losses = {}
     for engine in ("torch", "jaxtrain"):

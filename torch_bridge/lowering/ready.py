@@ -73,16 +73,17 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int]:
     """Give the bytes of the storage between which the tensor lies."""
-    size = tensor.element_size()
+    size, begin = tensor.element_size(), int(tensor.storage_offset())
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.storage_offset() * size, (tensor.storage_offset() + last + 1) * size
+    return begin * size, (begin + last + 1) * size
 
 
 def _elements(tensor: torch.Tensor) -> np.ndarray:
     """Give the numbers of its elements within the storage, each once, in order."""
+    begin = int(tensor.storage_offset())
     if tensor.is_contiguous():
-        return np.arange(tensor.storage_offset(), tensor.storage_offset() + tensor.numel())
-    numbers = np.array([tensor.storage_offset()])
+        return np.arange(begin, begin + tensor.numel())
+    numbers = np.array([begin])
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers = np.unique(numbers[:, None] + stride * np.arange(length if stride else 1))
     return numbers

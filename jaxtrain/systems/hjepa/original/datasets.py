@@ -26,7 +26,7 @@ class Images(Dataset):
         """config: of `hjepa.pretrain`, checked. split: "train", "validation" or "test"."""
         self.size, self.split = config.data.image_size, split
         self.source = build_data(config, split)
-        self._items = self.source
+        self._items: Any = self.source
         if split == "train" and config.data.dataset != "digits":
             augmentation = config.data.augmentation.model_copy(update={"where": "loader"})
             data = config.data.model_copy(update={"augmentation": augmentation})

@@ -150,8 +150,7 @@ class MetricsLogger:
             rows = filled.reshape(-1, nrow, *filled.shape[1:]).transpose(2, 0, 3, 1, 4)
             self.tb_writer.add_image(name, rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2], -1), step)
         if self.wandb_run is not None:
-            captions = [None] * len(images) if captions is None else captions
-            pairs = zip(images, captions, strict=True)
+            pairs = zip(images, captions or [None] * len(images), strict=True)
             shown = [self._wandb.Image(np.moveaxis(image, 0, -1), caption=caption) for image, caption in pairs]
             self._wandb.log({name: shown}, step=step)
 

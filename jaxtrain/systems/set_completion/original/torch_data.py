@@ -19,7 +19,8 @@ class SetDataset(masking.SetDataset, Dataset):
         self.df, self.num_instances_per_set = df, num_instances_per_set
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return tuple(map(torch.from_numpy, super().__getitem__(index)))
+        visible, weapon, whole = map(torch.from_numpy, super().__getitem__(index))
+        return visible, weapon, whole
 
 
 def create_collate_fn(pad_token_id: int):

@@ -138,9 +138,10 @@ class CompiledStep:
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
             varying = self.record.entry.varying
+            names = varying.names(sorted(varying.fixed))
             raise self.weights.bridge.CannotRecord(
-                f"{self.record.name}: Python branches on {varying.names(sorted(varying.fixed))}, which changes from call "
-                "to call: compute with torch.where on a tensor of the batch instead"
+                f"{self.record.name}: Python branches on {names}, which changes from call to call: compute with "
+                "torch.where on a tensor of the batch instead"
             )
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:

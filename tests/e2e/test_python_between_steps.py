@@ -91,7 +91,7 @@ def test_a_branch_on_a_number_that_always_changes_is_not_recorded_for_ever(caplo
     step.sync()
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
     assert_same(found[0][0], found[1][0])
-    assert "Python branches on self.epoch, which changes from call to call" in caplog.text
+    assert "Python branches on .epoch, which changes from call to call" in caplog.text
 
 
 def test_gradients_that_wait_for_an_update_go_on_in_torch():

@@ -22,6 +22,7 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.python_names import mentions
 from torch_bridge.torch_step import set_gradients
@@ -66,6 +67,7 @@ class Trainer(pl.Trainer):
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
+        model = unwrapped(model)  # of torch.compile
         _check_package(model)
         loop, compiled = self.fit_loop.epoch_loop, _CompiledOptimization(self)
         compiled.optim_progress = loop.automatic_optimization.optim_progress  # of a fit before this one
@@ -147,9 +149,10 @@ class _CompiledOptimization(_AutomaticOptimization):
         trainer = self.trainer
         module = trainer.lightning_module
         optimizer = trainer.optimizers[0]
-        if self.step is None or self._groups != [len(group["params"]) for group in optimizer.param_groups]:
-            trainer.sync()  # a callback has added a group: another program, on the weights so far
-            self._groups = [len(group["params"]) for group in optimizer.param_groups]
+        groups = [len(group["params"]) for group in optimizer.param_groups]
+        if self.step is None or self.step.optimizer is not optimizer or self._groups != groups:
+            trainer.sync()  # a hook has put in an optimizer or a group: another program, on the weights so far
+            self._groups = groups
             self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
             limit = trainer.gradient_clip_val
             self.step = compile_step(module, self.recorder.loss, optimizer, clip_norm=limit or None)

@@ -107,6 +107,25 @@ def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
     assert_same(*modules)
 
 
+class NewOptimizer(Classifier):
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.trainer.strategy.optimizers = [torch.optim.SGD(self.parameters(), 0.1)]
+
+
+def test_an_optimizer_that_a_hook_puts_in_is_the_one_that_moves(tmp_path):
+    both(NewOptimizer, tmp_path)
+
+
+def test_a_module_that_torch_compile_has_wrapped_is_compiled_by_xla(tmp_path):
+    plain, wrapped = Classifier(), Classifier()
+    base.trainer("lightning", tmp_path / "a").fit(plain, loader(16), loader(32))
+    made = base.trainer("jaxtrain", tmp_path / "b")
+    made.fit(torch.compile(wrapped, backend="eager"), loader(16), loader(32))
+    assert_same(plain, wrapped)
+    assert made.fit_loop.epoch_loop.automatic_optimization.step is not None
+
+
 def test_a_learning_rate_finder_finds_lightnings_and_leaves_the_weights(tmp_path):
     modules, found = [], []
     for name in base.ENGINES:

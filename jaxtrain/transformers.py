@@ -20,6 +20,7 @@ from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
+from torch_bridge.training.python_items import PythonItems
 
 __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
 
@@ -46,6 +47,7 @@ BETWEEN_STEPS = (  # hooks of callbacks that may read weights or change them
 READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
 STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # of a subclass: it may do anything with a step
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
+PYTHON = "jaxtrain_python"  # what those entries hold beside tensors
 
 
 class _CompiledTraining:
@@ -85,12 +87,13 @@ class _CompiledTraining:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
-        batch[STEPS] = torch.tensor(float(self.current_gradient_accumulation_steps))
-        if num_items_in_batch is not None:
-            batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()
         step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # of the random keys
         updating = self.accelerator.sync_gradients
         try:
+            batch, python = self._items.arrays(batch, {})
+            batch |= {PYTHON: python, STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
+            if num_items_in_batch is not None:
+                batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()
             call = step.prepare(batch, update=updating)
             left = sorted(step.record.left)
             reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
@@ -151,7 +154,8 @@ class _CompiledTraining:
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """compute_loss, divided as transformers' training_step divides it. Recorded once."""
-        inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS)}
+        inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS, PYTHON)}
+        inputs = self._items.put(inputs, self._items.stand_ins(batch[PYTHON]))
         items = batch.get(ITEMS)
         loss = self.compute_loss(model, inputs, num_items_in_batch=items)
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
@@ -171,6 +175,7 @@ class _CompiledTraining:
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
         self._step, self._lengths, self._micro = None, None, 0
+        self._items = PythonItems("compute_loss")
         callbacks = self.callback_handler.callbacks
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{type(self).__name__}.{name}" for name in STEP_METHODS if self._own(name)]

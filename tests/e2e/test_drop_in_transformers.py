@@ -150,6 +150,39 @@ def test_a_subclass_that_overrides_compute_loss(tmp_path):
     np.testing.assert_allclose(curves["jaxtrain"], curves["transformers"], rtol=1e-4, atol=1e-6)
 
 
+def with_texts(rows):
+    """Padded as Sentences are, with a text, numbers and a list of texts that no two batches share."""
+    batch = torch.utils.data.default_collate(rows)
+    names = [f"row {int(ids.sum())}" for ids in batch["input_ids"]]
+    return batch | {"names": names, "first": names[0], "rows": len(names)}
+
+
+class ReadsPython(Weighted):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        names, first, rows = (inputs.pop(name) for name in ("names", "first", "rows"))
+        assert isinstance(first, str)
+        assert len(names) == rows
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss = loss * (1 + rows / 8)
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_texts_and_numbers_in_a_batch_ask_for_no_program_of_their_own(tmp_path):
+    curves = {}
+    for name, base in ENGINES.items():
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / name), per_device_train_batch_size=8, max_steps=9, logging_steps=1, report_to=[],
+            use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
+        )  # fmt: skip
+        made = type("Own", (ReadsPython, base), {})(
+            classifier(), arguments, train_dataset=Sentences(), data_collator=with_texts
+        )
+        made.train()
+        curves[name] = curve(made)
+    np.testing.assert_allclose(curves["jaxtrain"], curves["transformers"], rtol=1e-4, atol=1e-6)
+    assert len({id(program) for program in made._step._programs.values()}) == 2  # of 8 rows, and of the last 2
+
+
 class Halves(transformers.TrainerCallback):
     """Reads and changes weights between steps."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering.errors import MACHINERY
+from torch_bridge.lowering.errors import MACHINERY, CannotRecord
 
 MOST_PATHS = 8  # ways through the code, each of which is recorded and compiled
 
@@ -58,7 +58,7 @@ class Paths:
     def of(self, values: Values) -> int:
         """Return the place of the path that holds for these values; a new one has no conditions yet.
 
-        Raises UserError where there are too many.
+        Raises CannotRecord where there are too many.
         """
         self.values = values
         for place, path in enumerate(self.known):
@@ -66,7 +66,7 @@ class Paths:
                 return place
         if len(self.known) >= MOST_PATHS:
             lines = [where for path in self.known for _, _, where in path.conditions]
-            raise UserError(
+            raise CannotRecord(
                 f"{self.name} asks of a number that changes from step to step what has led to {MOST_PATHS} programs "
                 f"already, at {max(set(lines), key=lines.count)}: compute with the number itself, or with torch.where"
             )

@@ -19,11 +19,10 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.printing import check_text
 from torch_bridge.lowering.python_inputs import SIMPLE
-from torch_bridge.lowering.python_numbers import Given, Number, Paths
+from torch_bridge.lowering.python_numbers import Given, Number
+from torch_bridge.training.python_items import PythonItems
 
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
-PATH = "path"
-ITEM = "item"  # in place of what a batch holds in Python
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
 
 
@@ -42,7 +41,8 @@ class StepRecorder:
 
     def __init__(self, module: Any, trainer: Any, takes_index: bool):
         self.trainer, self.takes_index = trainer, takes_index
-        self.paths = Paths("training_step")
+        self.items = PythonItems("training_step")
+        self.paths = self.items.paths
         self.sides: list[tuple[list[tuple[str, Any, Any]], dict[str, Any]]] = []
         self.kind: Callable[[Any], Any] = lambda batch: batch
         self.metrics: tuple[Any, ...] = tuple(_topmost(module))
@@ -56,35 +56,16 @@ class StepRecorder:
         values: dict[str, Any] = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             values[f"lr {number}"] = float(group["lr"])
-
-        def stand_in(leaf: Any, place: str) -> Any:
-            if leaf is None or isinstance(leaf, bool) or hasattr(leaf, "shape"):
-                return leaf
-            values[place] = leaf
-            return ITEM
-
         own = type(batch) if isinstance(batch, Mapping) else dict  # as transformers' BatchEncoding
-        batch = _mapped(stand_in, batch, ITEM)
         self.kind = (lambda given: given) if own is dict else own
-        integer, real = (np.int32, np.float32) if array is np.asarray else (torch.int32, torch.float32)
-        arrays = {
-            name: array(value, dtype=integer if isinstance(value, int) else real)
-            for name, value in values.items()
-            if isinstance(value, (int, float))
-        }
-        return {"batch": batch, PATH: self.paths.of(values), **arrays}
+        marked, arrays = self.items.arrays(batch, values, array)
+        return {"batch": marked, **arrays}
 
     def loss(self, module: Any, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run training_step; its loss, and what the calls on the host need."""
-        path = self.paths.known[batch[PATH]]
-        values = self.paths.values
-        numbers = {
-            name: path.number(name, values, batch[name]) if name in batch else Given(path, name, values[name])
-            for name in values
-        }
-        real = lambda leaf, place: numbers[place] if isinstance(leaf, str) else leaf
-        inputs = _mapped(real, batch["batch"], ITEM)
-        given = [self.kind(inputs)] + ([numbers["batch_idx"]] if self.takes_index else [])
+        numbers = self.items.stand_ins(batch)
+        given = [self.kind(self.items.put(batch["batch"], numbers))]
+        given += [numbers["batch_idx"]] if self.takes_index else []
         precision = self.trainer.precision_plugin.train_step_context()
         host = _Host()
         inside = _inside(module, self.trainer, numbers, host, self.metrics)
@@ -326,16 +307,6 @@ def _without_value_checks() -> Iterator[None]:
     finally:
         for (module, name), function in zip(found, before, strict=True):
             setattr(module, name, function)
-
-
-def _mapped(function: Callable, batch: Any, place: str) -> Any:
-    """The batch with this function's values, given a leaf and its place, in place of its leaves."""
-    if isinstance(batch, Mapping):
-        return {key: _mapped(function, value, f"{place} {key}") for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        values = [_mapped(function, value, f"{place} {number}") for number, value in enumerate(batch)]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-    return function(batch, place)
 
 
 def _same(one: Any, other: Any) -> bool:

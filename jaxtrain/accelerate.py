@@ -13,6 +13,7 @@ import torch
 from accelerate import DistributedType
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import CompiledForward
 from torch_bridge.from_torch import unwrapped
 
@@ -49,6 +50,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
         """Compile the model's forward and backward pass, then prepare it as accelerate does."""
+        host_memory.keep()
         inner = unwrapped(model)
         own = vars(inner).get("forward")
         if not isinstance(own, CompiledForward) and "_compiled_forward" not in vars(inner):

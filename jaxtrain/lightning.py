@@ -20,6 +20,7 @@ from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.from_torch import unwrapped
@@ -73,7 +74,7 @@ class Trainer(pl.Trainer):
         compiled.optim_progress = loop.automatic_optimization.optim_progress  # of a fit before this one
         loop.automatic_optimization = compiled
         apart = _apart(self, model)
-        with contextlib.ExitStack() as self._forwards:
+        with host_memory.kept(), contextlib.ExitStack() as self._forwards:
             if apart:
                 self.go_apart(model, apart)
             super().fit(model, *arguments, **options)
@@ -173,7 +174,7 @@ class _CompiledOptimization(_AutomaticOptimization):
         extras = self.recorder.replay(trainer.lightning_module, logged)
         tried = not any(isinstance(callback, _Sync) for callback in trainer.callbacks)  # by a Tuner, on its own ones
         if self._updating and (self._watched or tried):
-            trainer.sync()
+            self.step.publish()
         return ClosureResult.from_training_step_output({"loss": value, **extras}, trainer.accumulate_grad_batches)
 
 
@@ -246,6 +247,7 @@ def _read_between_steps(trainer: Any) -> bool:
     """Tell whether a hook is called between steps that may read the module: of the user's own, or of an average."""
     module = trainer.lightning_module
     return any(_overrides(module, pl.LightningModule, hook) for hook in BETWEEN_STEPS) or any(
-        isinstance(callback, WeightAveraging) or any(_users(callback, hook) for hook in BETWEEN_STEPS)
+        isinstance(callback, WeightAveraging)
+        or (getattr(callback, "reads_weights", True) and any(_users(callback, hook) for hook in BETWEEN_STEPS))
         for callback in trainer.callbacks
     )

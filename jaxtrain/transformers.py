@@ -15,6 +15,7 @@ from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
@@ -108,7 +109,7 @@ class _CompiledTraining:
     def _finish(self, loss: Any, updating: bool) -> torch.Tensor:
         self._micro = 0 if updating else self._micro + 1
         if updating and self._watched:
-            self.sync()
+            self._step.publish()
         return torch.tensor(float(loss), device=self.args.device)
 
     def _own(self, method: str) -> bool:
@@ -144,12 +145,16 @@ class _CompiledTraining:
             limit = self.args.max_grad_norm
             norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
             self._step = compile_step(model, self._loss, optimizer, clip_norm=norm, seed=self.args.seed)
-            watched = [type(c).__name__ for c in self.callback_handler.callbacks if _overrides(c, BETWEEN_STEPS)]
+            readers = [c for c in self.callback_handler.callbacks if getattr(c, "reads_weights", True)]
+            watched = [type(c).__name__ for c in readers if _overrides(c, BETWEEN_STEPS)]
             if self._own("log"):
                 watched.append(f"{type(self).__name__}.log")
             self._watched = bool(watched)
             if watched:
-                print(f"weights are written back after every step, because {', '.join(watched)} may read them")
+                print(
+                    f"weights are written back after every step, because {', '.join(watched)} may read them "
+                    "(reads_weights = False in a callback's class says that it does not)"
+                )
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -184,7 +189,8 @@ class _CompiledTraining:
         if self._apart:
             self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
         try:
-            return super()._inner_training_loop(*arguments, **options)
+            with host_memory.kept():
+                return super()._inner_training_loop(*arguments, **options)
         finally:
             self._apart = True
 

@@ -285,7 +285,7 @@ class _Program:
         self.reached = graph.differentiable()
         self.writes_inputs = any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in graph.outputs)
         self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
-        self.run = as_torch(self._run)
+        self.run = as_torch(self._run, slim=not graph.loops)
         self._draws: bool | None = None  # whether it takes random numbers; known once traced
         self._carrying: dict[frozenset[str], list[bool]] = {}
 

@@ -8,6 +8,7 @@ loss(prediction, target)["loss"].backward()      # tensors
 loss(jax_prediction, jax_target)                 # arrays: the function itself
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +19,14 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.exchange import Shared, any_wide, inexact, precision, pull_back, to_input, to_tensor
+from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensor
 
 
-def as_torch(function: Callable) -> Callable:
+def as_torch(function: Callable, slim: bool = False) -> Callable:
     """Return `function` for tensors too; a call without tensors is the function's own.
+
+    slim: the forward pass keeps less for the backward pass, which computes elementwise operations once more. In a loop
+    over rows that takes a loop of its own.
 
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
     gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
@@ -46,7 +50,7 @@ def as_torch(function: Callable) -> Callable:
         try:
             program = programs.get(key)
             if program is None:
-                program = programs[key] = _Program(function, spec, places, constants, wanted)
+                program = programs[key] = _Program(function, spec, places, constants, wanted, slim)
         except TypeError:
             odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
             raise UserError(
@@ -58,11 +62,44 @@ def as_torch(function: Callable) -> Callable:
     return call
 
 
+# What the backward pass computes once more from what is kept, as it costs less than to write it and to read it again:
+# elementwise operations, and those that only move values. `lt` is not among them: it makes the masks of dropout.
+_COMPUTED_AGAIN = frozenset(
+    "abs add add_any and atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp concatenate conj copy cos cosh "
+    "convert_element_type div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota "
+    "is_finite le log log1p logistic max min mul ne neg nextafter not or pad pow real rem reshape rev round rsqrt "
+    "select_n sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh transpose xor".split()
+)
+
+
+_MAKE_COMPLEX = frozenset({"complex", "eig", "fft"})
+
+
+def _kept(primitive: Any, *avals: Any, **_: Any) -> bool:
+    """Say whether the forward pass keeps a primitive's results for the backward pass, as jax.checkpoint asks.
+
+    No complex ones: jax.checkpoint passes what is kept through reduce_precision, which takes real numbers only.
+    """
+    complexes = any(jnp.issubdtype(getattr(aval, "dtype", bool), jnp.complexfloating) for aval in avals)
+    return not complexes and primitive.name not in _COMPUTED_AGAIN | _MAKE_COMPLEX
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """An argument of the forward pass among what it keeps, which would be a copy as one of its results."""
+
+    place: int
+
+
 class _Program:
     """One way of calling the function, compiled for each set of shapes by jax.jit."""
 
-    def __init__(self, function: Callable, spec: Any, places: tuple, constants: tuple, wanted: tuple):
+    def __init__(
+        self, function: Callable, spec: Any, places: tuple, constants: tuple, wanted: tuple, slim: bool = False
+    ):
         self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
+        self.slim = slim
         self.wanted = wanted  # places of the tensors that get a gradient
         self.structure: Any = None  # of the results; known once traced
         self.floating: list[bool] = []
@@ -97,10 +134,14 @@ class _Program:
     def run(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """The results' leaves, and the pullback if a gradient is wanted."""
         with precision(any_wide(tensors)):
-            array = lambda place, t: self.shared.array(place, t) if t.is_leaf and t.requires_grad else to_input(t)
-            arrays = [array(place, tensor) for place, tensor in enumerate(tensors)]
+            lasting = [tensor.is_leaf and tensor.requires_grad for tensor in tensors]  # parameters
+            pairs = enumerate(zip(tensors, lasting, strict=True))
+            arrays = [self.shared.array(place, t) if lasts else to_input(t) for place, (t, lasts) in pairs]
             outputs, pullback = self.forward(arrays)
             jax.block_until_ready(outputs)  # torch may write to the inputs from now on
+            given = lambda place: arrays[place] if lasting[place] else arrays[place].copy()
+            fill = lambda leaf: given(leaf.place) if isinstance(leaf, _Given) else leaf
+            pullback = jax.tree.map(fill, pullback, is_leaf=lambda leaf: isinstance(leaf, _Given))
             return [to_tensor(leaf) for leaf in outputs], pullback
 
     def _outputs(self, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -125,9 +166,12 @@ class _Program:
             pairs = list(zip(outputs, self.floating, strict=True))
             return [leaf for leaf, floating in pairs if floating], [leaf for leaf, floating in pairs if not floating]
 
-        floats, pullback, others = jax.vjp(outputs_of, [arrays[i] for i in self.wanted], has_aux=True)
+        run = jax.checkpoint(outputs_of, prevent_cse=False, policy=_kept) if self.slim else outputs_of
+        floats, pullback, others = jax.vjp(run, [arrays[i] for i in self.wanted], has_aux=True)
         kept = {True: iter(floats), False: iter(others)}
-        return [next(kept[floating]) for floating in self.floating], pullback
+        places = {id(array): place for place, array in enumerate(arrays)}
+        as_given = lambda leaf: _Given(places[id(leaf)]) if id(leaf) in places else leaf
+        return [next(kept[floating]) for floating in self.floating], jax.tree.map(as_given, pullback)
 
 
 class _Call(torch.autograd.Function):
@@ -136,7 +180,7 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program: _Program, *tensors: torch.Tensor):
         outputs, ctx.pullback = program.run(list(tensors))
-        held = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(ctx.pullback)}
+        held = set(map(address, jax.tree.leaves(ctx.pullback)))
         ctx.save_for_backward(*(t for t in tensors if t.data_ptr() in held))  # whose memory the backward pass reads
         ctx.tensors, ctx.versions = tensors, [tensor._version for tensor in tensors]
         ctx.program, ctx.wide, ctx.count = program, any_wide(tensors), len(tensors)
@@ -159,6 +203,7 @@ class _Call(torch.autograd.Function):
             given = [to_input(t.conj()) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
         found: list[torch.Tensor | None] = [None] * ctx.count
-        for i, gradient in zip(ctx.program.wanted, gradients, strict=True):
-            found[i] = to_tensor(gradient).conj().resolve_conj()  # torch's is the conjugate of JAX's
+        tensors = take(gradients, (*given, *jax.tree.leaves(ctx.pullback)))
+        for i, gradient in zip(ctx.program.wanted, tensors, strict=True):
+            found[i] = gradient.conj().resolve_conj()  # torch's is the conjugate of JAX's
         return None, *found

@@ -9,6 +9,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.exchange import to_host
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -80,7 +81,7 @@ def narrow(value: Any) -> Any:
 
 def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
     """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's."""
-    host = jax.device_get(dict(arrays))
+    host = to_host(dict(arrays))
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(to_torch(host[name]).reshape(tensor.shape))

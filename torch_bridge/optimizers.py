@@ -13,6 +13,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.exchange import to_host
 
 REFUSED = {
     "LBFGS": "it evaluates the loss several times per step",
@@ -166,22 +167,23 @@ def write_state(
     state: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Put state back into the optimizer, in place where it has tensors already, as its own step() would have."""
-    for group, keys in zip(parameters, names, strict=True):
-        for parameter, key in zip(group, keys, strict=True):
-            if not state.get(key):
-                continue
-            entries = optimizer.state[parameter]
-            for name, value in state[key].items():
-                old = entries.get(name)
-                new = to_torch(np.asarray(value))
-                if isinstance(old, torch.Tensor) and old.shape == new.shape:
-                    with torch.no_grad():
-                        old.copy_(new)
-                elif isinstance(old, (int, float)):
-                    entries[name] = type(old)(new.item())
-                else:
-                    device = parameter.device if new.dim() else torch.device("cpu")
-                    entries[name] = new.to(device=device, dtype=parameter.dtype if new.dim() else torch.float32)
+    state = to_host(dict(state))
+    with torch.no_grad():
+        for group, keys in zip(parameters, names, strict=True):
+            for parameter, key in zip(group, keys, strict=True):
+                for name, value in state.get(key, {}).items():
+                    _write_entry(optimizer.state[parameter], name, to_torch(value), parameter)
+
+
+def _write_entry(entries: dict[str, Any], name: str, new: torch.Tensor, parameter: torch.Tensor) -> None:
+    old = entries.get(name)
+    if isinstance(old, torch.Tensor) and old.shape == new.shape:
+        old.copy_(new)
+    elif isinstance(old, (int, float)):
+        entries[name] = type(old)(new.item())
+    else:
+        device = parameter.device if new.dim() else torch.device("cpu")
+        entries[name] = new.to(device=device, dtype=parameter.dtype if new.dim() else torch.float32)
 
 
 Arrays = list[np.ndarray]

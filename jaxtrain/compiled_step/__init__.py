@@ -7,7 +7,7 @@ from jaxtrain.compiled_step.shared_weights import SharedWeights
 from jaxtrain.compiled_step.step import CompiledStep, CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import compile_cache
+from jaxtrain.runtime import compile_cache, host_memory
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
 
@@ -84,6 +84,7 @@ def compile_many(
     if accumulate < 1:
         raise UserError(f"accumulate: {accumulate}, wanted at least 1")
     compile_cache.enable()
+    host_memory.keep()
     layout = make_layout(
         ShardConfig.model_validate({"strategy": shard}), None, None if devices is None else list(devices)
     )

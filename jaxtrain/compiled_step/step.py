@@ -296,6 +296,12 @@ class CompiledStep:
             self.record.check_captured(ended=True)
         self.write(overwrite)
 
+    def publish(self) -> None:
+        """Sync right after a call, where no code but this could have changed torch's weights in between."""
+        if self.torch is None:
+            self.record.check_captured(ended=True)
+        self.write(overwrite=True)
+
     def write(self, overwrite: bool = False) -> None:
         """Put them back as `sync`, whatever the constants of the record are by now."""
         self.weights.sync(overwrite)

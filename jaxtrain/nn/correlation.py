@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a channel's own kernel, convolutions one after another
+MOST_NEIGHBOURS = 16  # copies of the input that a kernel's gradient holds at once
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -35,6 +37,9 @@ def correlate(
     ones = (1,) * (x.ndim - 2)
     pads = tuple((before, after) for before, after in pads)
     shape = (tuple(stride), pads, tuple(gaps or ones), tuple(dilation or ones))
+    if groups == 1 and _is_pointwise(x, weight, *shape):
+        together = lambda x, weight: _by_group(x, weight, *shape)
+        return jax.lax.platform_dependent(x, weight, cpu=_by_place, default=together)
     if groups == 1:
         return _correlate(x, weight, *shape)
     together = lambda x, weight: _by_group(x, weight, *shape, groups)
@@ -45,6 +50,19 @@ def correlate(
     else:
         return together(x, weight)
     return jax.lax.platform_dependent(x, weight, cpu=apart, default=together)
+
+
+def _is_pointwise(x, weight, stride, pads: Pads, gaps, dilation) -> bool:
+    """Return True for a kernel of one entry at each of enough places to make a matrix product of every sample."""
+    places = math.prod(x.shape[2:])
+    plain = max(weight.shape[2:]) == max(stride) == max(gaps) == 1 and not any(map(any, pads))
+    return plain and places >= min(weight.shape[:2])
+
+
+def _by_place(x, weight):
+    """A kernel of one entry, as a matrix product in each sample, which moves no axis."""
+    kernels = jnp.broadcast_to(weight.reshape(weight.shape[:2]), (x.shape[0], *weight.shape[:2]))
+    return jnp.matmul(kernels, x.reshape(*x.shape[:2], -1)).reshape(x.shape[0], weight.shape[0], *x.shape[2:])
 
 
 def _by_tap(x, weight, stride, pads: Pads, dilation):
@@ -59,7 +77,7 @@ def _by_tap(x, weight, stride, pads: Pads, dilation):
         ends = [first + _span(n, s) for first, n, s in zip(starts, sizes, stride, strict=True)]
         seen = jax.lax.slice(padded, [0, 0, *starts], [*x.shape[:2], *ends], [1, 1, *stride])
         total = total + seen * weight[(slice(None), 0, *entry)].reshape(-1, *[1] * len(sizes))
-    return total
+    return checkpoint_name(total, "correlation")  # dear to compute once more
 
 
 def _one_by_one(x, weight, shape, groups: int):
@@ -98,12 +116,15 @@ def _backward(stride, pads, gaps, dilation, kept, dy):
         sizes = list(zip(x.shape[2:], weight.shape[2:], dy.shape[2:], stride, pads, gaps, dilation, strict=True))
         last = jnp.moveaxis(dy, 1, -1)
         flipped = jnp.flip(jnp.moveaxis(weight, (0, 1), (-2, -1)), tuple(range(weight.ndim - 2)))  # [*kernel, out, in]
-        dx = _channels_last(last, flipped, gaps, tuple(_pads_of_input(*s) for s in sizes), stride, dilation)
-        by_sample = jnp.moveaxis(x, 0, -1)  # [in, *space, batch]: the batch is what is summed over
-        dw = _channels_last(
-            by_sample, jnp.moveaxis(last, 0, -2), dilation, tuple(_pads_of_kernel(*s) for s in sizes), gaps, stride
-        )
-        return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(dw, -1, 0)
+        pads_of_input = tuple(_pads_of_input(*s) for s in sizes)
+        dx = _channels_last(last, flipped, gaps, pads_of_input, stride, dilation)
+        x, kernel = jnp.moveaxis(x, 1, -1), weight.shape[2:]
+        if max(gaps) > 1 and max(stride) == 1:  # windows of the output's gradient: those of x would be mostly zeros
+            dw = _window_products(last, x, kernel, gaps, pads_of_input, dilation)  # [*kernel, out, in], from its end
+            return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(jnp.flip(dw, range(len(kernel))), (-2, -1), (0, 1))
+        spread = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, gap - 1) for gap in gaps), (0, 0, 0)])
+        dw = _window_products(spread, last, kernel, stride, tuple(_pads_of_kernel(*s) for s in sizes), dilation)
+        return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(dw, (-1, -2), (0, 1))
 
     def otherwise(x, weight, dy):
         return jax.vjp(lambda x, weight: _by_group(x, weight, stride, pads, gaps, dilation), x, weight)[1](dy)
@@ -112,6 +133,34 @@ def _backward(stride, pads, gaps, dilation, kept, dy):
 
 
 _correlate.defvjp(_forward, _backward)
+
+
+def _window_products(x, y, kernel, stride, pads: Pads, dilation):
+    """x: [batch, *space, a], y: [batch, *out, b] -> [*kernel, a, b]: the sum, over all places, of x's windows times y.
+
+    As matrix products, one for every few neighbours of a window: as a convolution, with the batch for channels, XLA's
+    CPU backend takes two to four times as long.
+    """
+    padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
+    out, rank = y.shape[1:-1], len(kernel)
+    rows = y.reshape(-1, y.shape[-1])
+
+    def shifted(value, axis: int, place: int):
+        first, step = place * dilation[axis], stride[axis]
+        return jax.lax.slice_in_dim(value, first, first + _span(out[axis], step), step, axis + 1)
+
+    found = []
+    for first in range(0, kernel[-1], MOST_NEIGHBOURS):
+        places = range(first, min(first + MOST_NEIGHBOURS, kernel[-1]))
+        wide = jnp.concatenate([shifted(padded, rank - 1, place) for place in places], axis=-1)
+        products = []
+        for entry in np.ndindex(*kernel[:-1]):
+            part = wide
+            for axis, place in enumerate(entry):
+                part = shifted(part, axis, place)
+            products.append(part.reshape(-1, part.shape[-1]).T @ rows)
+        found.append(jnp.stack(products).reshape(*kernel[:-1], len(places), x.shape[-1], y.shape[-1]))
+    return jnp.concatenate(found, axis=rank - 1)
 
 
 def _kernel_last(weight: jax.Array) -> jax.Array:

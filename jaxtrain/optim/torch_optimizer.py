@@ -190,12 +190,12 @@ class TorchUpdate:
 
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
         if self.ahead:
-            self.write(jax.device_get({key: state[key] for key in self._updated}))
+            self.write({key: state[key] for key in self._updated})
             self.ahead = False
             self._edits.note()
 
     def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put the state of updated parameters, in numpy, into torch's object."""
+        """Put the state of updated parameters into torch's object."""
         names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
         self.bridge.write_state(
             self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}

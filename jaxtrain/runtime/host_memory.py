@@ -16,9 +16,8 @@ def one_arena() -> None:
     _set(M_ARENA_MAX, 1)
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Memory freed here stays with this process, for whichever thread asks next. Afterwards malloc is as it was.
+def keep() -> None:
+    """Memory freed from now on stays with this process, for whichever thread asks next.
 
     XLA's CPU backend allocates a step's temporaries anew in every call. glibc would map them and give them back each
     time, and the system fill every page with zeros: a quarter of a step, in the worst case. Nothing is changed with a
@@ -26,6 +25,12 @@ def kept() -> Iterator[None]:
     """
     _set(M_MMAP_MAX, 0)
     _set(M_TRIM_THRESHOLD, NEVER)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """As `keep`, and afterwards malloc is as it was."""
+    keep()
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
 from jaxtrain.train.user.parts import UserParts
-from jaxtrain.train.user.resolve_task import resolve_task, task_of_module, with_defaults, with_lora
+from jaxtrain.train.user.resolve_task import check_arguments, resolve_task, task_of_module, with_defaults, with_lora
 from jaxtrain.train.verification import certifier
 from jaxtrain.train.verification.certificate import Certificate
 from torch_bridge import state_dict as bridge
@@ -75,7 +75,9 @@ class Trainer:
         devices: list | None = None,
         abstract: bool = False,
     ):
-        config = with_lora(TrainingConfig() if config is None else config, lora)
+        config = TrainingConfig() if config is None else config
+        check_arguments(model, {"train_dataset": train_dataset, "val_dataset": val_dataset}, config)
+        config = with_lora(config, lora)
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})

@@ -4,8 +4,9 @@ import pathlib
 
 import numpy as np
 import pytest
+from flax import nnx
 
-from jaxtrain import Trainer, UserError, config_io, export, load_config, lr_find, run, tune
+from jaxtrain import Trainer, TrainingConfig, UserError, config_io, export, load_config, lr_find, run, tune
 from tests.contract.tasks import tiny
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
@@ -141,6 +142,27 @@ def test_a_bad_dataset_is_named_with_its_sample(items, expected, tmp_path):
     config = load_config(CONFIG, f"run.dir={tmp_path}", "shard.devices=1", "data.batch_size=2", "data.shuffle=false")
     with pytest.raises(UserError, match="dataset") as caught:
         Trainer(None, Items(*items), None, config).train()
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("digits.classify",), "model: got the text 'digits.classify'; a task's name goes to task='digits.classify'"),
+        ((nnx.Linear,), "model: got the class Linear; pass an object of it, Linear(...)"),
+        (([GOOD], None), "model: got an object of list, wanted a torch.nn.Module, a flax nnx.Module, or None"),
+        ((None, [GOOD], TrainingConfig()), "val_dataset: got an object of jaxtrain.config.TrainingConfig"),
+        ((None, nnx.Linear(1, 1, rngs=nnx.Rngs(0))), "train_dataset: got an object of flax.nnx"),
+        (
+            (None, [GOOD], None, CONFIG),
+            "config: got an object of str, wanted a TrainingConfig, as jaxtrain.load_config",
+        ),
+        ((None, [GOOD], None, {"seed": 1}), "as TrainingConfig(**settings) makes one; the order is Trainer(model, "),
+    ],
+)
+def test_swapped_arguments_of_the_trainer_are_named(arguments, expected):
+    with pytest.raises(UserError) as caught:
+        Trainer(*arguments)
     assert expected in str(caught.value)
 
 

@@ -56,6 +56,12 @@ class Graph:
         """Names of the buffers and frozen parameters that it writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
+    @property
+    def loops(self) -> bool:
+        """Whether an operator is computed row after row."""
+        inner = [module for module in self.module.modules() if isinstance(module, torch.fx.GraphModule)]
+        return any(word in str(node.target) for m in inner for node in m.graph.nodes for word in _LOOPS)
+
     def computes_as(self, other: "Graph") -> bool:
         """Return True if both have the same nodes, numbers and constants."""
         if _text(self.module) != _text(other.module) or self.constants.keys() != other.constants.keys():
@@ -173,6 +179,7 @@ def _text(graph_module: torch.fx.GraphModule) -> list[str]:
     return [f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for m in inner for node in m.graph.nodes]
 
 
+_LOOPS = ("lstm", "gru", "rnn_", "packed_rnn", "ctc_loss", "scan", "while_loop", "map_impl")  # in names of operators
 _CUTS = {"aten.detach.default", "aten._local_scalar_dense.default", "aten.item.default"}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jaxtrain import config_io
 from jaxtrain.config import LoraConfig, TrainingConfig
@@ -14,7 +15,29 @@ from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.data.sources import SequentialSource
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
-from jaxtrain.torch_task import task_of_torch_module
+from jaxtrain.torch_task import is_torch_module, task_of_torch_module
+
+
+def check_arguments(model: Any, datasets: Mapping[str, Any], config: Any) -> None:
+    """Raise UserError for arguments of Trainer that are swapped or of another kind, and say what each takes."""
+    order = "the order is Trainer(model, train_dataset, val_dataset, config)"
+    if isinstance(model, type):
+        raise UserError(f"model: got the class {model.__name__}; pass an object of it, {model.__name__}(...)")
+    if isinstance(model, str):
+        raise UserError(f"model: got the text {model!r}; a task's name goes to task={model!r}, with model=None")
+    if not (model is None or is_torch_module(model) or isinstance(model, nnx.Module)):
+        kinds = "a torch.nn.Module, a flax nnx.Module, or None for the task's own"
+        raise UserError(f"model: got {_named(model)}, wanted {kinds}; {order}")
+    for name, dataset in datasets.items():
+        if isinstance(dataset, TrainingConfig) or is_torch_module(dataset) or isinstance(dataset, nnx.Module):
+            raise UserError(f"{name}: got {_named(dataset)}, wanted a dataset; {order}, each may be named")
+    if not isinstance(config, TrainingConfig):
+        advice = "jaxtrain.load_config(FILE)" if isinstance(config, str) else "TrainingConfig(**settings)"
+        raise UserError(f"config: got {_named(config)}, wanted a TrainingConfig, as {advice} makes one; {order}")
+
+
+def _named(value: Any) -> str:
+    return f"an object of {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
 
 
 def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:

@@ -25,8 +25,8 @@ from torch_bridge.exchange import Shared, address, any_wide, inexact, precision,
 def as_torch(function: Callable, slim: bool = False) -> Callable:
     """Return `function` for tensors too; a call without tensors is the function's own.
 
-    slim: the forward pass keeps less for the backward pass, which computes elementwise operations once more. In a loop
-    over rows that takes a loop of its own.
+    slim: the forward pass keeps less for the backward pass, which computes cheap operations once more. In a loop over
+    rows that takes a loop of its own.
 
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
     gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
@@ -63,15 +63,12 @@ def as_torch(function: Callable, slim: bool = False) -> Callable:
 
 
 # What the backward pass computes once more from what is kept, as it costs less than to write it and to read it again:
-# elementwise operations, and those that only move values. `lt` is not among them: it makes the masks of dropout.
+# operations that move values, or take a cycle or two. `lt` is not among them: it makes the masks of dropout.
 _COMPUTED_AGAIN = frozenset(
-    "abs add add_any and atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp concatenate conj copy cos cosh "
-    "convert_element_type div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota "
-    "is_finite le log log1p logistic max min mul ne neg nextafter not or pad pow real rem reshape rev round rsqrt "
-    "select_n sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh transpose xor".split()
+    "abs add add_any and bitcast_convert_type broadcast_in_dim clamp concatenate conj convert_element_type copy eq "
+    "expand_dims ge gt imag iota le max min mul ne neg not or pad real reshape rev select_n sign slice split square "
+    "squeeze stop_gradient sub transpose xor".split()
 )
-
-
 _MAKE_COMPLEX = frozenset({"complex", "eig", "fft"})
 
 

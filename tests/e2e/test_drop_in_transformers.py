@@ -201,6 +201,28 @@ def test_a_callback_that_changes_weights_between_steps_is_obeyed(tmp_path):
     torch.testing.assert_close(ends["jaxtrain"], ends["transformers"], rtol=1e-4, atol=1e-6)
 
 
+class Watches(Halves):
+    """Says that it reads no weights, and so sees those that torch has."""
+
+    reads_weights = False
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.seen.append(model.classifier.bias.detach().clone())
+
+
+def test_a_callback_that_says_that_it_reads_no_weights_costs_no_write(tmp_path, capsys):
+    made, callback = trainer("jaxtrain", tmp_path, max_steps=5, eval_strategy="no", save_strategy="no"), Watches()
+    made.add_callback(callback)
+    made.train()
+    assert len(callback.seen) == 5
+    assert all(torch.equal(callback.seen[0], bias) for bias in callback.seen)
+    assert not torch.equal(made.model.classifier.bias, callback.seen[-1])  # written back at the end
+    assert "weights are written back" not in capsys.readouterr().out
+
+
 class ReadsGradients(transformers.TrainerCallback):
     def __init__(self):
         self.norms = []

@@ -58,7 +58,7 @@ class Graph:
 
     @property
     def loops(self) -> bool:
-        """Whether an operator is computed row after row."""
+        """Tell if an operator is computed row after row."""
         inner = [module for module in self.module.modules() if isinstance(module, torch.fx.GraphModule)]
         return any(word in str(node.target) for m in inner for node in m.graph.nodes for word in _LOOPS)
 

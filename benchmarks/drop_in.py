@@ -124,6 +124,7 @@ def main() -> None:
     p = parser(__doc__, figures=False)
     p.add_argument("--only", nargs="+", choices=scripts(), default=scripts(), help="which examples (default: all)")
     p.add_argument("--max-steps", type=int, default=60)
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch's models lie")
     p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
     p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
     p.add_argument("--runs", help="compare what earlier runs have left there, EXAMPLE_ENGINE.json")
@@ -139,7 +140,8 @@ def main() -> None:
                 paths = [pathlib.Path(arguments.runs, f"{name}_{engine}.json") for engine in engines]
                 runs = [json.loads(path.read_text()) for path in paths]
             else:
-                runs = _both(name, engines, "--max_steps", str(arguments.max_steps))
+                more = ("--max_steps", str(arguments.max_steps), "--device", arguments.device)
+                runs = _both(name, engines, *more)
         except (RuntimeError, FileNotFoundError) as error:
             print(error)
             failed = True

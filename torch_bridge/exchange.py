@@ -30,9 +30,24 @@ def inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def precision(wide: bool):
-    """Return the context in which JAX computes: 64 bits if `wide`."""
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+def precision(wide: bool) -> contextlib.AbstractContextManager:
+    """Return the context in which JAX computes: 64 bits if `wide`, and on a GPU float32 products as torch's are now."""
+    width = jax.enable_x64(True) if wide else contextlib.nullcontext()
+    if jax.default_backend() == "cpu":
+        return width
+    both = contextlib.ExitStack()
+    both.enter_context(width)
+    both.enter_context(products())
+    return both
+
+
+def products() -> contextlib.AbstractContextManager:
+    """Return the context in which JAX's float32 products on a GPU have torch's precision: float32's, or TF32's after
+    torch.set_float32_matmul_precision("high")."""
+    if jax.default_backend() == "cpu":
+        return contextlib.nullcontext()
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return jax.default_matmul_precision("float32" if exact else "tensorfloat32")
 
 
 def to_array(tensor: torch.Tensor) -> jax.Array:
@@ -66,8 +81,12 @@ def narrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
-    """Return a tensor's memory in the form that a compiled function takes in the least time."""
-    if not tensor.is_cpu or tensor.dtype not in _TORCHS or jax.default_backend() != "cpu":
+    """Return a tensor's memory in the form that a compiled function takes in the least time.
+
+    A number on the CPU goes to the device of the others, as in torch.
+    """
+    anywhere = jax.default_backend() == "cpu" or tensor.dim() == 0
+    if not tensor.is_cpu or tensor.dtype not in _TORCHS or not anywhere:
         return to_array(tensor)
     return narrowed(tensor.detach()).numpy()
 

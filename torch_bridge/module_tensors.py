@@ -9,7 +9,9 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.exchange import to_host
+from torch_bridge.exchange import products, to_host
+
+__all__ = ["narrow", "products", "snapshot", "to_array", "to_tensors", "trainable", "write"]
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

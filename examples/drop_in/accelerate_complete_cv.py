@@ -46,7 +46,7 @@ class PatchNet(nn.Module):
 
 def training_function(config):
     project = ProjectConfiguration(project_dir=args.output_dir, automatic_checkpoint_naming=True, total_limit=2)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1, project_config=project)
+    accelerator = Accelerator(cpu=args.device == "cpu", gradient_accumulation_steps=1, project_config=project)
     set_seed(config["seed"])
     train_set, val_set = split(digits(size=32, channels=3), 640, 128)
     train_dataloader = DataLoader(train_set, shuffle=True, batch_size=config["batch_size"])

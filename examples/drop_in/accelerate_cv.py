@@ -45,7 +45,7 @@ class ResNet(nn.Module):
 
 
 def training_function(config):
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=args.device == "cpu")
     set_seed(config["seed"])
     train_set, val_set = split(digits(size=32, channels=3), 640, 128)
     train_dataloader = DataLoader(train_set, shuffle=True, batch_size=config["batch_size"])

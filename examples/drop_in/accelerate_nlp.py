@@ -50,7 +50,7 @@ def get_dataloaders(accelerator, batch_size: int = 16):
 
 
 def training_function(config):
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=args.device == "cpu")
     set_seed(config["seed"])
     train_dataloader, eval_dataloader, tok = get_dataloaders(accelerator, config["batch_size"])
     model = AutoModelForSequenceClassification.from_config(

@@ -4,6 +4,7 @@
 --output FILE       write {"engine", "loss", "seconds", "processor", "metrics", "files"}
 --output_dir DIR    where the run's own files go (default: runs/drop_in/<script>_<engine>)
 --max_steps N       optimizer steps (default: 60)
+--device D          where torch's model lies: cpu or cuda (default: cpu)
 """
 
 import argparse
@@ -30,6 +31,7 @@ def parse_args(library: str, **more: tuple) -> argparse.Namespace:
     parser.add_argument("--output", help="a JSON file for the curve")
     parser.add_argument("--output_dir")
     parser.add_argument("--max_steps", type=int, default=60)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     for name, (default, text) in more.items():
         kind = (
             {"action": "store_true"} if isinstance(default, bool) else {"type": type(default or ""), "default": default}

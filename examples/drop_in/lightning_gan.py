@@ -118,7 +118,7 @@ def main():
     curve = common.Curve(args)
     trainer = Trainer(
         max_steps=2 * args.max_steps,  # Lightning counts the steps of both optimizers
-        accelerator="cpu",
+        accelerator=args.device,
         devices=1,
         default_root_dir=args.output_dir,
         log_every_n_steps=1,

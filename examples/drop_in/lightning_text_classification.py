@@ -121,7 +121,7 @@ def main():
     curve = common.Curve(args)
     trainer = Trainer(
         max_steps=args.max_steps,
-        accelerator="cpu",
+        accelerator=args.device,
         devices=1,
         default_root_dir=args.output_dir,
         log_every_n_steps=1,

@@ -31,7 +31,7 @@ def main():
         save_steps=30,
         save_total_limit=1,
         report_to=[],
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         disable_tqdm=True,
     )
     set_seed(training_args.seed)

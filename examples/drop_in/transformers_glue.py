@@ -37,7 +37,7 @@ def main():
         load_best_model_at_end=True,
         metric_for_best_model="accuracy",
         report_to=[],
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         disable_tqdm=True,
     )
     set_seed(training_args.seed)

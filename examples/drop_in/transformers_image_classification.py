@@ -52,7 +52,7 @@ def main():
         save_strategy="epoch",
         load_best_model_at_end=True,
         report_to=[],
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         disable_tqdm=True,
     )
     set_seed(training_args.seed)

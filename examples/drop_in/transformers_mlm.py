@@ -36,7 +36,7 @@ def main():
         eval_strategy="epoch",
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         disable_tqdm=True,
     )
     set_seed(training_args.seed)

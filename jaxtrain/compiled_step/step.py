@@ -191,9 +191,9 @@ class CompiledStep:
                 self.grads = averaging.begin(forwards, unreached, self.grads)
             updated = {*moved, *self.grads} if self.grads else moved
             numbers = self.updates.numbers()
-            state, (loss, parts, norm) = compiled(
-                weights.arrays, self.opt_state, self.grads, inputs, numbers, np.uint32(self.count)
-            )
+            given = weights.arrays, self.opt_state, self.grads, inputs, numbers, np.uint32(self.count)
+            with weights.exchange.products():
+                state, (loss, parts, norm) = compiled(*given)
             weights.arrays, self.opt_state, self.grads = state
             weights.dirty = True
             if averaging and updating:
@@ -282,7 +282,9 @@ class CompiledStep:
             if key not in programs:
                 programs[key] = program(graph, places, constants)
             inputs = [weights.exchange.narrow(leaves[i]) for i in places]
-            return graph.in_torch(weights.exchange.to_tensors(programs[key](weights.state(weights.arrays), inputs)))
+            with weights.exchange.products():
+                outputs = programs[key](weights.state(weights.arrays), inputs)
+            return graph.in_torch(weights.exchange.to_tensors(outputs))
 
         return call
 

@@ -7,6 +7,7 @@ what has one; mutated buffers become outputs.
 import contextlib
 import copy
 import io
+import itertools
 import logging
 import traceback
 import warnings
@@ -89,7 +90,14 @@ def export(
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
     with assigned_buffers.kept(module):
-        return _export(module, inputs, captured, read, left, parameter_hooks)
+        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks)
+
+
+def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
+    """The inputs on the device of the module's first tensor, where a torch loop would have put them."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
 
 def _export(

@@ -1,0 +1,433 @@
+"""What jaxtrain takes for granted on a GPU, each in a process of its own: `python -m benchmarks.first_contact --jobs 6`.
+
+Own loops, drop-ins and compiled modules whose tensors lie on the GPU against torch's own run there; fused kernels
+against the formula; a run of a config twice and resumed, bit for bit. Prints a line per check: ok or FAILS, seconds,
+what was found.
+"""
+
+import concurrent.futures
+import copy
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import parser, save
+
+CHECKS: dict[str, Callable[[], Any]] = {}
+AGREES = 1e-4  # of losses and weights, relative to the largest
+MARK = "FOUND "
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("--only", nargs="+", default=list(CHECKS), choices=CHECKS)
+    p.add_argument("--jobs", type=int, default=1, help="checks at the same time")
+    p.add_argument("--limit", type=float, default=150, help="seconds that one may take")
+    p.add_argument("--inside", action="store_true", help="run one in this process")
+    arguments = p.parse_args()
+    if arguments.inside:
+        print(MARK + json.dumps(CHECKS[arguments.only[0]](), default=str))
+        return 0
+    found = {}
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        running = {pool.submit(_run, name, arguments.limit): name for name in arguments.only}
+        for done in concurrent.futures.as_completed(running):
+            name, (works, seconds, what) = running[done], done.result()
+            found[name] = {"works": works, "seconds": seconds, "found": what}
+            print(f"{'ok   ' if works else 'FAILS'} {name:24} {seconds:6.1f} s  {str(what)[-1500:]}", flush=True)
+            save(found, arguments.json)
+    return int(not all(entry["works"] for entry in found.values()))
+
+
+def _run(name: str, limit: float) -> tuple[bool, float, Any]:
+    command = [sys.executable, "-m", "benchmarks.first_contact", "--only", name, "--inside"]
+    began = time.perf_counter()
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        return False, limit, f"longer than {limit} s: {str(error.stdout)[-300:]} {str(error.stderr)[-600:]}"
+    seconds = time.perf_counter() - began
+    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not told:
+        return False, seconds, (done.stdout + done.stderr)[-1500:]
+    what = json.loads(told[-1])
+    far = isinstance(what, dict) and any(isinstance(x, float) and x > AGREES for n, x in what.items() if "far" in n)
+    return not far, seconds, what
+
+
+def device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def far(theirs: Any, ours: Any) -> float:
+    """The largest difference, relative to the largest value."""
+    import torch
+
+    a, b = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (theirs, ours))
+    return float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
+
+
+# --- a user's own code ------------------------------------------------------------------------------------------------
+
+
+def network():
+    import torch
+
+    class Network(torch.nn.Module):
+        """Convolutions, batch statistics, attention, a recurrent layer and masks made in the forward pass."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Sequential(torch.nn.Conv1d(8, 64, 3, padding=1), torch.nn.BatchNorm1d(64), torch.nn.GELU())
+            self.layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+            self.recurrent = torch.nn.LSTM(64, 64, batch_first=True)
+            self.head = torch.nn.Linear(64, 5)
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x, lengths):
+            mask = torch.arange(x.shape[1], device=x.device)[None] >= lengths[:, None]
+            x = self.conv(x.transpose(1, 2)).transpose(1, 2)
+            x = self.layer(x, src_key_padding_mask=mask)
+            x, _ = self.recurrent(x.masked_fill(mask[..., None], 0.0))
+            return self.head(x.mean(1)) * self.scale
+
+    torch.manual_seed(0)
+    return Network()
+
+
+def batches(place: str, count: int = 12):
+    import torch
+
+    torch.manual_seed(1)
+    for _ in range(count):
+        x, lengths, y = torch.randn(16, 24, 8), torch.randint(5, 25, (16,)), torch.randint(0, 5, (16,))
+        yield tuple(tensor.to(place) for tensor in (x, lengths, y))
+
+
+def cross_entropy(module, batch):
+    import torch
+
+    x, lengths, y = batch
+    return torch.nn.functional.cross_entropy(module(x, lengths), y)
+
+
+def in_torch(module, place: str) -> list[float]:
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    optimizer, losses = torch.optim.AdamW(module.parameters(), 1e-3), []
+    for batch in batches(place):
+        loss = cross_entropy(module, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def own_loop(place: str) -> dict[str, Any]:
+    import torch
+
+    import jaxtrain
+
+    module = network().to(place)
+    twin = copy.deepcopy(module)
+    theirs = in_torch(twin, place)
+    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3))
+    ours = [float(step(batch)) for batch in batches(place)]
+    step.sync()
+    batch = next(iter(batches(place, 1)))
+    module.eval(), twin.eval()
+    with torch.no_grad():
+        outputs = far(module(*batch[:2]), step.eval()(*batch[:2]))
+    flat = lambda module: torch.cat([value.double().cpu().ravel() for value in module.state_dict().values()])
+    weights = far(flat(twin), flat(module))
+    module.train()
+    timed = list(batches(place, 50))
+    float(step(timed[0]))
+    began = time.perf_counter()
+    for batch in timed:
+        last = step(batch)
+    float(last)
+    return {
+        "far": far(theirs, ours), "far_weights": weights, "far_eval": outputs,
+        "one_program": step.torch is None, "device": str(next(module.parameters()).device),
+        "ms": (time.perf_counter() - began) / 50 * 1e3,
+    }  # fmt: skip
+
+
+@check
+def own_loop_on_device() -> Any:
+    return own_loop(device())
+
+
+@check
+def own_loop_torch_on_cpu() -> Any:
+    return own_loop("cpu")
+
+
+def compiled_calls(place: str) -> dict[str, Any]:
+    import torch
+
+    from torch_bridge.compiled_call import compiled_forwards
+
+    torch.backends.cudnn.allow_tf32 = False
+    module = network().to(place)
+    twin = copy.deepcopy(module)
+    theirs = in_torch(twin, place)
+    with compiled_forwards(module):
+        ours = in_torch(module, place)
+        began = time.perf_counter()
+        in_torch(module, place)
+    return {"far": far(theirs, ours), "ms": (time.perf_counter() - began) / 12 * 1e3}
+
+
+@check
+def compiled_calls_on_device() -> Any:
+    return compiled_calls(device())
+
+
+@check
+def compiled_calls_torch_on_cpu() -> Any:
+    return compiled_calls("cpu")
+
+
+@check
+def readme_on_device() -> Any:
+    import torch
+
+    from jaxtrain import Trainer, TrainingConfig
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).to(device())
+    x = torch.randn(256, 3)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainingConfig(learning_rate=1e-2, num_epochs=40, batch_size=64, run={"dir": folder, "quiet": True})
+        trainer = Trainer(model, data, data, config, loss=torch.nn.MSELoss())
+        best = trainer.train()["best_val_loss"]
+        with torch.no_grad():
+            found = float(torch.nn.functional.mse_loss(model(x.to(device())), x.sum(1, keepdim=True).to(device())))
+    assert best < 0.01, best
+    return {"best": best, "torch": found, "device": str(next(model.parameters()).device)}
+
+
+@check
+def optimizer_and_callbacks() -> Any:
+    """Trainer with torch's optimizer, scheduler and metrics of a module on the device."""
+    import torch
+
+    from jaxtrain import Trainer, TrainingConfig
+
+    place = device()
+    model = network().to(place)
+    twin = copy.deepcopy(model)
+    rows = list(batches("cpu", 12))
+    data = [({"x": x, "lengths": n}, y) for batch in rows for x, n, y in zip(*batch, strict=True)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    seen: list[float] = []
+
+    class Watch:
+        def on_step_end(self, trainer, step, metrics):
+            seen.append(float(metrics["loss"]))
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainingConfig(
+            run={"dir": folder, "quiet": True}, data={"batch_size": 16, "shuffle": False}, train={"steps": 12}
+        )
+        Trainer(
+            model, data, None, config, loss=torch.nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler,
+            callbacks=[Watch()],
+        ).train()  # fmt: skip
+    torch.backends.cudnn.allow_tf32 = False
+    other, losses = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9), []
+    schedule = torch.optim.lr_scheduler.StepLR(other, 3, 0.5)
+    for batch in batches(place):
+        loss = cross_entropy(twin, batch)
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        schedule.step()
+        losses.append(float(loss))
+    return {"far": far(losses, seen)}
+
+
+# --- other libraries --------------------------------------------------------------------------------------------------
+
+
+def drop_in(name: str) -> Any:
+    from benchmarks import drop_in as examples
+
+    engines = name.partition("_")[0], "jaxtrain"
+    steps = "64" if "gan" in name else "20"  # it evaluates at the end of its epoch
+    runs = examples._both(name, engines, "--max_steps", steps, "--device", device())
+    found = examples.compare(*runs)
+    return {"far": found["loss"], "far_metrics": found["metric"], "files": found["files"], "s": found["seconds"]}
+
+
+def _each_library() -> None:
+    names = (
+        "transformers_glue", "transformers_clm", "transformers_image_classification", "lightning_image_classifier",
+        "lightning_gan", "accelerate_cv", "accelerate_nlp",
+    )  # fmt: skip
+    for name in names:
+        CHECKS[name] = lambda name=name: drop_in(name)
+
+
+_each_library()
+
+
+# --- the product ------------------------------------------------------------------------------------------------------
+
+
+def command(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stdout + done.stderr)[-1200:])
+    return done.stdout + done.stderr
+
+
+def agrees(system: str) -> Any:
+    """The system's small size in float32 beside its torch twin."""
+    more = ("--size", "small", "--rounds", "1", "--seconds", "0.3")
+    return command("benchmarks.compare", "--system", system, *more)[-400:]
+
+
+def _each_system() -> None:
+    from benchmarks.systems import CASES
+
+    for system in CASES:
+        CHECKS[f"agrees_{system}"] = lambda system=system: agrees(system)
+
+
+_each_system()
+
+
+@check
+def doctor() -> Any:
+    return command("jaxtrain.doctor")[-900:]
+
+
+@check
+def digits() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return command("jaxtrain.run", "--config", "configs/digits.yaml", f"run.dir={folder}", "train.steps=300")[-500:]
+
+
+SMALL_BERT = (
+    "configs/criteria_tiny.yaml", "precision.policy=bf16", "data.max_length=128", "optim.schedule.name=constant",
+    "optim.schedule.warmup_steps=null", "optim.schedule.warmup_ratio=null",
+    "model.encoder={vocab_size: 30522, hidden_size: 256, num_hidden_layers: 2, num_attention_heads: 4, "
+    "intermediate_size: 512, max_position_embeddings: 512, pad_token_id: 0}",
+)  # fmt: skip
+
+
+@check
+def same_bits() -> Any:
+    """A BERT with dropout in bfloat16: twice, and resumed in the middle."""
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lengths in (("once", [8]), ("again", [8]), ("resumed", [4, 8])):
+            run = f"{folder}/{name}"
+            for steps in lengths:
+                more = (f"run.dir={run}", f"train.steps={steps}", "checkpoint.every_steps=4")
+                command("jaxtrain.run", "--config", *SMALL_BERT, *more)
+            command("jaxtrain.export", "--run", run, "--checkpoint", "last", "--output", f"{run}.safetensors")
+            runs.append(pathlib.Path(f"{run}.safetensors").read_bytes())
+    assert runs[0] == runs[1] and runs[0] == runs[2], [runs[0] == other for other in runs[1:]]
+    return {"bytes": len(runs[0])}
+
+
+@check
+def profile() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        more = (f"run.dir={folder}", "train.steps=12", "profile.start=6", "profile.steps=3")
+        told = command("jaxtrain.run", "--config", *SMALL_BERT, *more)
+    return told[-1400:]
+
+
+@check
+def attention_kernels() -> Any:
+    """Fused kernels against the formula in float32: results, gradients, milliseconds of forward and backward."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtrain.nn import fused_attention
+    from jaxtrain.nn.attention_formula import formula
+
+    kinds = {
+        "plain": (8, 512, 12, 64, 12, {}), "odd": (8, 197, 12, 64, 12, {}), "causal": (4, 1024, 12, 64, 4, {"causal": True}),
+        "lengths": (8, 512, 12, 64, 12, {"lengths": True}), "mask": (4, 256, 8, 64, 8, {"mask": True}),
+        "wide": (2, 512, 12, 128, 2, {"causal": True}), "dropped": (8, 512, 12, 64, 12, {"lengths": True, "drop": True}),
+        "dropped, causal": (2, 300, 4, 128, 4, {"causal": True, "drop": True}),
+    }  # fmt: skip
+    found: dict[str, Any] = {"available": fused_attention.is_available(), "drops": fused_attention._drops()}
+    for name, (batch, tokens, heads, width, kv, given) in kinds.items():
+        keys = jax.random.split(jax.random.key(0), 4)
+        shapes = [(batch, tokens, heads, width)] + [(batch, tokens, kv, width)] * 2 + [(batch, tokens, heads, width)]
+        q, k, v, grad = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
+        more: dict[str, Any] = {"causal": given.get("causal", False)}
+        if "lengths" in given:
+            more["lengths"] = jnp.arange(1, batch + 1) * tokens // batch
+        if "mask" in given:
+            more["mask"] = jax.random.bernoulli(jax.random.key(9), 0.7, (batch, 1, tokens, tokens))
+        rngs = lambda: jax.random.key(7)
+        if "drop" in given:
+            ours = lambda q, k, v: fused_attention.dropped(q, k, v, rngs(), 0.9, **more)
+            plain = lambda q, k, v: formula(q, k, v, dropout_rate=0.1, rngs=rngs, **more)
+        else:
+            ours = lambda q, k, v: fused_attention.fused(q, k, v, **more)
+            plain = lambda q, k, v: formula(q, k, v, **more)
+        both = []
+        for function, dtype in ((ours, jnp.bfloat16), (plain, jnp.bfloat16), (plain, jnp.float32)):
+            run = jax.jit(lambda q, k, v, g, function=function: (lambda y, pull: (y, *pull(g.astype(y.dtype))))(*jax.vjp(function, q, k, v)))
+            args = [x.astype(dtype) for x in (q, k, v, grad)]
+            with jax.default_matmul_precision("float32"):
+                result = jax.block_until_ready(run(*args))
+                began = time.perf_counter()
+                for _ in range(10):
+                    last = run(*args)
+                jax.block_until_ready(last)
+            both.append((result, (time.perf_counter() - began) * 100))
+        norm = lambda x: float(jnp.linalg.norm(x.astype(jnp.float32).ravel()))
+        off = [max(norm(a.astype(jnp.float32) - b) / norm(b) for a, b in zip(side[0], both[2][0], strict=True)) for side in both[:2]]
+        found[name] = {"off": [round(x, 5) for x in off], "ms": [round(ms, 3) for _, ms in both]}
+    return found
+
+
+@check
+def out_of_memory() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtrain.train.compilation import out_of_memory as guard
+
+    try:
+        jax.block_until_ready(jax.jit(lambda: jnp.zeros(1 << 39, jnp.uint8) + 1)())
+    except Exception as error:
+        assert guard.is_out_of_memory(error), str(error)[:400]
+        return str(error)[:200]
+    return "no error"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)

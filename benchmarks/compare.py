@@ -6,15 +6,19 @@ against `shard.strategy=ddp_local`, which computes the same.
 First both train a few steps without dropout and must agree on the losses, else nothing is timed. Then they alternate,
 dropout on, batches at hand; with --fed each reads its own training data: jaxtrain as `jaxtrain.run` does, torch from
 the original's dataset through a DataLoader without workers. Every process gets its own share of the cores. Writes
-medians, spread and the ratio.
+medians, spread and the ratio; of several peers a list. Commands with the same --gate prepare beside each other and
+measure alone, one after another.
 """
 
 import argparse
 import contextlib
+import copy
 import dataclasses
+import fcntl
 import gc
 import itertools
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -36,24 +40,28 @@ def main(argv=None) -> int:
     p = parser(__doc__)
     p.add_argument("--system", choices=CASES, required=True)
     p.add_argument("--size", choices=("small", "reference"), default="small")
-    p.add_argument("--peer", choices=PEERS, default="torch_eager")
+    p.add_argument("--peer", choices=PEERS, nargs="+", default=["torch_eager"])
     p.add_argument("--precision", choices=AGREEMENT, default="fp32")
     p.add_argument("--batch", type=int, help="samples per step over all processes; the case's own if left out")
     p.add_argument("--devices", type=int, default=1, help="processes, each with one GPU or its share of the cores")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=3.0, help="of each side in each round, about")
     p.add_argument("--fed", action="store_true", help="reading data counts too, each side in its own way")
+    p.add_argument("--gate", metavar="F", help="a file that other commands wait at too")
+    p.add_argument("--trace", metavar="FOLDER", type=pathlib.Path, help="leave a profile of three steps there")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that win over the case's")
     arguments = p.parse_intermixed_args(argv)
     if arguments.fed and CASES[arguments.system][arguments.size].feed is None:
         p.error(f"--fed: {arguments.system} ({arguments.size}) names no torch DataLoader in benchmarks/systems.py")
     if arguments.devices > 1 and "RANK" not in os.environ:
         return _spawn(arguments.devices, sys.argv[1:] if argv is None else argv)
-    result = _compare(arguments)
-    if result["rank"] == 0:
-        print(_told(result))
-        save(result, arguments.json)
-    return 0 if result["ratio"] is not None else 1
+    if "torch_ddp" in arguments.peer and len(arguments.peer) > 1:
+        p.error("--peer torch_ddp: compared alone, as jaxtrain trains otherwise beside it")
+    results = _compare(arguments)
+    if results[0]["rank"] == 0:
+        print(*map(_told, results), sep="\n")
+        save(results[0] if len(results) == 1 else results, arguments.json)
+    return 0 if results[0]["ratio"] is not None else 1
 
 
 def _spawn(processes: int, argv: list[str]) -> int:
@@ -71,7 +79,22 @@ def _spawn(processes: int, argv: list[str]) -> int:
         return max(process.wait() for process in running)
 
 
-def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
+@contextlib.contextmanager
+def _alone(gate: Any) -> Iterator[None]:
+    """Wait until every other command that has opened the gate's file stands here or has ended, then hold the file."""
+    if gate is not None:
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        time.sleep(1)  # who waits for all others goes first
+        fcntl.flock(gate, fcntl.LOCK_EX)
+    yield
+    if gate is not None:
+        fcntl.flock(gate, fcntl.LOCK_UN)
+
+
+def _compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    gate = open(arguments.gate, "a") if arguments.gate else None  # noqa: SIM115  held until the process ends
+    if gate is not None:
+        fcntl.flock(gate, fcntl.LOCK_SH)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both sides share a GPU's memory
     import jax
     import torch
@@ -91,14 +114,14 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
         agreement = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(*losses.values(), strict=True))
         agree = agreement <= AGREEMENT[arguments.precision]
         result = {
-            "system": arguments.system, "size": arguments.size, "peer": arguments.peer,
+            "system": arguments.system, "size": arguments.size, "peer": arguments.peer[0],
             "precision": arguments.precision, "batch": batch, "processes": started.processes, "rank": started.process,
             "fed": arguments.fed,
             "device": jax.devices()[0].device_kind, "jax": jax.__version__, "torch": torch.__version__,
             "losses": losses, "largest_loss_difference": agreement, "ratio": None,
         }  # fmt: skip
         with host_memory.kept():
-            return result | _timed(arguments, batch, folder) if agree else result
+            return [result | timed for timed in _timed(arguments, batch, folder, gate)] if agree else [result]
 
 
 def _told(result: dict[str, Any]) -> str:
@@ -132,7 +155,7 @@ def _trainer(arguments: argparse.Namespace, batch: int, folder: str, steps: int,
     settings = [*CONSTANT_RATE, f"precision.policy={arguments.precision}", f"data.batch_size={batch}"]
     settings += ["precision.matmul=highest"]  # torch's own float32: no TF32 on either side
     settings += [f"run.dir={folder}", "run.quiet=true", f"train.steps={steps}"]
-    settings += ["shard.strategy=ddp_local"] if arguments.peer == "torch_ddp" else []
+    settings += ["shard.strategy=ddp_local"] if "torch_ddp" in arguments.peer else []
     fed = arguments.fed and not quiet
     settings += ["data.drop_last=true", *([] if fed else ["data.placement=host"])]
     task, config = config_io.load(case.config, [*case.overrides, *settings, *arguments.overrides])
@@ -149,7 +172,7 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
     import torch
 
     trainer = _trainer(arguments, batch, folder, CHECKED_STEPS, quiet=True)
-    theirs = TorchSide(trainer, arguments.peer, training=False)
+    theirs = TorchSide(trainer, training=False)
     twin_losses = [float(theirs.step(batch)) for batch in theirs.batches[:CHECKED_STEPS]]
     if torch.distributed.is_initialized():
         mean = torch.tensor(twin_losses, dtype=torch.float64)
@@ -158,35 +181,47 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
         twin_losses = (mean / torch.distributed.get_world_size()).tolist()
     del theirs
     ours = JaxSide(trainer, steps_per_call=1)
-    return {"jaxtrain": ours.losses(CHECKED_STEPS), arguments.peer: twin_losses}
+    return {"jaxtrain": ours.losses(CHECKED_STEPS), arguments.peer[0]: twin_losses}
 
 
-def _timed(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str, Any]:
+def _timed(arguments: argparse.Namespace, batch: int, folder: str, gate: Any) -> list[dict[str, Any]]:
     trainer = _trainer(arguments, batch, folder, 1000, quiet=False)
     feed = CASES[arguments.system][arguments.size].feed if arguments.fed else None
-    theirs = TorchSide(trainer, arguments.peer, training=True, feed=feed and feed(trainer.config, batch))
+    theirs = TorchSide(trainer, training=True, feed=feed and feed(trainer.config, batch))
     ours = JaxSide(trainer, trainer.config.train.steps_per_call, arguments.fed)
-    sides = {"jaxtrain": ours, arguments.peer: theirs}
-    result: dict[str, Any] = {}
+    sides = {"jaxtrain": ours}
+    sides |= {peer: theirs.compiled() if peer == "torch_compile" else theirs for peer in arguments.peer}
+    told: dict[str, Any] = {}
     for name, side in sides.items():
-        seconds = side.run(ours.count)  # compiles
-        result[name] = {"first_step_s": seconds, "samples_per_s": []}
-    per_step = {name: _agreed(side.run(ours.count) / ours.count) for name, side in sides.items()}
-    steps = {n: max(1, round(arguments.seconds / s / ours.count)) * ours.count for n, s in per_step.items()}
-    for _ in range(arguments.rounds):
+        told[name] = {"first_step_s": side.run(ours.count), "samples_per_s": []}  # compiles
+        side.run(3 * ours.count)  # torch.compile does so again when a Python number changes
+    with _alone(gate):
+        per_step = {}
         for name, side in sides.items():
-            _barrier()
-            result[name]["samples_per_s"].append(steps[name] * batch / side.run(steps[name]))
-    for name, side in sides.items():
-        rates = result[name]["samples_per_s"]
-        result[name] |= {"median": statistics.median(rates), "peak_bytes": side.peak_bytes()}
-        result[name]["tflops"] = ours.flops * result[name]["median"] / batch / 1e12
-    pairs = zip(result["jaxtrain"]["samples_per_s"], result[arguments.peer]["samples_per_s"], strict=True)
-    ratios = [a / b for a, b in pairs]
+            side.forget_peak()
+            per_step[name] = _agreed(side.run(ours.count) / ours.count)
+            told[name]["peak_bytes"] = side.peak_bytes()
+        steps = {n: max(1, round(arguments.seconds / s / ours.count)) * ours.count for n, s in per_step.items()}
+        for _ in range(arguments.rounds):
+            for name, side in sides.items():
+                _barrier()
+                told[name]["samples_per_s"].append(steps[name] * batch / side.run(steps[name]))
+        if arguments.trace:
+            ours.trace(arguments.trace / arguments.system)
+    for side in told.values():
+        side["median"] = statistics.median(side["samples_per_s"])
+        side["tflops"] = ours.flops * side["median"] / batch / 1e12
+        side["ms"] = 1e3 * batch / side["median"]
     peak = trainer.program.work().peak
-    mfu = result["jaxtrain"]["tflops"] * 1e12 / peak / trainer.layout.mesh.size if peak else None
-    ratio = result["jaxtrain"]["median"] / result[arguments.peer]["median"]
-    return result | {"ratio": ratio, "lowest": min(ratios), "highest": max(ratios), "mfu": mfu}
+    mfu = told["jaxtrain"]["tflops"] * 1e12 / peak / trainer.layout.mesh.size if peak else None
+    return [{"mfu": mfu} | _ratio(told, peer) for peer in arguments.peer]
+
+
+def _ratio(told: dict[str, Any], peer: str) -> dict[str, Any]:
+    ours, theirs = told["jaxtrain"], told[peer]
+    ratios = [a / b for a, b in zip(ours["samples_per_s"], theirs["samples_per_s"], strict=True)]
+    ratio = ours["median"] / theirs["median"]
+    return {"peer": peer, "jaxtrain": ours, peer: theirs, "ratio": ratio, "lowest": min(ratios), "highest": max(ratios)}
 
 
 def _barrier() -> None:
@@ -244,12 +279,24 @@ class JaxSide:
         jax.block_until_ready(self.state)
         return time.perf_counter() - started
 
+    def trace(self, folder: pathlib.Path) -> None:
+        """Leave a profile of three calls, and the compiled program's text."""
+        import jax
+
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "program.hlo").write_text(self.program.programs[0].as_text())
+        with jax.profiler.trace(str(folder)):
+            self.run(3 * self.count)
+
     @property
     def flops(self) -> float:
         """Of one step, over all devices."""
         from jaxtrain.train.compilation.flops import model_flops
 
         return model_flops(self.program.flops or 0.0, self.trainer.config.train.remat) / self.count
+
+    def forget_peak(self) -> None:
+        """The compiler knows it."""
 
     def peak_bytes(self) -> int:
         """Of one device: what the compiled step needs, arguments included."""
@@ -260,7 +307,7 @@ class JaxSide:
 class TorchSide:
     """The twin in a plain torch loop: autocast, fused AdamW, clipping, DistributedDataParallel between processes."""
 
-    def __init__(self, trainer, peer: str, training: bool, feed: Any = None):
+    def __init__(self, trainer, training: bool, feed: Any = None):
         import jax
         import torch
 
@@ -280,7 +327,7 @@ class TorchSide:
         if torch.distributed.is_initialized():
             unused = any(not p.requires_grad for p in self.module.parameters())
             compute = torch.nn.parallel.DistributedDataParallel(compute, find_unused_parameters=unused)
-        self.compute = torch.compile(compute) if peer == "torch_compile" else compute
+        self.compute = compute
         cast = self.config.precision.policy == "bf16"
         autocast = lambda: torch.autocast(self.device.type, torch.bfloat16)
         self.autocast = autocast if cast else contextlib.nullcontext
@@ -290,6 +337,15 @@ class TorchSide:
             self.batches = [self.task.twin.inputs(batch, self.config) for batch in self.batches]
         self.coming = itertools.cycle(self.batches) if feed is None else self._read(feed)
         self.updates = 0
+
+    def compiled(self) -> "TorchSide":
+        """The same module, optimizer and batches under torch.compile."""
+        import torch
+
+        torch._dynamo.config.allow_unspec_int_on_nn_module = True  # else one program per position of a ring buffer
+        other = copy.copy(self)
+        other.compute = torch.compile(self.compute)
+        return other
 
     def _read(self, feed: Any) -> Iterator[dict[str, Any]]:
         """Epoch after epoch."""
@@ -339,6 +395,12 @@ class TorchSide:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started
+
+    def forget_peak(self) -> None:
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int | None:
         """torch tells it on a GPU only."""

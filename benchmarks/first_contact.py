@@ -1,4 +1,4 @@
-"""What jaxtrain takes for granted on a GPU, each in a process of its own: `python -m benchmarks.first_contact --jobs 6`.
+"""What jaxtrain takes for granted on a GPU, one by one: `python -m benchmarks.first_contact --jobs 6`.
 
 Own loops, drop-ins and compiled modules whose tensors lie on the GPU against torch's own run there; fused kernels
 against the formula; a run of a config twice and resumed, bit for bit. Prints a line per check: ok or FAILS, seconds,
@@ -93,7 +93,9 @@ def network():
 
         def __init__(self):
             super().__init__()
-            self.conv = torch.nn.Sequential(torch.nn.Conv1d(8, 64, 3, padding=1), torch.nn.BatchNorm1d(64), torch.nn.GELU())
+            self.conv = torch.nn.Sequential(
+                torch.nn.Conv1d(8, 64, 3, padding=1), torch.nn.BatchNorm1d(64), torch.nn.GELU()
+            )
             self.layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
             self.recurrent = torch.nn.LSTM(64, 64, batch_first=True)
             self.head = torch.nn.Linear(64, 5)
@@ -340,15 +342,17 @@ SMALL_BERT = (
 @check
 def same_bits() -> Any:
     """A BERT with dropout in bfloat16: twice, and resumed in the middle."""
+    from jaxtrain import export, run
+
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for name, lengths in (("once", [8]), ("again", [8]), ("resumed", [4, 8])):
-            run = f"{folder}/{name}"
+            place = f"{folder}/{name}"
             for steps in lengths:
-                more = (f"run.dir={run}", f"train.steps={steps}", "checkpoint.every_steps=4")
-                command("jaxtrain.run", "--config", *SMALL_BERT, *more)
-            command("jaxtrain.export", "--run", run, "--checkpoint", "last", "--output", f"{run}.safetensors")
-            runs.append(pathlib.Path(f"{run}.safetensors").read_bytes())
+                more = (f"run.dir={place}", f"train.steps={steps}", "checkpoint.every_steps=4")
+                assert run.main(["--config", *SMALL_BERT, *more]) in (0, None)
+            export.main(["--run", place, "--checkpoint", "last", "--output", f"{place}.safetensors"])
+            runs.append(pathlib.Path(f"{place}.safetensors").read_bytes())
     assert runs[0] == runs[1] and runs[0] == runs[2], [runs[0] == other for other in runs[1:]]
     return {"bytes": len(runs[0])}
 
@@ -363,20 +367,31 @@ def profile() -> Any:
 
 @check
 def attention_kernels() -> Any:
-    """Fused kernels against the formula in float32: results, gradients, milliseconds of forward and backward."""
+    return attention({
+        "plain": (8, 512, 12, 64, 12, {}), "odd": (8, 197, 12, 64, 12, {}),
+        "causal": (4, 1024, 12, 64, 4, {"causal": True}), "lengths": (8, 512, 12, 64, 12, {"lengths": True}),
+        "mask": (4, 256, 8, 64, 8, {"mask": True}), "wide": (2, 512, 12, 128, 2, {"causal": True}),
+    })  # fmt: skip
+
+
+@check
+def dropout_kernels() -> Any:
+    return attention({
+        "dropped": (8, 512, 12, 64, 12, {"lengths": True, "drop": True}),
+        "dropped, causal": (2, 300, 4, 128, 4, {"causal": True, "drop": True}),
+    })  # fmt: skip
+
+
+def attention(kinds: dict[str, tuple]) -> dict[str, Any]:
+    """Fused kernels against the formula in float32: distance of results and gradients, beside that of the formula in
+    bfloat16; milliseconds of forward and backward. kinds: batch, tokens, heads, width, kv heads, options."""
     import jax
     import jax.numpy as jnp
 
     from jaxtrain.nn import fused_attention
     from jaxtrain.nn.attention_formula import formula
 
-    kinds = {
-        "plain": (8, 512, 12, 64, 12, {}), "odd": (8, 197, 12, 64, 12, {}), "causal": (4, 1024, 12, 64, 4, {"causal": True}),
-        "lengths": (8, 512, 12, 64, 12, {"lengths": True}), "mask": (4, 256, 8, 64, 8, {"mask": True}),
-        "wide": (2, 512, 12, 128, 2, {"causal": True}), "dropped": (8, 512, 12, 64, 12, {"lengths": True, "drop": True}),
-        "dropped, causal": (2, 300, 4, 128, 4, {"causal": True, "drop": True}),
-    }  # fmt: skip
-    found: dict[str, Any] = {"available": fused_attention.is_available(), "drops": fused_attention._drops()}
+    found: dict[str, Any] = {"available": fused_attention.is_available()}
     for name, (batch, tokens, heads, width, kv, given) in kinds.items():
         keys = jax.random.split(jax.random.key(0), 4)
         shapes = [(batch, tokens, heads, width)] + [(batch, tokens, kv, width)] * 2 + [(batch, tokens, heads, width)]
@@ -388,6 +403,7 @@ def attention_kernels() -> Any:
             more["mask"] = jax.random.bernoulli(jax.random.key(9), 0.7, (batch, 1, tokens, tokens))
         rngs = lambda: jax.random.key(7)
         if "drop" in given:
+            found["drops"] = fused_attention._drops()
             ours = lambda q, k, v: fused_attention.dropped(q, k, v, rngs(), 0.9, **more)
             plain = lambda q, k, v: formula(q, k, v, dropout_rate=0.1, rngs=rngs, **more)
         else:
@@ -395,7 +411,11 @@ def attention_kernels() -> Any:
             plain = lambda q, k, v: formula(q, k, v, **more)
         both = []
         for function, dtype in ((ours, jnp.bfloat16), (plain, jnp.bfloat16), (plain, jnp.float32)):
-            run = jax.jit(lambda q, k, v, g, function=function: (lambda y, pull: (y, *pull(g.astype(y.dtype))))(*jax.vjp(function, q, k, v)))
+            run = jax.jit(
+                lambda q, k, v, g, function=function: (lambda y, pull: (y, *pull(g.astype(y.dtype))))(
+                    *jax.vjp(function, q, k, v)
+                )
+            )
             args = [x.astype(dtype) for x in (q, k, v, grad)]
             with jax.default_matmul_precision("float32"):
                 result = jax.block_until_ready(run(*args))
@@ -405,8 +425,13 @@ def attention_kernels() -> Any:
                 jax.block_until_ready(last)
             both.append((result, (time.perf_counter() - began) * 100))
         norm = lambda x: float(jnp.linalg.norm(x.astype(jnp.float32).ravel()))
-        off = [max(norm(a.astype(jnp.float32) - b) / norm(b) for a, b in zip(side[0], both[2][0], strict=True)) for side in both[:2]]
+        off = [
+            max(norm(a.astype(jnp.float32) - b) / norm(b) for a, b in zip(side[0], both[2][0], strict=True))
+            for side in both[:2]
+        ]
         found[name] = {"off": [round(x, 5) for x in off], "ms": [round(ms, 3) for _, ms in both]}
+    far_off = [name for name, entry in found.items() if isinstance(entry, dict) and entry["off"][0] > 2e-2]
+    assert not far_off, (far_off, found)
     return found
 
 

@@ -21,7 +21,8 @@ def main() -> None:
     p.add_argument("--output", type=pathlib.Path, help="a new results page")
     p.add_argument("--docs", type=pathlib.Path)
     arguments = p.parse_args()
-    results = [json.loads(path.read_text()) for path in arguments.results]
+    read = [json.loads(path.read_text()) for path in arguments.results]
+    results = [result for entry in read for result in (entry if isinstance(entry, list) else [entry])]
     text = table(results)
     print(text)
     if arguments.output:

@@ -206,7 +206,8 @@ def difference(kernel, tokens: int, given: dict) -> float:
 
     def run(attend, *arrays):
         value, pull = jax.vjp(lambda q, k, v: attend(q, k, v, **options), *arrays)
-        return [value, *pull(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))]
+        slope = jnp.cos(jnp.arange(value.size, dtype=jnp.float32))  # bfloat16 cannot count so far
+        return [value, *pull(slope.astype(value.dtype).reshape(value.shape))]
 
     wanted = jax.jit(functools.partial(run, formula))(q, k, v)
     got = jax.jit(functools.partial(run, kernel))(*(x.astype(jnp.bfloat16) for x in (q, k, v)))

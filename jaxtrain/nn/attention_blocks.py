@@ -19,6 +19,7 @@ def takes(q, k, v, tokens: int) -> bool:
     return (
         tokens >= fused_attention.LEAST_TOKENS
         and fused_attention.takes(q, k, v, causal=True)
+        and fused_attention.is_available()
         and (fused_attention.is_planned() or _runs_here())
     )
 

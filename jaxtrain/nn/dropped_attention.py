@@ -1,7 +1,8 @@
-"""Attention under dropout as three Triton kernels, so that neither scores nor masks reach a GPU's memory.
+"""Attention as three Triton kernels, with dropout or without, so that neither scores nor masks reach a GPU's memory.
 
-The mask is `jaxtrain.nn.dropout`'s, made in the kernel from key and place: what the formula drops, this drops, on any
-number of devices and after a resume. (cuDNN's own dropout counts the calls of a process, and starts anew after one.)
+The mask of dropout is `jaxtrain.nn.dropout`'s, made in the kernel from key and place: what the formula drops, this
+drops, on any number of devices and after a resume. (cuDNN's own dropout counts the calls of a process, and starts anew
+after one.)
 Source: Dao 2023 (FlashAttention-2).
 """
 
@@ -29,6 +30,7 @@ class Sizes(NamedTuple):
 
     scale: float
     causal: bool
+    drops: bool
     queries: int
     heads: int
     interpret: bool
@@ -39,16 +41,17 @@ def takes(q) -> bool:
     return q.shape[-1] in WIDTHS
 
 
-def attention(q, k, v, key, kept, *, lengths=None, causal=False, scale=None, interpret=False):
+def attention(q, k, v, key=None, kept=1.0, *, lengths=None, causal=False, scale=None, interpret=False):
     """Compute dropout(softmax(q k^T scale)) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; key:
-    random key; kept: share of the weights that stay; lengths: int [batch], visible keys, 0 gives 0. interpret: run the
-    kernels as plain JAX, on any device."""
+    random key, None: nothing is dropped; kept: share of the weights that stay; lengths: int [batch], visible keys, 0
+    gives 0. interpret: run the kernels as plain JAX, on any device."""
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
-    sizes = Sizes(width**-0.5 if scale is None else scale, causal, queries, heads, interpret)
-    seed = jnp.stack([*words(key), threshold(kept), jnp.uint32(0)])  # Triton's blocks have a power of two elements
+    sizes = Sizes(width**-0.5 if scale is None else scale, causal, key is not None, queries, heads, interpret)
+    numbers = [jnp.uint32(0)] * 3 if key is None else [*words(key), threshold(kept)]
+    seed = jnp.stack([*numbers, jnp.uint32(0)])  # Triton's blocks have a power of two elements
     share = jnp.asarray(kept, jnp.float32).reshape(1)
     lengths = jnp.full(batch, keys, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
     q, k, v = (jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK), (0, 0), (0, 0))) for x in (q, k, v))
@@ -156,9 +159,9 @@ def _outputs(sizes, seed, share, sample, head, length, q_ref, k_ref, v_ref, y_re
         scores = _scores(sizes, q, k_ref[cut, :], start, turn * BLOCK, seen)
         grown = jnp.maximum(largest, scores.max(axis=1))
         p, decay = jnp.exp2(scores - grown[:, None]), jnp.exp2(largest - grown)
-        keep = _kept(sizes, seed, sample, head, start, turn * BLOCK, scores.shape)
+        left = _dropped(sizes, p, seed, sample, head, start, turn * BLOCK)
         v = v_ref[cut, :]
-        y = y * decay[:, None] + triton.dot(jnp.where(keep, p, 0.0).astype(v.dtype), v)
+        y = y * decay[:, None] + triton.dot(left.astype(v.dtype), v)
         return y, grown, total * decay + p.sum(axis=1)
 
     begin = (
@@ -181,8 +184,8 @@ def _query_gradient(sizes, seed, share, sample, head, length, q_ref, k_ref, v_re
         k, v = k_ref[cut, :], v_ref[cut, :]
         scores = _scores(sizes, q, k, start, turn * BLOCK, seen)
         p = jnp.exp2(scores - log_sums[:, None])
-        keep = _kept(sizes, seed, sample, head, start, turn * BLOCK, scores.shape)
-        upstream = jnp.where(keep, triton.dot(grad, v.T) / share[0], 0.0) - inner[:, None]
+        slope = triton.dot(grad, v.T) / share[0]
+        upstream = _dropped(sizes, slope, seed, sample, head, start, turn * BLOCK) - inner[:, None]
         return total + triton.dot((p * upstream * sizes.scale).astype(k.dtype), k)
 
     end = _end(sizes, start + BLOCK, seen, k_ref.shape[0])
@@ -202,9 +205,10 @@ def _key_gradients(
         q, grad, log_sums, inner = q_ref[cut, :], grad_ref[cut, :], sums_ref[cut], inner_ref[cut]
         scores = _scores(sizes, q, k, turn * BLOCK, start, seen)
         p = jnp.exp2(scores - log_sums[:, None])
-        keep = _kept(sizes, seed, sample, head, turn * BLOCK, start, scores.shape)
-        total_v += triton.dot(jnp.where(keep, p / share[0], 0.0).astype(grad.dtype).T, grad)
-        upstream = jnp.where(keep, triton.dot(grad, v.T) / share[0], 0.0) - inner[:, None]
+        drop = functools.partial(_dropped, sizes, seed=seed, sample=sample, head=head)
+        drop = functools.partial(drop, first_query=turn * BLOCK, first_key=start)
+        total_v += triton.dot(drop(p / share[0]).astype(grad.dtype).T, grad)
+        upstream = drop(triton.dot(grad, v.T) / share[0]) - inner[:, None]
         total_k += triton.dot((p * upstream * sizes.scale).astype(q.dtype).T, q)
         return total_k, total_v
 
@@ -227,13 +231,15 @@ def _scores(sizes, q, k, first_query, first_key, seen):
     return jnp.where(visible, scores, np.float32(LEAST))
 
 
-def _kept(sizes, seed, sample, head, first_query, first_key, shape):
-    """bool [query, key]: what `jaxtrain.nn.dropout` keeps of [batch, head, query, key] there."""
+def _dropped(sizes, x, seed, sample, head, first_query, first_key):
+    """Values [query, key] with 0 where `jaxtrain.nn.dropout` drops [batch, head, query, key]."""
+    if not sizes.drops:
+        return x
     outer = (sample[0] * np.uint32(sizes.heads) + head[0]) * np.uint32(sizes.queries)
-    rows = outer + jnp.uint32(first_query) + jnp.arange(shape[0], dtype=jnp.uint32)
-    columns = jnp.uint32(first_key) + lax.broadcasted_iota(jnp.uint32, shape, 1)
+    rows = outer + jnp.uint32(first_query) + jnp.arange(x.shape[0], dtype=jnp.uint32)
+    columns = jnp.uint32(first_key) + lax.broadcasted_iota(jnp.uint32, x.shape, 1)
     start, stride = of_rows(rows, seed[0], seed[1])
-    return of_columns(columns, start[:, None], stride[:, None]) < seed[2]
+    return jnp.where(of_columns(columns, start[:, None], stride[:, None]) < seed[2], x, 0.0)
 
 
 def _end(sizes, last_query, seen, keys: int):

@@ -1,7 +1,8 @@
 """A GPU's attention for half precision: the scores never reach memory, so long sequences cost time alone.
 
 cuDNN's kernel does what is not dropped out; under `deterministic: true` XLA takes its deterministic backward pass
-(openxla/xla#14125). `dropped_attention` does what is. Each is tried beside the plain formula once in a process.
+(openxla/xla#14125). `dropped_attention` does what is, and where cuDNN's fails what has neither mask nor window. Each is
+tried beside the plain formula once in a process.
 """
 
 import collections
@@ -9,7 +10,8 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxtrain.nn import cudnn, dropped_attention
 from jaxtrain.nn.attention_formula import formula
-from jaxtrain.runtime import launch
+from jaxtrain.runtime import launch, xla_flags
 from jaxtrain.runtime.spread import over_devices
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ WIDEST = {8: 128, 9: 256}  # head, by major compute capability
 _planned: contextvars.ContextVar[tuple[int, int] | None] = contextvars.ContextVar("planned", default=None)
 
 
-# How many attentions were traced as what: "cuDNN", "Triton, with dropout", "formula", or a ring of one of them.
+# How many attentions were traced as what: "cuDNN", "Triton", "Triton, with dropout", "formula", or a ring of one.
 chosen: collections.Counter[str] = collections.Counter()
 
 
@@ -44,6 +46,13 @@ def takes(q, k, v, mask=None, causal=False, window=None) -> bool:
     """Tell whether `fused` can do it here: [batch, token, head, width] in half precision, heads a multiple of k's and
     v's, widths in steps of 8, a mask or bias [batch or 1, head or 1, query or 1, key or 1], causal only with as many
     queries as keys, a window only where causal."""
+    by_cudnn = (
+        _fits(q, k, v, mask, causal, window) and is_available() and q.shape[-1] <= WIDEST.get(capability()[0], 128)
+    )
+    return by_cudnn or _tiled(q, k, v, mask, causal, window)
+
+
+def _fits(q, k, v, mask, causal, window) -> bool:
     queries, keys = q.shape[1], k.shape[1]
     return (
         q.ndim == 4
@@ -57,15 +66,18 @@ def takes(q, k, v, mask=None, causal=False, window=None) -> bool:
         and (queries == keys or not causal)
         and (causal or window is None)
         and (mask is None or mask.ndim == 4)
-        and is_available()
-        and q.shape[-1] <= WIDEST.get(capability()[0], 128)
     )
+
+
+def _tiled(q, k, v, mask, causal, window) -> bool:
+    """Tell whether `dropped_attention` can do it here."""
+    plain = mask is None and window is None
+    return plain and _fits(q, k, v, None, causal, None) and dropped_attention.takes(q) and _drops()
 
 
 def takes_dropout(q, k, v, mask=None, causal=False, window=None) -> bool:
     """Tell whether `dropped` can do it here: what `takes` says, without mask and window."""
-    plain = mask is None and window is None
-    return plain and takes(q, k, v, None, causal) and dropped_attention.takes(q) and _drops()
+    return _tiled(q, k, v, mask, causal, window)
 
 
 def dropped(q, k, v, key, kept, *, lengths=None, causal=False, scale=None):
@@ -78,7 +90,15 @@ def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=N
     """Compute softmax(q k^T scale + bias) v of what `takes` accepts, with a mask or a bias, or int [batch] lengths: how
     many keys of each sample are visible. window: see `jaxtrain.nn.attention`. A row that may attend to nothing (a bias
     of -inf throughout, or as far as it may look) gives 0. Source: jax.nn.dot_product_attention."""
+    if not is_available():
+        chosen["Triton"] += 1
+        return dropped_attention.attention(q, k, v, lengths=lengths, causal=causal, scale=scale)
     chosen["cuDNN"] += 1
+    return fused_by_cudnn(q, k, v, mask=mask, bias=bias, causal=causal, lengths=lengths, window=window, scale=scale)
+
+
+def fused_by_cudnn(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=None, scale=None):
+    """Run cuDNN's kernel, see `fused`."""
     given = mask if bias is None else bias
     if given is None:
         return _kernel(q, k, v, lengths=lengths, causal=causal, window=window, scale=scale)
@@ -143,16 +163,21 @@ def _drops() -> bool:
 @functools.cache
 def _runs_here() -> bool:
     """Forward and backward, odd lengths, grouped heads, under lengths, a mask and a diagonal."""
-    return tried("cuDNN's kernel", lambda: max(difference(fused, *case) for case in _TRIALS))
+    return tried("cuDNN's kernel", lambda: difference(fused_by_cudnn, _TRIALS))
 
 
 @functools.cache
 def _drops_here() -> bool:
-    rngs = lambda: jax.random.key(7)
-    of_formula = {"dropout_rate": 0.25, "rngs": rngs}
-    kernel = lambda q, k, v, dropout_rate, rngs, **given: dropped(q, k, v, rngs(), 1 - dropout_rate, **given)
-    cases = [(tokens, given | of_formula) for tokens, given in _TRIALS if "mask" not in given]
-    return tried("the kernel with dropout", lambda: max(difference(kernel, *case) for case in cases))
+    """With dropout and without."""
+
+    def kernel(q, k, v, dropout_rate=0.0, rngs=None, **given):
+        key = None if rngs is None else rngs()
+        return dropped_attention.attention(q, k, v, key, 1 - dropout_rate, **given)
+
+    plain = [(tokens, given) for tokens, given in _TRIALS if "mask" not in given]
+    of_formula = {"dropout_rate": 0.25, "rngs": lambda: jax.random.key(7)}
+    cases = [*plain, *((tokens, given | of_formula) for tokens, given in plain)]
+    return tried("the Triton kernel", lambda: difference(kernel, cases))
 
 
 def tried(name: str, measure: Callable[[], float]) -> bool:
@@ -183,34 +208,71 @@ def _tried(name: str, measure: Callable[[], float]) -> bool:
         return False
     before = chosen.copy()
     try:
-        with jax.ensure_compile_time_eval():
-            worst = measure()
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        log.info("attention runs as plain XLA: %s is not available here (%s)", name, error)
+        worst = _apart(measure)
+    except Exception as error:  # whatever a kernel, its compiler or a library's version may raise
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        log.warning("attention: %s is left out, as a trial of it failed (%s)", name, told)
         return False
     finally:
         chosen.clear()
         chosen.update(before)
     if not worst < TRIAL_TOLERANCE:
-        log.warning("attention runs as plain XLA: %s is off by %.1e in a trial", name, worst)
+        log.warning("attention: %s is left out, as it is off by %.1e in a trial", name, worst)
         return False
     return True
 
 
-def difference(kernel, tokens: int, given: dict) -> float:
-    """Measure how far a kernel's results and gradients in bfloat16 are from the formula's in float32, at most."""
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, tokens, heads, 64)) for i, heads in enumerate((4, 2, 2)))
+def _apart(measure: Callable[[], float]) -> float:
+    """Measure in a thread of its own, which has no part in a program that is being traced here."""
+    found: list[float] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(measure())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="attention trial")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def difference(kernel: Callable, cases: Sequence[tuple[int, dict]]) -> float:
+    """Measure how far a kernel's results and gradients in bfloat16 are from the formula's in float32, at most.
+
+    cases: tokens, options. As in a training step, two layers of each are one program with the options of a run, which
+    is called again and again and takes over its arguments' memory.
+    """
+    draw = lambda case, tokens, i, heads: jax.random.normal(jax.random.key(8 * case + i), (2, tokens, heads, 64))
+    arrays = [[draw(n, tokens, i, heads) for i, heads in enumerate((4, 2, 2))] for n, (tokens, _) in enumerate(cases)]
+
+    def run(attend: Callable, arrays: list) -> list:
+        return [_two_layers(attend, tokens, given, *each) for (tokens, given), each in zip(cases, arrays, strict=True)]
+
+    wanted = jax.jit(functools.partial(run, formula))(arrays)
+    on_gpu = jax.default_backend() == "gpu"
+    options = xla_flags.options(1, deterministic=True) if on_gpu else None
+    program = jax.jit(functools.partial(run, kernel), compiler_options=options, donate_argnums=0 if on_gpu else ())
+    for _ in range(3):
+        got = jax.block_until_ready(program(jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)))
+    size = jnp.linalg.norm
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
+    return max(float(size((x.astype(jnp.float32) - y).ravel()) / size(y.ravel())) for x, y in pairs)
+
+
+def _two_layers(attend: Callable, tokens: int, given: dict, q, k, v) -> list:
+    """The result and the gradients of q, k and v."""
     options = {name: jnp.asarray(x) if name == "lengths" else x for name, x in given.items()}
     if "mask" in options:
         options["mask"] = (jnp.arange(tokens) < jnp.asarray(options["mask"])[:, None])[:, None, None]
 
-    def run(attend, *arrays):
-        value, pull = jax.vjp(lambda q, k, v: attend(q, k, v, **options), *arrays)
-        slope = jnp.cos(jnp.arange(value.size, dtype=jnp.float32))  # bfloat16 cannot count so far
-        return [value, *pull(slope.astype(value.dtype).reshape(value.shape))]
+    def both(q, k, v):
+        return attend(attend(q, k, v, **options), k, v, **options)
 
-    wanted = jax.jit(functools.partial(run, formula))(q, k, v)
-    got = jax.jit(functools.partial(run, kernel))(*(x.astype(jnp.bfloat16) for x in (q, k, v)))
-    size = jnp.linalg.norm
-    pairs = zip(got, wanted, strict=True)
-    return max(float(size((x.astype(jnp.float32) - y).ravel()) / size(y.ravel())) for x, y in pairs)
+    value, pull = jax.vjp(both, q, k, v)
+    slope = jnp.cos(jnp.arange(value.size, dtype=jnp.float32))  # bfloat16 cannot count so far
+    return [value, *pull(slope.astype(value.dtype).reshape(value.shape))]

@@ -1,6 +1,8 @@
 """When attention goes to the device's fused kernel, and that it is the same attention. The kernel itself needs a GPU;
 here jax's plain formula stands for it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,60 @@ def test_what_the_kernel_does_not_do_is_left_to_the_formula(calls, arrays, optio
 
 def test_without_a_gpu_there_is_no_kernel():
     assert fused_attention.is_available() is False
+
+
+PLAIN = [(tokens, given) for tokens, given in fused_attention._TRIALS if "mask" not in given]
+INTERPRETED = functools.partial(dropped_attention.attention, interpret=True)
+
+
+def test_a_trial_finds_bfloat16_attention_within_its_tolerance():
+    """Its slopes must be the same in both precisions: bfloat16 counts to 256, which left every kernel out."""
+    assert fused_attention.difference(formula, fused_attention._TRIALS) < fused_attention.TRIAL_TOLERANCE / 2
+
+
+def test_a_trial_finds_a_kernel_that_is_wrong():
+    wrong = lambda q, k, v, **options: formula(q, k, v, **options) * 1.05
+    assert fused_attention.difference(wrong, PLAIN) > fused_attention.TRIAL_TOLERANCE
+
+
+def test_a_trial_runs_kernels_while_a_program_is_traced():
+    found = []
+
+    @jax.jit
+    def program(x):
+        found.append(fused_attention._apart(lambda: fused_attention.difference(INTERPRETED, PLAIN)))
+        return x
+
+    program(1.0)
+    assert found[0] < fused_attention.TRIAL_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "error", [IndexError("raw_hash_map<>::at"), RuntimeError("no cuDNN")], ids=["index", "runtime"]
+)
+def test_a_kernel_whose_trial_raises_is_left_out_with_its_reason(monkeypatch, caplog, error):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    def measure():
+        raise error
+
+    assert fused_attention.tried("the kernel", measure) is False
+    assert f"{type(error).__name__}: {error}" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"lengths": LENGTHS}], ids=["plain", "causal", "lengths"])
+def test_where_cudnn_fails_the_triton_kernel_computes_attention(monkeypatch, options):
+    monkeypatch.setattr(fused_attention, "is_available", lambda: False)
+    monkeypatch.setattr(fused_attention, "_drops", lambda: True)
+    monkeypatch.setattr(dropped_attention, "attention", INTERPRETED)
+    q, k, v = inputs(kv_heads=2)
+    fused_attention.chosen.clear()
+    ours = nn.attention(q, k, v, **options)
+    assert fused_attention.chosen == {"Triton": 1}
+    plain = formula(*(x.astype(jnp.float32) for x in (q, k, v)), **options)
+    assert np.linalg.norm(np.asarray(ours, np.float32) - plain) < 1e-2 * np.linalg.norm(plain)
+    nn.attention(q, k, v, mask=padding())
+    assert fused_attention.chosen == {"Triton": 1, "formula": 1}
 
 
 def test_heads_wider_than_128_need_a_hopper():

@@ -2,7 +2,7 @@
 
 A kernel takes the longer of its products at the rate that tensor cores reach and its bytes at the bandwidth that memory
 reaches, 2 us at least; between kernels there are gaps. Sums are good to about a quarter either way: what a GPU's own
-choice of kernels brings is not in them.
+choice of kernels brings is not in them. One has been measured: 21.1 ms of the fMRI autoencoder's step on an H200.
 """
 
 import collections
@@ -16,8 +16,10 @@ from jaxtrain.runtime.hlo import Computation, Instruction, Program
 
 GAP_S, GAP_OUTSIDE_S = 0.8e-6, 3e-6  # between kernels in a CUDA graph, and around those that run outside of one
 LEAST_S, SYNC_S = 2e-6, 12e-6  # of a kernel; of the host reading a loop's or branch's condition
-REACHED = {"half": 0.8, "single": 0.8, "memory": 0.9, "link": 0.8}  # of the data sheet's peaks
-COPIED = 0.85  # of the reached bandwidth, by kernels that are not one long copy
+# Of the data sheet's peaks. memory: read off a trace of the fMRI autoencoder's step on one H200, where reductions reach
+# 0.94, products of few rows 0.8 to 0.9, and optimizer, casts and pads 0.88 to 0.90.
+REACHED = {"half": 0.8, "single": 0.8, "memory": 0.93, "link": 0.8}
+COPIED = 0.95  # of the reached bandwidth, by kernels that are not one long copy
 FUSED_ATTENTION = {"forward": 0.55, "backward": 0.45, "triton": 0.35}  # of the reached rate
 INTEGER_SHARE = 2.0  # how much longer 32-bit integers take than floats outside tensor cores
 FREE = {

@@ -7,8 +7,10 @@ import json
 import jax
 import pytest
 
+from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import scopes
 from jaxtrain.train.tracking.profile import names, trace
+from jaxtrain.train.tracking.profile.table import Table, Window
 from tests.unit.engine import runs
 
 
@@ -28,7 +30,8 @@ def test_names_change_nothing_but_locations(tmp_path, monkeypatch):
 
 
 def test_time_within_a_loop_counts_once():
-    events = [(0.0, 100.0, "while", "p", "cpu 0"), (10.0, 40.0, "dot", "p", "cpu 0"), (50.0, 60.0, "add", "p", "cpu 0")]
+    spans = {"while": (0.0, 100.0), "dot": (10.0, 40.0), "add": (50.0, 60.0)}
+    events = [(*span, name, "p", "cpu 0", False) for name, span in spans.items()]
     own = {operation.name: operation.own_ns for operation in trace._nested(events)}
     assert own == {"while": 60.0, "dot": 30.0, "add": 10.0}
 
@@ -45,6 +48,31 @@ def test_an_instruction_is_of_its_innermost_module():
     products = [origin for origin in found.values() if origin.kind == names.MATMUL]
     assert {origin.module for origin in products} == {"encoder.layer.3"}
     assert {origin.backward for origin in products} == {False, True}
+
+
+def test_what_a_cuda_graph_runs_is_found_by_its_kernels_name():
+    """The names as a trace of an H200 gives them."""
+    program = {"loop_select_fusion_1": names.Origin("decoder.layer11", names.ELEMENTWISE, True)}
+    times = {"loop_select_fusion_1": 30.0, "nvjet_sm90_tst_256x160_64x3_1x2_h_bz_coopA_NTT": 60.0, "Memset": 10.0}
+    operations = [
+        trace.Operation(name, "jit_train_step", "gpu 0", 100.0 * i, 100.0 * i + ns, ns, in_graph=True)
+        for i, (name, ns) in enumerate(times.items())
+    ]
+    window = Window(1, 1, 100e-9, 0.0, "1 x NVIDIA H200", [], True, {"jit_train_step": program})
+    found = Table.of(window, operations, TrainingConfig(), "gpu")
+    assert found.kinds["elementwise"] == pytest.approx(30e-6)
+    assert found.kinds["matmul"] == pytest.approx(60e-6)
+    assert found.kinds["copies"] == pytest.approx(10e-6)
+    assert found.modules["decoder.layer11"] == (0.0, pytest.approx(30e-6))
+    assert found.modules[names.LIBRARY] == (pytest.approx(70e-6), 0.0)
+
+
+def test_an_instruction_has_its_kernels_name_too():
+    compiled = jax.jit(lambda x: jax.numpy.tanh(x).sum()).lower(jax.numpy.ones((8, 8))).compile()
+    _, found = names.origins(compiled.as_text())
+    dotted = [name for name in found if "." in name]
+    assert dotted
+    assert all(name.replace(".", "_").replace("-", "_") in found for name in dotted)
 
 
 @pytest.mark.slow

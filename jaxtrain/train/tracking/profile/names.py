@@ -11,6 +11,7 @@ MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE = "matmul", "attention", "ele
 KINDS = (MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE)
 CONTAINERS = ("while", "conditional")  # their time is that of what they run
 OUTSIDE = "(outside of modules)"
+LIBRARY = "(kernels of libraries)"
 _MOVES = {
     "copy", "copy-start", "copy-done", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "concatenate",
     "dynamic-update-slice", "pad", "reverse", "gather", "parameter", "constant", "bitcast", "tuple",
@@ -18,7 +19,13 @@ _MOVES = {
 }  # fmt: skip
 _PRODUCTS = {"dot", "convolution", "ragged-dot"}
 _PRODUCT_CALLS = re.compile(r"gemm|matmul|cublas|conv|dot|onednn", re.IGNORECASE)
-_FUSED_ATTENTION = re.compile(r"fmha|flash|mha", re.IGNORECASE)
+_FUSED_ATTENTION = re.compile(r"fmha|flash|mha|dropped_attention", re.IGNORECASE)
+_LIBRARY_KERNELS = {  # of cuBLAS, cuDNN, CUTLASS, NCCL and CUDA, by their own names
+    COLLECTIVE: re.compile(r"nccl", re.IGNORECASE),
+    ATTENTION: re.compile(r"fmha|flash|mha|sdpa|dropped_attention", re.IGNORECASE),
+    MATMUL: re.compile(r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|conv|winograd|dgrad|wgrad", re.IGNORECASE),
+    COPIES: re.compile(r"memcpy|memset", re.IGNORECASE),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +40,23 @@ class Origin:
 
 
 def origins(text: str) -> tuple[str, dict[str, Origin]]:
-    """The name of a compiled program, and the origin of each of its instructions, from its text."""
+    """The name of a compiled program, and the origin of each of its instructions, from its text; under the names of
+    their kernels too, which is all that a trace tells of what runs in a CUDA graph."""
     program = Program(text)
     name = re.match(r"HloModule ([\w.\-]+)", text)
     found = {}
     for computation in program.computations.values():
         for instruction in computation.values():
             found[instruction.name] = _origin(program, instruction)
-    return name.group(1) if name else "", found
+    kernels = {re.sub(r"[.\-]", "_", name): origin for name, origin in found.items()}
+    return name.group(1) if name else "", kernels | found
+
+
+def of_kernel(name: str) -> Origin:
+    """The origin of a kernel that no instruction is called by, told from its own name."""
+    kinds = (kind for kind, pattern in _LIBRARY_KERNELS.items() if pattern.search(name))
+    kind = next(kinds, ELEMENTWISE)
+    return Origin(LIBRARY, kind, False, kind == ATTENTION)
 
 
 def _origin(program: Program, instruction: Instruction) -> Origin:

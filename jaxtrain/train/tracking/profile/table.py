@@ -108,7 +108,11 @@ class Table:
 
 
 def _origin(window: Window, operation: Operation) -> Origin | None:
-    return window.programs.get(operation.program, {}).get(operation.name)
+    """That of its instruction, or of its kernel where a step's CUDA graph ran it; None for other programs."""
+    program = window.programs.get(operation.program)
+    if program is None:
+        return None
+    return program.get(operation.name) or (names.of_kernel(operation.name) if operation.in_graph else None)
 
 
 def _gathered(modules: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:

@@ -11,11 +11,13 @@ import jax
 
 from jaxtrain.train.tracking.throughput import PHASE
 
+_GRAPH = "command_buffer"  # XLA's name for a CUDA graph, which a trace gives for all that runs in it
+
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
     """One run of one HLO instruction. program: the name of its HLO module. device: its plane and ordinal. own_ns:
-    without those that ran within it."""
+    without those that ran within it. in_graph: a CUDA graph ran it, and the name is its kernel's."""
 
     name: str
     program: str
@@ -23,6 +25,7 @@ class Operation:
     start_ns: float
     end_ns: float
     own_ns: float
+    in_graph: bool = False
 
 
 def read(folder: pathlib.Path, steps: Collection[str]) -> tuple[list[Operation], float]:
@@ -40,16 +43,19 @@ def read(folder: pathlib.Path, steps: Collection[str]) -> tuple[list[Operation],
                 stats = dict(event.stats)
                 if "hlo_op" in stats:
                     device = f"{plane.name} {stats.get('device_ordinal', 0)}"
-                    name, program = str(stats["hlo_op"]), str(stats.get("hlo_module", ""))
-                    events.append((event.start_ns, event.start_ns + event.duration_ns, name, program, device))
+                    graph = str(stats["hlo_op"]).startswith(_GRAPH)
+                    name = event.name if graph else str(stats["hlo_op"])
+                    program = str(stats.get("hlo_module", ""))
+                    events.append((event.start_ns, event.start_ns + event.duration_ns, name, program, device, graph))
             found += _nested(events)
     beside = lambda one: any(start <= one.start_ns < end for start, end in away)
     kept = [operation for operation in found if operation.program in steps or not beside(operation)]
     return kept, sum(end - start for start, end in away)
 
 
-def _nested(events: Iterable[tuple[float, float, str, str, str]]) -> list[Operation]:
-    """Operations of one line, from (start, end, name, program, device): what runs within another is taken off it."""
+def _nested(events: Iterable[tuple[float, float, str, str, str, bool]]) -> list[Operation]:
+    """Operations of one line, from (start, end, name, program, device, in a graph): what runs within another is taken
+    off it."""
     ordered = sorted(events, key=lambda event: (event[0], -event[1]))
     own = [end - start for start, end, *_ in ordered]
     open_now: list[int] = []
@@ -60,8 +66,8 @@ def _nested(events: Iterable[tuple[float, float, str, str, str]]) -> list[Operat
             own[open_now[-1]] -= min(end, ordered[open_now[-1]][1]) - start
         open_now.append(index)
     return [
-        Operation(name, program, device, start, end, max(left, 0.0))
-        for (start, end, name, program, device), left in zip(ordered, own, strict=True)
+        Operation(name, program, device, start, end, max(left, 0.0), graph)
+        for (start, end, name, program, device, graph), left in zip(ordered, own, strict=True)
     ]
 
 
@@ -87,7 +93,8 @@ def name_events(folder: pathlib.Path, target: pathlib.Path, label: Callable[[str
     for event in content.get("traceEvents", ()):
         arguments = event.get("args") or {}
         if "hlo_op" in arguments:
-            event["name"] = label(arguments["hlo_op"], arguments.get("hlo_module", ""))
+            name = event["name"] if arguments["hlo_op"].startswith(_GRAPH) else arguments["hlo_op"]
+            event["name"] = label(name, arguments.get("hlo_module", ""))
     with gzip.open(target, "wt", encoding="utf-8") as file:
         json.dump(content, file)
 

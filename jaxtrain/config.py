@@ -237,7 +237,7 @@ class CheckpointConfig(Section):
 class PrecisionConfig(Section):
     policy: Literal["fp32", "bf16", "bf16_params", "fp16", "fp8"] = "fp32"  # compute there, with fp32 master weights
     loss_scale: float = Field(default=2.0**16, gt=0)  # fp16: initial dynamic loss scale (GradScaler's init_scale)
-    matmul: Literal["default", "high", "highest"] = "default"  # default lets a GPU use TF32 for fp32 products
+    matmul: Literal["default", "high", "highest"] = "highest"  # of fp32 products: float32's, as torch's; others: TF32's
 
 
 class ShardConfig(Section):

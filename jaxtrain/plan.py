@@ -79,6 +79,7 @@ def make_plan(
 def compile_step(task, config, devices, data=None, card=None, keep: list | None = None) -> dict:
     """Plan one step on these devices. data: in place of the task's example or its first sample. keep: receives the
     compiled program."""
+    from jaxtrain.runtime import topology
     from jaxtrain.runtime.collectives import collectives, summary
     from jaxtrain.train.trainer import Trainer
 
@@ -88,8 +89,9 @@ def compile_step(task, config, devices, data=None, card=None, keep: list | None 
     trainer = Trainer(train_dataset=data, config=config, task=task, devices=devices, abstract=True)
     steps = config.train.steps_per_call
     arguments = trainer.program.abstract_arguments(steps)
-    traced = trainer.program.train_step(steps).jitted.trace(*arguments)
-    compiled = traced.lower().compile()
+    with topology.lowering_for(devices):
+        traced = trainer.program.train_step(steps).jitted.trace(*arguments)
+        compiled = traced.lower().compile()
     if keep is not None:
         keep.append(compiled)
     memory, text = compiled.memory_analysis(), compiled.as_text()

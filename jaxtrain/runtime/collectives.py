@@ -93,7 +93,8 @@ def _count(bodies: dict[str, list[str]], name: str, factor: int, times: dict[str
 def _read(match: re.Match, line: str, count: int) -> Collective:
     result, kind, start = match.groups()
     shapes = [(dtype, _bytes(dtype, dims)) for dtype, dims in _SHAPE.findall(result) if dtype in BYTES]
-    if start and kind != "all-reduce" and len(shapes) > 1:  # (operands, results): the results are the latter half
+    pairs = kind != "all-reduce" or result.startswith("((")  # whose operands XLA lists from jax 0.11 on
+    if start and pairs and len(shapes) > 1:  # (operands, results): the results are the latter half
         shapes = shapes[len(shapes) // 2 :]
     group = _group(line)
     size = sum(size for _, size in shapes)

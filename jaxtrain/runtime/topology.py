@@ -3,9 +3,11 @@
 Needs the extra `plan` (jax's CUDA compiler plug-in, none of CUDA's libraries) and ptxas from a CUDA toolkit.
 """
 
+import contextlib
 import importlib.util
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,6 +28,8 @@ TARGETS = {
 # B/s of the link between the GPUs of one machine, and of one GPU's share of the network between machines
 LINKS = {"h200": 450e9, "h100": 450e9, "a100": 300e9, "a6000": 28e9, "l40s": 28e9}
 NETWORK = {"h200": 50e9, "h100": 50e9, "a100": 25e9, "a6000": 12.5e9, "l40s": 12.5e9}
+# Names by which jax (from 0.11 on) knows what a Triton kernel is lowered for, by compute capability
+_KINDS = {(8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40", (9, 0): "NVIDIA H100"}
 FLAGS = (
     "--xla_gpu_enable_triton_gemm=false",  # its tile sizes are autotuned on a real device
     "--xla_gpu_autotune_level=0",
@@ -67,6 +71,15 @@ def devices(target: str, count: int, hosts: int | None = None) -> list:
     return list(topology.devices)
 
 
+def lowering_for(devices: Sequence[Any]) -> contextlib.AbstractContextManager:
+    """Return the context in which programs for such stand-ins are traced and lowered, where jax asks for their kind."""
+    kind = devices[0].device_kind
+    if kind not in _KINDS.values() or not hasattr(jax.sharding, "AbstractDevice"):
+        return contextlib.nullcontext()
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
 def memory_bytes(target: str) -> int:
     """Return the bytes of one GPU that a program can use; the driver and the runtime take about 3 %."""
     return int(TARGETS[target][2] * 0.97)
@@ -105,5 +118,5 @@ gpu_device_info {{
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "{target.upper()}"
+device_description_str: "{_KINDS[major, minor]}"
 """

@@ -1,7 +1,10 @@
 """XLA's options for programs that run on GPUs: the one place that sets them. XLA_FLAGS wins."""
 
+import functools
 import os
 from collections.abc import Mapping
+
+import jax
 
 OVERLAP = {  # let a GPU compute while it communicates
     "xla_gpu_enable_latency_hiding_scheduler": True,  # start collectives early, wait for them late
@@ -16,7 +19,20 @@ DETERMINISTIC = {
 
 
 def options(devices: int, deterministic: bool, environ: Mapping[str, str] = os.environ) -> dict[str, bool]:
-    """Choose the compiler options of a program on so many GPUs; none that XLA_FLAGS sets itself."""
+    """Choose the compiler options of a program on so many GPUs; none that XLA_FLAGS sets itself, nor one that the
+    installed XLA does not have (0.11 has lost the pipelined collectives')."""
     flags = environ.get("XLA_FLAGS", "")
     wanted = (DETERMINISTIC if deterministic else {}) | (OVERLAP if devices > 1 else {})
-    return {name: value for name, value in wanted.items() if name not in flags}
+    return {name: value for name, value in wanted.items() if name not in flags and is_offered(name)}
+
+
+@functools.cache
+def is_offered(name: str) -> bool:
+    """Tell whether the installed XLA has the option."""
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options={name: True})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return False
+    return True

@@ -4,7 +4,7 @@ from jaxtrain.runtime import xla_flags
 
 
 def test_several_gpus_hide_their_communication_and_one_has_none_to_hide():
-    assert xla_flags.options(8, False, {}) == xla_flags.OVERLAP
+    assert xla_flags.options(8, False, {}) == {n: v for n, v in xla_flags.OVERLAP.items() if xla_flags.is_offered(n)}
     assert xla_flags.options(1, False, {}) == {}
 
 
@@ -16,3 +16,8 @@ def test_what_xla_flags_sets_wins():
     flags = {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=false"}
     left_out = set(xla_flags.OVERLAP) - set(xla_flags.options(8, False, flags))
     assert left_out == {"xla_gpu_enable_latency_hiding_scheduler"}
+
+
+def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch):
+    monkeypatch.setattr(xla_flags, "OVERLAP", {"xla_gpu_of_another_version": True})
+    assert xla_flags.options(8, True, {}) == xla_flags.DETERMINISTIC

@@ -93,6 +93,17 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
 
 def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The array as a tensor of its own, which torch may write to; int32 becomes int64, torch's integer."""
+    return to_tensors([array], dtype)[0]
+
+
+def to_tensors(arrays: Iterable[jax.Array], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    """Return arrays as tensors of their own, as `to_tensor`."""
+    tensors = [_own(array, dtype) for array in arrays]
+    settle(tensors)
+    return tensors
+
+
+def _own(array: jax.Array, dtype: torch.dtype | None) -> torch.Tensor:
     if array.dtype in _NUMPYS and array.device.platform == "cpu":
         tensor, own = torch.from_numpy(np.array(array)), True  # a tenth of the time that dlpack takes to begin with
     else:
@@ -101,6 +112,20 @@ def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tenso
     if tensor.dtype is not wanted:
         return tensor.to(wanted)
     return tensor if own else tensor.clone()
+
+
+def is_beside(tensor: torch.Tensor, array: jax.Array) -> bool:
+    """Return whether both lie on one GPU, the whole array on it."""
+    if not tensor.is_cuda or len(array.sharding.device_set) != 1:
+        return False
+    device = array.device
+    return device.platform == "gpu" and device.local_hardware_id == tensor.device.index
+
+
+def settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait until torch has read what lies in JAX's memory on a GPU: JAX may use that anew once the array is gone."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_host(arrays: Any) -> Any:
@@ -115,7 +140,7 @@ def take(arrays: Iterable[jax.Array], others: Iterable[Any]) -> list[torch.Tenso
     arrays = list(arrays)
     large = [array for array in arrays if array.nbytes >= LARGE_BYTES]
     if not large or jax.default_backend() != "cpu":
-        return [to_tensor(array) for array in arrays]
+        return to_tensors(arrays)
     shared = collections.Counter(map(address, (*arrays, *others)))
     alone = {id(array) for array in large if shared[address(array)] == 1 and array.dtype != np.int32}
     return [torch.from_dlpack(array) if id(array) in alone else to_tensor(array) for array in arrays]

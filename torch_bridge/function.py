@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensor
+from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensors
 
 
 def as_torch(function: Callable, slim: bool = False) -> Callable:
@@ -139,7 +139,7 @@ class _Program:
             given = lambda place: arrays[place] if lasting[place] else arrays[place].copy()
             fill = lambda leaf: given(leaf.place) if isinstance(leaf, _Given) else leaf
             pullback = jax.tree.map(fill, pullback, is_leaf=lambda leaf: isinstance(leaf, _Given))
-            return [to_tensor(leaf) for leaf in outputs], pullback
+            return to_tensors(outputs), pullback
 
     def _outputs(self, arrays: list[jax.Array]) -> list[jax.Array]:
         leaves = [self.constants.get(i) for i in range(len(arrays) + len(self.constants))]

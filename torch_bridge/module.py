@@ -22,7 +22,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge import layouts
 from torch_bridge.datasets.convert import to_numpy, to_torch
-from torch_bridge.exchange import any_wide, precision, pull_back, to_array, to_tensor
+from torch_bridge.exchange import any_wide, precision, pull_back, to_array, to_tensor, to_tensors
 from torch_bridge.state_dict import state_dict
 
 
@@ -217,8 +217,8 @@ class _Call(torch.autograd.Function):
             given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
         found: list[torch.Tensor | None] = [None] * ctx.count
-        for i, gradient in zip(ctx.program.differentiated, gradients, strict=True):
-            found[i] = to_tensor(gradient)
+        for i, gradient in zip(ctx.program.differentiated, to_tensors(gradients), strict=True):
+            found[i] = gradient
         return None, None, None, None, *found
 
 
@@ -229,7 +229,7 @@ def _run(program: _Program, seed: int, wide: bool, count: int, tensors, differen
         run = program.forward_for_backward if differentiate else program.forward
         outputs, program.changed, *pullback = run(arrays, program.bridge.hidden, np.uint32(seed))
         jax.block_until_ready(outputs)  # torch may write to the inputs from now on
-        return [to_tensor(leaf) for leaf in outputs], pullback[0] if pullback else None
+        return to_tensors(outputs), pullback[0] if pullback else None
 
 
 def _own_buffer(program: _Program, i: int, tensor: torch.Tensor, count: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.exchange import products, to_host
+from torch_bridge.exchange import is_beside, products, settle, to_host
 
 __all__ = ["narrow", "products", "snapshot", "to_array", "to_tensors", "trainable", "write"]
 
@@ -82,8 +82,12 @@ def narrow(value: Any) -> Any:
 
 
 def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
-    """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's."""
-    host = to_host(dict(arrays))
+    """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's. What lies on the same
+    GPU stays on it."""
+    near = {name for name, tensor in tensors.items() if is_beside(tensor, arrays[name])}
+    host = to_host({name: array for name, array in arrays.items() if name not in near})
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(to_torch(host[name]).reshape(tensor.shape))
+            value = torch.from_dlpack(arrays[name]) if name in near else to_torch(host[name])
+            tensor.copy_(value.reshape(tensor.shape))
+    settle(tensors.values())

@@ -10,6 +10,7 @@ from torch.nn.modules import module as of_all_modules
 CHECKED_BYTES = 1 << 17  # that `some` looks at in a call
 EXACT_BYTES = 1 << 26  # of constants that are compared whole at every call: 7 ms of a CPU
 PIECE_BYTES = 1 << 20  # of larger ones, looked at in turn
+BLOCKS = 64  # of a tensor on a GPU, summed apart, so that values that change places are seen
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -27,8 +28,8 @@ class TensorEdits:
 
     def note(self, names: Iterable[str] | None = None) -> None:
         """Take the present values of all of these tensors, or of those of these names, for the ones to compare with."""
-        for name in self.tensors if names is None else names:
-            self._marks[name] = checksum(self.tensors[name])
+        names = list(self.tensors if names is None else names)
+        self._marks |= zip(names, checksums([self.tensors[name] for name in names]), strict=True)
         self._versions = {name: tensor._version for name, tensor in self.tensors.items()}
 
     def all(self) -> list[str]:
@@ -46,20 +47,41 @@ class TensorEdits:
         return self._changed(names)
 
     def _changed(self, looked_at: Collection[str]) -> list[str]:
-        return [
-            name
-            for name, tensor in self.tensors.items()
-            if tensor._version != self._versions[name] or (name in looked_at and checksum(tensor) != self._marks[name])
-        ]
+        written = {name for name, tensor in self.tensors.items() if tensor._version != self._versions[name]}
+        names = [name for name in self.tensors if name in looked_at and name not in written]
+        found = zip(names, checksums([self.tensors[name] for name in names]), strict=True)
+        other = written.union(name for name, mark in found if mark != self._marks[name])
+        return [name for name in self.tensors if name in other]
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Return a checksum of the values: of all bytes on the CPU, the sum of their words elsewhere."""
-    values = tensor.detach().reshape(-1)
-    if values.is_cpu:
-        return zlib.crc32(values.view(torch.uint8).numpy().data)
-    words = torch.int32 if values.element_size() % 4 == 0 else torch.uint8
-    return int(values.view(words).sum(dtype=torch.int64))
+    """Return a checksum of the values: see `checksums`."""
+    return checksums([tensor])[0]
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return a checksum of each tensor's values: of all bytes on the CPU; elsewhere of the sums of its words in
+    BLOCKS, which are computed there and fetched together, as each fetch waits for the device."""
+    found: dict[int, int] = {}
+    sums: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        values = tensor.detach().reshape(-1)
+        if values.is_cpu:
+            found[place] = zlib.crc32(values.view(torch.uint8).numpy().data)
+        else:
+            sums.setdefault(values.device, []).append((place, block_sums(values)))
+    for pairs in sums.values():
+        rows = torch.stack([row for _, row in pairs]).tolist()
+        found |= {place: hash(tuple(row)) for (place, _), row in zip(pairs, rows, strict=True)}
+    return [found[place] for place in range(len(tensors))]
+
+
+def block_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums, int64 [BLOCKS + 1], of the words of so many pieces of a flat tensor, and of what is left."""
+    words = values.view(torch.int32 if values.element_size() % 4 == 0 else torch.uint8)
+    length = words.numel() // BLOCKS
+    blocks, rest = words[: BLOCKS * length].view(BLOCKS, length), words[BLOCKS * length :]
+    return torch.cat([blocks.sum(1, dtype=torch.int64), rest.sum(dtype=torch.int64).reshape(1)])
 
 
 class CapturedTensors:

@@ -1,0 +1,73 @@
+"""What differs where torch's tensors lie on a GPU, as far as a machine without one can tell; `python -m
+benchmarks.first_contact` runs all of it on one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from torch_bridge import exchange, module_tensors, torch_edits
+from torch_bridge.lowering import export
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """JAX says that it computes on a GPU."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def test_examples_of_a_record_go_to_the_modules_device():
+    module = torch.nn.Linear(3, 4, device="meta")
+    (moved, other) = export._beside(module, (torch.zeros(2, 3), "text"))
+    assert (moved.device.type, moved.shape, other) == ("meta", (2, 3), "text")
+
+
+def test_a_number_on_the_cpu_may_go_to_any_device(gpu):
+    assert isinstance(exchange.to_input(torch.tensor(3)), np.ndarray)
+    assert isinstance(exchange.to_input(torch.tensor([3.0])), jax.Array)  # lies where torch's does
+
+
+@pytest.mark.parametrize(("chosen", "precision"), [("highest", "float32"), ("high", "tensorfloat32")])
+def test_float32_products_on_a_gpu_have_torchs_precision(gpu, chosen, precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(chosen)
+    try:
+        with exchange.precision(wide=False):
+            assert jax.config.jax_default_matmul_precision == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert jax.config.jax_default_matmul_precision is None
+
+
+def test_weights_are_written_from_arrays_beside_them(monkeypatch):
+    monkeypatch.setattr(module_tensors, "is_beside", lambda tensor, array: True)
+    module = torch.nn.BatchNorm1d(3)
+    tensors, _ = module_tensors.snapshot({"module": module})
+    arrays = {name: jnp.asarray(tensor.numpy(force=True)) + 1 for name, tensor in tensors.items()}
+    module_tensors.write(tensors, arrays)
+    assert module.num_batches_tracked.dtype is torch.int64
+    assert module.num_batches_tracked == 1
+    assert torch.equal(module.running_mean, torch.ones(3))
+    with torch.no_grad():
+        module.weight.zero_()
+    assert arrays["weight"].tolist() == [2.0, 2.0, 2.0]  # the tensors have memory of their own
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.randn(1000), torch.randn(3, 70).bfloat16(), torch.rand(200) > 0.5, torch.arange(5), torch.zeros(0)],
+    ids=["float32", "bfloat16", "bool", "few", "none"],
+)
+def test_a_change_shows_in_the_sums_of_blocks(values):
+    before = torch_edits.block_sums(values.reshape(-1))
+    assert torch.equal(before, torch_edits.block_sums(values.clone().reshape(-1)))
+    if values.numel():
+        changed = values.clone().reshape(-1)
+        changed[-1] = ~changed[-1] if values.dtype is torch.bool else changed[-1] + 1
+        assert not torch.equal(before, torch_edits.block_sums(changed))
+
+
+def test_values_that_change_places_show_in_the_sums_of_blocks():
+    values = torch.randn(1024)
+    assert not torch.equal(torch_edits.block_sums(values), torch_edits.block_sums(values.flip(0)))

@@ -301,7 +301,8 @@ class JaxSide:
     def peak_bytes(self) -> int:
         """Of one device: what the compiled step needs, arguments included."""
         memory = self.program.programs[0].memory_analysis()
-        return memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes  # the others take over arguments' memory
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
 
 
 class TorchSide:

@@ -269,7 +269,11 @@ NOT_RUN = {
         "python -m tests.chaos.timm_vit_base",
     ],
     "another library's launcher, by its name alone; tests/e2e/test_torchrun.py starts processes": ["accelerate launch"],
-    "needs a GPU": ["bash benchmarks/gpu.sh"],
+    "needs a GPU": [
+        "bash benchmarks/gpu.sh compare",
+        "bash benchmarks/gpu.sh contact",
+        "python -m benchmarks.first_contact --only attention_kernels dropout_kernels",
+    ],
     "needs several GPUs; the flag is XLA's own": [
         "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false torchrun --nproc_per_node=8 "
         "-m jaxtrain.run --config F",

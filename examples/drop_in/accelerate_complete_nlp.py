@@ -79,7 +79,9 @@ def training_function(config):
     os.makedirs(args.output_dir, exist_ok=True)
     project = ProjectConfiguration(project_dir=args.output_dir, automatic_checkpoint_naming=False)
     trackers = [] if args.no_tracking else [TextTracker(os.path.join(args.output_dir, "log.txt"))]
-    accelerator = Accelerator(cpu=args.device == "cpu", gradient_accumulation_steps=2, log_with=trackers, project_config=project)
+    accelerator = Accelerator(
+        cpu=args.device == "cpu", gradient_accumulation_steps=2, log_with=trackers, project_config=project
+    )
     accelerator.init_trackers("complete_nlp", config)
     set_seed(config["seed"])
     train_dataloader, eval_dataloader, tok = get_dataloaders(accelerator, config["batch_size"])

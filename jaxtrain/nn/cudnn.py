@@ -4,12 +4,17 @@ a program for a GPU that is elsewhere is the program that runs there.
 Source: the custom call of jax.nn.dot_product_attention(implementation="cudnn"), which this equals operand by operand.
 """
 
+import contextlib
+import contextvars
 import functools
 import json
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxtrain.runtime import xla_flags
 
 _ALGORITHM = {
     "algo_id": "0",
@@ -37,18 +42,50 @@ _BACKWARD = {
     "bmm2_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
     "bmm2_grad_gemm2": ((3, 3), ((0, 2), (0, 2))),
 }
+_deterministic: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deterministic", default=None)
 _BY_HEAD = (0, 2, 1, 3)  # results are [batch, head, token, width], laid out [batch, token, head, width] in memory
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Say of programs traced inside whether XLA compiles them with deterministic operations.
+
+    XLA_FLAGS says it of others. XLA then asks cuDNN for a deterministic backward pass, and notes that in the call of the first layer alone; those of
+    equal layers would not find what was compiled (IndexError, openxla/xla#46500). Noted in all, they do.
+    """
+    token = _deterministic.set(wanted)
+    try:
+        yield
+    finally:
+        _deterministic.reset(token)
+
+
+def traced_as(function: Callable, wanted: bool) -> Callable:
+    """Return the function, traced under `deterministic(wanted)`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with deterministic(wanted):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _is_deterministic() -> bool:
+    said = _deterministic.get()
+    return xla_flags.is_deterministic(False) if said is None else said
 
 
 class Kind(NamedTuple):
     """Hold a call's static options. window: number of tokens before a query that are visible; 0: all. padded: lengths
-    are given. biased: a bias is."""
+    are given. biased: a bias is. deterministic: see `deterministic`."""
 
     scale: float
     causal: bool
     window: int
     padded: bool
     biased: bool
+    deterministic: bool
 
     @property
     def mask(self) -> str:
@@ -59,20 +96,21 @@ class Kind(NamedTuple):
 def attention(q, k, v, *, bias=None, lengths=None, causal=False, window=0, scale=None):
     """Compute softmax(q k^T scale + bias) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; bias:
     [1 or batch, 1 or head, query, key] of q's dtype; lengths: int32 [batch], the keys that are visible."""
-    kind = Kind(q.shape[-1] ** -0.5 if scale is None else scale, causal, window, lengths is not None, bias is not None)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kind = Kind(scale, causal, window, lengths is not None, bias is not None, _is_deterministic())
     return _attend(kind, q, k, v, [] if bias is None else [bias], [] if lengths is None else [lengths])
 
 
 def forward(q, k, v, *, lengths=None, causal=False, scale=1.0):
     """Compute `attention` with the log of each softmax's sum, float32 [batch, head, query]."""
-    kind = Kind(scale, causal, 0, lengths is not None, False)
+    kind = Kind(scale, causal, 0, lengths is not None, False, _is_deterministic())
     y, kept = _forward(kind, q, k, v, [], [] if lengths is None else [lengths])
     return y, kept[-1]
 
 
 def backward(q, k, v, y, total, grad, *, lengths=None, causal=False, scale=1.0):
     """Gradients of q, k and v for the result y and its logs of sums, which may be those of more keys than these."""
-    kind = Kind(scale, causal, 0, lengths is not None, False)
+    kind = Kind(scale, causal, 0, lengths is not None, False, _is_deterministic())
     return _backward(kind, (q, k, v, [], [] if lengths is None else [lengths], y, total), grad)[:3]
 
 
@@ -151,6 +189,8 @@ def _config(kind: Kind, backward: bool, q, k) -> str:
         "max_seg_per_batch": 1,
         "is_paged_attention": False,
     }
+    if backward and kind.deterministic:
+        config["force_deterministic"] = True
     return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": config})
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Mapping
 
 import jax
@@ -24,6 +25,15 @@ def options(devices: int, deterministic: bool, environ: Mapping[str, str] = os.e
     flags = environ.get("XLA_FLAGS", "")
     wanted = (DETERMINISTIC if deterministic else {}) | (OVERLAP if devices > 1 else {})
     return {name: value for name, value in wanted.items() if name not in flags and is_offered(name)}
+
+
+def is_deterministic(deterministic: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether XLA's operations are deterministic: as asked for here, where XLA_FLAGS is silent."""
+    said = re.findall(
+        r"--xla_gpu_(deterministic|exclude_nondeterministic)_ops(?:=(\w+))?", environ.get("XLA_FLAGS", "")
+    )
+    known = {name: value.lower() not in ("false", "0") for name, value in said}
+    return known.get("deterministic", deterministic) or known.get("exclude_nondeterministic", False)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.loader import Loader
+from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
 from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
@@ -219,7 +220,8 @@ class Program:
         if devices.flat[0].platform != "gpu":
             return jax.jit(function, **options)
         wanted = xla_flags.options(devices.size, self.config.deterministic)
-        return jax.jit(function, compiler_options=wanted or None, **options)
+        traced = cudnn.traced_as(function, xla_flags.is_deterministic(self.config.deterministic))
+        return jax.jit(traced, compiler_options=wanted or None, **options)
 
     def work(self) -> StepCost:
         """Return the work of one step, without its FLOPs, which only the compiled step knows."""

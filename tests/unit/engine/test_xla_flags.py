@@ -21,3 +21,12 @@ def test_what_xla_flags_sets_wins():
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch):
     monkeypatch.setattr(xla_flags, "OVERLAP", {"xla_gpu_of_another_version": True})
     assert xla_flags.options(8, True, {}) == xla_flags.DETERMINISTIC
+
+
+def test_xla_flags_say_what_is_deterministic():
+    said = lambda flags, wanted=False: xla_flags.is_deterministic(wanted, {"XLA_FLAGS": flags})
+    assert said("", True)
+    assert not said("")
+    assert said("--xla_gpu_deterministic_ops")
+    assert said("--xla_gpu_exclude_nondeterministic_ops=true")
+    assert not said("--xla_gpu_deterministic_ops=false", True)

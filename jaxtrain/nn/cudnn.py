@@ -50,8 +50,9 @@ _BY_HEAD = (0, 2, 1, 3)  # results are [batch, head, token, width], laid out [ba
 def deterministic(wanted: bool) -> Iterator[None]:
     """Say of programs traced inside whether XLA compiles them with deterministic operations.
 
-    XLA_FLAGS says it of others. XLA then asks cuDNN for a deterministic backward pass, and notes that in the call of the first layer alone; those of
-    equal layers would not find what was compiled (IndexError, openxla/xla#46500). Noted in all, they do.
+    XLA_FLAGS says it of others. XLA then asks cuDNN for a deterministic backward pass, and notes that in the call of
+    the first layer alone; those of equal layers would not find what was compiled (openxla/xla#46500, an IndexError).
+    Noted in all, they do.
     """
     token = _deterministic.set(wanted)
     try:

@@ -83,9 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--steps", type=int, default=3000)
     p.add_argument("--minutes", type=float, default=30.0)  # in fewer, what is in flight hides the slope
+    p.add_argument("--evaluations", type=int, default=EVALUATIONS, help="steps from one to the next")
+    p.add_argument("--saves", type=int, default=SAVES, help="steps from one to the next")
     arguments = p.parse_args(argv)
-    often = (f"evaluation.every_steps={EVALUATIONS}", f"checkpoint.every_steps={SAVES}")
-    slow_s = arguments.minutes * 60 / (arguments.steps / EVALUATIONS) / 359  # for each of the validation's samples
+    often = (f"evaluation.every_steps={arguments.evaluations}", f"checkpoint.every_steps={arguments.saves}")
+    slow_s = arguments.minutes * 60 / (arguments.steps / arguments.evaluations) / 359  # for each validation sample
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "soak"
         settings = (*SETTINGS, *often, f"train.steps={arguments.steps}")
@@ -103,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     memory, files, threads = slopes(rows, 0)
     steps = int(rows[-1, 1])
     print(
-        f"{steps} steps, {steps // EVALUATIONS} evaluations, {steps // SAVES} checkpoints in {rows[-1, 0] / 60:.1f} "
+        f"{steps} steps, {steps // arguments.evaluations} evaluations, {steps // arguments.saves} checkpoints in "
+        f"{rows[-1, 0] / 60:.1f} "
         f"minutes; slopes per hour: memory {memory * 3600:+.1f} MB of {rows[-1, 2]:.0f} "
         f"({slopes(rows, 1)[0] * 1000:+.2f} MB per 1,000 steps), open files {files * 3600:+.2f} of {rows[-1, 3]:.0f}, "
         f"threads {threads * 3600:+.2f} of {rows[-1, 4]:.0f}"

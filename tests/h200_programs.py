@@ -133,12 +133,27 @@ def facts(name: str, devices: list) -> dict:
     }
 
 
+def sent(name: str, devices: list) -> list[int]:
+    """Bytes that each of these devices sends in a step under ddp, and the fewest that it could."""
+    from jaxtrain import config_io, plan
+    from jaxtrain.nn import fused_attention
+
+    config_file, overrides, data = CASES[name]()
+    settings = ["precision.policy=bf16", f"data.batch_size={len(devices)}", f"run.dir={tempfile.mkdtemp()}"]
+    task, config = config_io.load(config_file, [*overrides, *settings, "train.steps=2", "data.placement=host"])
+    rows = {key: np.repeat(values, -(-len(devices) // BATCH), axis=0) for key, values in data.items()}
+    with fused_attention.planned_for((9, 0)):
+        made = plan.compile_step(task, config, devices, rows)
+    return [sum(entry["bytes"] for entry in made["collectives"].values()), sum(made["minimum_bytes"].values())]
+
+
 def main() -> None:
     from jaxtrain.runtime import topology
 
     topology.prepare()
-    devices = topology.devices("h200", 1)
-    print(json.dumps({name: facts(name, devices) for name in sys.argv[1:] or CASES}))
+    found = {name: facts(name, topology.devices("h200", 1)) for name in sys.argv[1:] or CASES}
+    found |= {f"{name} on 8": sent(name, topology.devices("h200", 8)) for name in ("bert", "memory_lm")}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -64,8 +64,13 @@ def row_sums(indices, values, like):
         sums = _product("pnr,pnd->prd", hot, values, like.dtype)
     else:
         sums = jax.vmap(functools.partial(_sorted_sums, rows=outer, dtype=like.dtype))(indices, values)
-    sums = sums[0] if pieces == 1 else spread.in_parts(sums).sum(0)
-    return sums.reshape(outer, *inner).astype(like.dtype)
+    return (sums[0] if pieces == 1 else _over_pieces(spread.in_parts(sums))).reshape(outer, *inner)
+
+
+def _over_pieces(sums):
+    """Add [piece, ...] up in its own dtype, as other gradients are: jnp.sum would send float32, and XLA adds the
+    look-ups of several layers before it sends them only where no cast lies between."""
+    return jax.lax.reduce(sums, jnp.zeros((), sums.dtype), jax.lax.add, (0,))
 
 
 def _cuts(samples: int, tokens: int) -> tuple[int, int]:

@@ -43,6 +43,13 @@ def test_no_large_array_is_copied(facts, name):
     assert facts[name]["largest_copy_bytes"] < 64 << 20
 
 
+@pytest.mark.parametrize("name", ["bert", "memory_lm"])
+def test_gradients_of_look_ups_are_sent_once_and_in_half_precision(facts, name):
+    """Banks that several layers read were sent by each of them, in float32: five times what is needed."""
+    bytes_sent, fewest = facts[f"{name} on 8"]
+    assert bytes_sent <= 1.1 * fewest
+
+
 def test_dropout_takes_the_kernel_that_knows_it_and_the_rest_cudnn(facts):
     assert set(facts["bert"]["attention"]) == {"Triton, with dropout"}
     assert {kind for name in ("memory_lm", "hjepa", "timm_vit") for kind in facts[name]["attention"]} == {"cuDNN"}

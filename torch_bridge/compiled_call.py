@@ -21,7 +21,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from jaxtrain.runtime import compile_cache
+from jaxtrain.runtime import compile_cache, gpus
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
@@ -54,6 +54,7 @@ class CompiledCall:
     """
 
     def __init__(self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable):
+        gpus.share_memory()
         compile_cache.enable()
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}

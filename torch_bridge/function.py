@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import gpus
 from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensors
 
 
@@ -34,6 +35,7 @@ def as_torch(function: Callable, slim: bool = False) -> Callable:
     float64, integers are torch's int64. Gradients of gradients (create_graph=True) compute the function once more.
     Errors that the function raises about shapes and values of its constants pass through.
     """
+    gpus.share_memory()
     programs: dict[Any, _Program] = {}
 
     @functools.wraps(function)

@@ -7,7 +7,7 @@ from jaxtrain.compiled_step.shared_weights import SharedWeights
 from jaxtrain.compiled_step.step import CompiledStep, CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import compile_cache, host_memory
+from jaxtrain.runtime import compile_cache, gpus, host_memory
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
 
@@ -83,6 +83,7 @@ def compile_many(
         raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")
     if accumulate < 1:
         raise UserError(f"accumulate: {accumulate}, wanted at least 1")
+    gpus.share_memory()
     compile_cache.enable()
     host_memory.keep()
     layout = make_layout(

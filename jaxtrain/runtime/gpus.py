@@ -14,6 +14,12 @@ def has_gpus() -> bool:
     return "cpu" not in platforms.split(",") and os.path.exists("/dev/nvidiactl")
 
 
+def share_memory() -> None:
+    """Let JAX take a GPU's memory as it needs it, where torch computes on the same one, and not three quarters at its
+    start. To be called before JAX's first operation; XLA_PYTHON_CLIENT_PREALLOCATE wins."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Name the GPUs that CUDA shows this process, in its order, as nvidia-smi's `-i` takes them: numbers or UUIDs."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,5 +1,7 @@
 """Which GPUs a process takes, told from its environment alone."""
 
+import os
+
 import pytest
 
 from jaxtrain.errors import UserError
@@ -49,3 +51,16 @@ def test_a_kernel_is_taken_where_its_trial_passes_on_every_process(monkeypatch, 
     monkeypatch.setattr(fused_attention.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(launch, "agree", lambda topic, word: same)
     assert fused_attention.agreed("the kernel", works) is taken
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "false"), ("true", "true")])
+def test_a_loop_of_torchs_shares_the_gpu_unless_the_environment_says_otherwise(monkeypatch, given, used):
+    torch = pytest.importorskip("torch")
+    import jaxtrain
+
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", given or "")
+    if given is None:
+        monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    module = torch.nn.Linear(2, 1)
+    jaxtrain.compile(module, lambda module, x: module(x).sum(), torch.optim.SGD(module.parameters(), 0.1))
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == used

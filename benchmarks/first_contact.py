@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -368,72 +367,16 @@ def profile() -> Any:
 
 @check
 def attention_kernels() -> Any:
-    return attention({
-        "plain": (8, 512, 12, 64, 12, {}), "odd": (8, 197, 12, 64, 12, {}),
-        "causal": (4, 1024, 12, 64, 4, {"causal": True}), "lengths": (8, 512, 12, 64, 12, {"lengths": True}),
-        "mask": (4, 256, 8, 64, 8, {"mask": True}), "wide": (2, 512, 12, 128, 2, {"causal": True}),
-    })  # fmt: skip
+    from benchmarks import attention_kernels as kernels
+
+    return kernels.compare(kernels.PLAIN)
 
 
 @check
 def dropout_kernels() -> Any:
-    return attention({
-        "dropped": (8, 512, 12, 64, 12, {"lengths": True, "drop": True}),
-        "dropped, causal": (2, 300, 4, 128, 4, {"causal": True, "drop": True}),
-    })  # fmt: skip
+    from benchmarks import attention_kernels as kernels
 
-
-def attention(kinds: dict[str, tuple]) -> dict[str, Any]:
-    """Fused kernels against the formula in float32: distance of results and gradients, beside that of the formula in
-    bfloat16; milliseconds of forward and backward. kinds: batch, tokens, heads, width, kv heads, options."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxtrain.nn import fused_attention
-    from jaxtrain.nn.attention_formula import formula
-
-    found: dict[str, Any] = {"available": fused_attention.is_available()}
-    for name, (batch, tokens, heads, width, kv, given) in kinds.items():
-        keys = jax.random.split(jax.random.key(0), 4)
-        shapes = [(batch, tokens, heads, width)] + [(batch, tokens, kv, width)] * 2 + [(batch, tokens, heads, width)]
-        q, k, v, grad = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
-        more: dict[str, Any] = {"causal": given.get("causal", False)}
-        if "lengths" in given:
-            more["lengths"] = jnp.arange(1, batch + 1) * tokens // batch
-        if "mask" in given:
-            more["mask"] = jax.random.bernoulli(jax.random.key(9), 0.7, (batch, 1, tokens, tokens))
-        rngs = lambda: jax.random.key(7)
-        if "drop" in given:
-            found["drops"] = fused_attention._drops()
-            ours = lambda q, k, v: fused_attention.dropped(q, k, v, rngs(), 0.9, **more)
-            plain = lambda q, k, v: formula(q, k, v, dropout_rate=0.1, rngs=rngs, **more)
-        else:
-            ours = lambda q, k, v: fused_attention.fused(q, k, v, **more)
-            plain = lambda q, k, v: formula(q, k, v, **more)
-        both = []
-        for function, dtype in ((ours, jnp.bfloat16), (plain, jnp.bfloat16), (plain, jnp.float32)):
-            run = jax.jit(
-                lambda q, k, v, g, function=function: (lambda y, pull: (y, *pull(g.astype(y.dtype))))(
-                    *jax.vjp(function, q, k, v)
-                )
-            )
-            args = [x.astype(dtype) for x in (q, k, v, grad)]
-            with jax.default_matmul_precision("float32"):
-                result = jax.block_until_ready(run(*args))
-                began = time.perf_counter()
-                for _ in range(10):
-                    last = run(*args)
-                jax.block_until_ready(last)
-            both.append((result, (time.perf_counter() - began) * 100))
-        norm = lambda x: float(jnp.linalg.norm(x.astype(jnp.float32).ravel()))
-        off = [
-            max(norm(a.astype(jnp.float32) - b) / norm(b) for a, b in zip(side[0], both[2][0], strict=True))
-            for side in both[:2]
-        ]
-        found[name] = {"off": [round(x, 5) for x in off], "ms": [round(ms, 3) for _, ms in both]}
-    far_off = [name for name, entry in found.items() if isinstance(entry, dict) and entry["off"][0] > 2e-2]
-    assert not far_off, (far_off, found)
-    return found
+    return kernels.compare(kernels.DROPPED)
 
 
 @check
@@ -453,8 +396,4 @@ def out_of_memory() -> Any:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
+    sys.exit(main())

@@ -272,7 +272,7 @@ NOT_RUN = {
     "needs a GPU": [
         "bash benchmarks/gpu.sh compare",
         "bash benchmarks/gpu.sh contact",
-        "python -m benchmarks.first_contact --only attention_kernels dropout_kernels",
+        "python -m benchmarks.attention_kernels",
     ],
     "needs several GPUs; the flag is XLA's own": [
         "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false torchrun --nproc_per_node=8 "

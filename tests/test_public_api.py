@@ -43,10 +43,11 @@ def test_an_unknown_name_is_an_attribute_error():
         jaxtrain.Nothing  # noqa: B018
 
 
+NO_COMMANDS = {"benchmarks.systems", "benchmarks.torch_side"}  # parts of others
 BENCHMARKS = {f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
 MODULES = sorted(
     ({ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS} | BENCHMARKS)
-    - {"benchmarks.systems"}  # a table, no command
+    - NO_COMMANDS
     - {"torch_bridge.torchrun"}  # its help is torchrun's
     | {"jaxtrain.systems.fmri_autoencoder.prepare"}
 )
@@ -75,7 +76,7 @@ def test_every_commands_help_ends_with_an_example_whose_files_exist(module, caps
     assert all((ROOT / path).is_file() for path in re.findall(r"configs/\S+\.yaml", example))
 
 
-@pytest.mark.parametrize("module", sorted(BENCHMARKS - {"benchmarks.systems"}))
+@pytest.mark.parametrize("module", sorted(BENCHMARKS - NO_COMMANDS))
 def test_a_benchmark_reads_no_argument_that_it_does_not_take(module, monkeypatch):
     """They run for minutes, and a name that is wrong in their last line loses the figures."""
     if module in NEED_TORCH:

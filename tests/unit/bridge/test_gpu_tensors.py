@@ -30,14 +30,14 @@ def test_a_number_on_the_cpu_may_go_to_any_device(gpu):
 
 @pytest.mark.parametrize(("chosen", "precision"), [("highest", "float32"), ("high", "tensorfloat32")])
 def test_float32_products_on_a_gpu_have_torchs_precision(gpu, chosen, precision):
-    before = torch.get_float32_matmul_precision()
+    before, ours = torch.get_float32_matmul_precision(), jax.config.jax_default_matmul_precision
     torch.set_float32_matmul_precision(chosen)
     try:
         with exchange.precision(wide=False):
             assert jax.config.jax_default_matmul_precision == precision
     finally:
         torch.set_float32_matmul_precision(before)
-    assert jax.config.jax_default_matmul_precision is None
+    assert jax.config.jax_default_matmul_precision == ours
 
 
 def test_weights_are_written_from_arrays_beside_them(monkeypatch):

@@ -2,7 +2,8 @@
 # What one GPU can show, in stages of a few minutes, each useful alone:
 #     bash benchmarks/gpu.sh contact|compare [FOLDER for the JSON results]
 # contact: does everything run, and as in torch. compare: the seven systems at their originals' sizes beside eager torch
-# and torch.compile; those of a wave prepare beside each other and are timed one by one.
+# and torch.compile; those of a wave prepare beside each other and are timed one by one. TRACES: a folder for profiles of
+# three steps. PREDICTED: what `python -m benchmarks.predict --json F` wrote, to stand beside.
 set -u
 stage=${1:?contact or compare}
 out=$(realpath -m "${2:-${OUT:-benchmarks/results/gpu}}")
@@ -34,6 +35,6 @@ compare)
     rm -f "$out/.gate$number"
   done <<<"$waves"
   results=$(find "$out" -name '*_*.json' ! -name first_contact.json -o -name hjepa.json | sort)
-  [ -z "$results" ] || "$python" -m benchmarks.table $results --output "$out/table.md"
+  [ -z "$results" ] || "$python" -m benchmarks.table $results --output "$out/table.md" ${PREDICTED:+--predicted "$PREDICTED"}
   ;;
 esac

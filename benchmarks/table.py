@@ -20,11 +20,16 @@ def main() -> None:
     p.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files that benchmarks.compare wrote")
     p.add_argument("--output", type=pathlib.Path, help="a new results page")
     p.add_argument("--docs", type=pathlib.Path)
+    p.add_argument(
+        "--predicted", type=pathlib.Path, help="JSON of benchmarks.predict, to stand beside what was measured"
+    )
     arguments = p.parse_args()
     read = [json.loads(path.read_text()) for path in arguments.results]
     results = [result for entry in read for result in (entry if isinstance(entry, list) else [entry])]
     text = table(results)
     print(text)
+    if arguments.predicted:
+        print("", *beside(results, json.loads(arguments.predicted.read_text())), sep="\n")
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(page(results))
@@ -35,6 +40,14 @@ def main() -> None:
 
 def table(results: list[dict]) -> str:
     return "\n".join([HEAD, RULE, *map(_row, results), *_means(results)])
+
+
+def beside(results: list[dict], predicted: dict[str, dict]) -> list[str]:
+    """Milliseconds of jaxtrain's step, measured and predicted, where there are both."""
+    rows = {r["system"]: (r["jaxtrain"]["ms"], predicted[r["system"]]["predicted"]["ms"]) for r in results
+            if r["system"] in predicted and "ms" in r.get("jaxtrain", {})}  # fmt: skip
+    head = ["| system | measured, ms | predicted, ms |", "|---|---|---|"]
+    return [*head, *(f"| {name} | {measured:.2f} | {made:.2f} |" for name, (measured, made) in rows.items())]
 
 
 def page(results: list[dict]) -> str:

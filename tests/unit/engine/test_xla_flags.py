@@ -14,7 +14,7 @@ def test_a_deterministic_program_leaves_its_products_to_cublas():
 
 def test_what_xla_flags_sets_wins():
     flags = {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=false"}
-    left_out = set(xla_flags.OVERLAP) - set(xla_flags.options(8, False, flags))
+    left_out = set(xla_flags.options(8, False, {})) - set(xla_flags.options(8, False, flags))
     assert left_out == {"xla_gpu_enable_latency_hiding_scheduler"}
 
 

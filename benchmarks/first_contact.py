@@ -172,16 +172,6 @@ def own_loop(place: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@check
-def own_loop_on_device() -> Any:
-    return own_loop(device())
-
-
-@check
-def own_loop_torch_on_cpu() -> Any:
-    return own_loop("cpu")
-
-
 def compiled_calls(place: str) -> dict[str, Any]:
     import torch
 
@@ -198,14 +188,13 @@ def compiled_calls(place: str) -> dict[str, Any]:
     return {"far": far(theirs, ours), "ms": (time.perf_counter() - began) / 12 * 1e3}
 
 
-@check
-def compiled_calls_on_device() -> Any:
-    return compiled_calls(device())
+def _each_place() -> None:
+    for kind in (own_loop, compiled_calls):
+        CHECKS[f"{kind.__name__}_on_device"] = lambda kind=kind: kind(device())
+        CHECKS[f"{kind.__name__}_torch_on_cpu"] = lambda kind=kind: kind("cpu")
 
 
-@check
-def compiled_calls_torch_on_cpu() -> Any:
-    return compiled_calls("cpu")
+_each_place()
 
 
 @check

@@ -64,7 +64,7 @@ def test_what_a_cuda_graph_runs_is_found_by_its_kernels_name():
     assert found.kinds["matmul"] == pytest.approx(60e-6)
     assert found.kinds["copies"] == pytest.approx(10e-6)
     assert found.modules["decoder.layer11"] == (0.0, pytest.approx(30e-6))
-    assert found.modules[names.LIBRARY] == (pytest.approx(70e-6), 0.0)
+    assert found.modules[names.OF_LIBRARIES] == (pytest.approx(70e-6), 0.0)
 
 
 def test_an_instruction_has_its_kernels_name_too():

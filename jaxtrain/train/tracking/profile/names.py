@@ -11,7 +11,7 @@ MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE = "matmul", "attention", "ele
 KINDS = (MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE)
 CONTAINERS = ("while", "conditional")  # their time is that of what they run
 OUTSIDE = "(outside of modules)"
-LIBRARY = "(kernels of libraries)"
+OF_LIBRARIES = "(kernels of libraries)"
 _MOVES = {
     "copy", "copy-start", "copy-done", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "concatenate",
     "dynamic-update-slice", "pad", "reverse", "gather", "parameter", "constant", "bitcast", "tuple",
@@ -56,7 +56,7 @@ def of_kernel(name: str) -> Origin:
     """The origin of a kernel that no instruction is called by, told from its own name."""
     kinds = (kind for kind, pattern in _LIBRARY_KERNELS.items() if pattern.search(name))
     kind = next(kinds, ELEMENTWISE)
-    return Origin(LIBRARY, kind, False, kind == ATTENTION)
+    return Origin(OF_LIBRARIES, kind, False, kind == ATTENTION)
 
 
 def _origin(program: Program, instruction: Instruction) -> Origin:

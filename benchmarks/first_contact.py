@@ -111,12 +111,12 @@ def network():
     return Network()
 
 
-def batches(place: str, count: int = 12):
+def batches(place: str, count: int = 12, rows: int = 16):
     import torch
 
     torch.manual_seed(1)
     for _ in range(count):
-        x, lengths, y = torch.randn(16, 24, 8), torch.randint(5, 25, (16,)), torch.randint(0, 5, (16,))
+        x, lengths, y = torch.randn(rows, 24, 8), torch.randint(5, 25, (rows,)), torch.randint(0, 5, (rows,))
         yield tuple(tensor.to(place) for tensor in (x, lengths, y))
 
 
@@ -170,6 +170,62 @@ def own_loop(place: str) -> dict[str, Any]:
         "one_program": step.torch is None, "device": str(next(module.parameters()).device),
         "ms": (time.perf_counter() - began) / 50 * 1e3,
     }  # fmt: skip
+
+
+@check
+def written_batches() -> dict[str, Any]:
+    """Every batch in the same tensors, written in place right after a step that is still queued."""
+    import torch
+
+    import jaxtrain
+
+    place = device()
+    module = network().to(place)
+    theirs = in_torch(copy.deepcopy(module), place)
+    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3))
+    same = next(batches(place, 1))
+    losses = []
+    for batch in batches(place):
+        for tensor, value in zip(same, batch, strict=True):
+            tensor.copy_(value)
+        losses.append(step(same))
+        same[0].fill_(torch.nan)
+        same[2].zero_()
+    output = step.eval()(*same[:2])
+    return {"far": far(theirs, [float(loss) for loss in losses]), "eval_on": str(output.device)}
+
+
+@check
+def batch_memory() -> dict[str, Any]:
+    """Milliseconds of a step whose batch of 100 MB lies on the device already."""
+    import torch
+
+    import jaxtrain
+
+    place = device()
+    module = torch.nn.Sequential(torch.nn.Linear(4096, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(place)
+    twin, x = copy.deepcopy(module), torch.randn(6400, 4096, device=place)
+    loss_of = lambda module, x: module(x).square().mean()
+    step = jaxtrain.compile(module, loss_of, torch.optim.SGD(module.parameters(), 1e-3))
+    optimizer = torch.optim.SGD(twin.parameters(), 1e-3)
+
+    def in_torch_once():
+        optimizer.zero_grad()
+        loss = loss_of(twin, x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = {}
+    for name, once in (("ms", lambda: step(x)), ("torch_ms", in_torch_once)):
+        for _ in range(3):
+            float(once())
+        began = time.perf_counter()
+        for _ in range(50):
+            last = once()
+        found[name + "_end"] = float(last)
+        found[name] = (time.perf_counter() - began) / 50 * 1e3
+    return found
 
 
 def compiled_calls(place: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+from torch_bridge.datasets import in_host_memory
 
 LARGE_BYTES = 1 << 18  # from here on a copy takes longer than dlpack's 20 us
+QUEUED = 2  # programs beside the newest one: the device never waits for Python, and few batches are held
 
 _TORCHS = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
+_ON_GPUS = (_TORCHS - {torch.float64}) | {torch.int8, torch.int16, torch.float16, torch.bfloat16}
 _NUMPYS = frozenset(
     map(np.dtype, ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
 )
@@ -91,6 +95,38 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     return narrowed(tensor.detach()).numpy()
 
 
+def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
+    """Return a batch's tensor as an array in host memory, or on its GPU where JAX computes on GPUs too.
+
+    There it is a copy, so that torch may write to the tensor at once; `Queue` keeps it while a program reads it.
+    """
+    if not tensor.is_cuda or tensor.dtype not in _ON_GPUS or jax.default_backend() != "gpu":
+        return in_host_memory(tensor)
+    tensor = tensor.detach()
+    narrow = narrowed(tensor)
+    return to_array(narrow.clone(memory_format=torch.contiguous_format) if narrow is tensor else narrow)
+
+
+class Queue:
+    """Batches of programs that run or wait, a few at most. They are kept until then: as soon as JAX drops an array in
+    torch's memory, torch may use that anew."""
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[tuple[jax.Array, list[Any]]] = collections.deque()
+
+    def put(self, result: jax.Array, inputs: list[Any]) -> None:
+        """Add the program that gives this result from these inputs; wait for the one that is QUEUED programs ahead."""
+        self._waiting.append((result, inputs))
+        if len(self._waiting) > QUEUED:
+            self._waiting.popleft()[0].block_until_ready()
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Return the device of the module's first tensor; the CPU where it has none."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
 def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The array as a tensor of its own, which torch may write to; int32 becomes int64, torch's integer."""
     return to_tensors([array], dtype)[0]
@@ -114,12 +150,12 @@ def _own(array: jax.Array, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if own else tensor.clone()
 
 
-def is_beside(tensor: torch.Tensor, array: jax.Array) -> bool:
-    """Return whether both lie on one GPU, the whole array on it."""
-    if not tensor.is_cuda or len(array.sharding.device_set) != 1:
+def is_on(device: torch.device, array: jax.Array) -> bool:
+    """Return whether the device is a GPU and the whole array lies on it."""
+    if device.type != "cuda" or len(array.sharding.device_set) != 1:
         return False
-    device = array.device
-    return device.platform == "gpu" and device.local_hardware_id == tensor.device.index
+    place = array.device
+    return place.platform == "gpu" and place.local_hardware_id == device.index
 
 
 def settle(tensors: Iterable[torch.Tensor]) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.exchange import is_beside, products, settle, to_host
+from torch_bridge.exchange import Queue, device_of, is_on, products, settle, to_host, to_tensor
 
-__all__ = ["narrow", "products", "snapshot", "to_array", "to_tensors", "trainable", "write"]
+__all__ = ["Queue", "device_of", "narrow", "products", "snapshot", "to_array", "to_tensors", "trainable", "write"]
+CPU = torch.device("cpu")
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -51,14 +52,16 @@ def trainable(tensors: Mapping[str, torch.Tensor]) -> Callable[[], tuple[str, ..
     )
 
 
-def to_tensors(outputs: Any) -> Any:
-    """Arrays -> tensors of their own, in the same containers; int32 as int64, torch's integer."""
+def to_tensors(outputs: Any, device: torch.device = CPU) -> Any:
+    """Arrays -> tensors of their own on a device, in the same containers; int32 as int64, torch's integer."""
 
     def one(value: Any) -> Any:
         if not hasattr(value, "dtype"):
             return value
+        if is_on(device, value):
+            return to_tensor(value)
         tensor = to_torch(np.asarray(value))
-        return tensor.long() if tensor.dtype is torch.int32 else tensor
+        return (tensor.long() if tensor.dtype is torch.int32 else tensor).to(device)
 
     return jax.tree.map(one, outputs)
 
@@ -70,6 +73,8 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def narrow(value: Any) -> Any:
     """JAX computes in 32 bits. Raises UserError for an integer that does not fit."""
+    if isinstance(value, jax.Array) and value.dtype.itemsize <= 4:
+        return value
     array = np.asarray(value)
     if array.dtype == np.float64:
         return array.astype(np.float32)
@@ -84,7 +89,7 @@ def narrow(value: Any) -> Any:
 def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
     """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's. What lies on the same
     GPU stays on it."""
-    near = {name for name, tensor in tensors.items() if is_beside(tensor, arrays[name])}
+    near = {name for name, tensor in tensors.items() if is_on(tensor.device, arrays[name])}
     host = to_host({name: array for name, array in arrays.items() if name not in near})
     with torch.no_grad():
         for name, tensor in tensors.items():

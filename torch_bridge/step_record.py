@@ -11,7 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import LateEdit, UserError
-from torch_bridge.datasets import to_numpy
+from torch_bridge.datasets import with_arrays
+from torch_bridge.exchange import to_batch
 from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
@@ -277,9 +278,9 @@ class _Recorded:
 
 
 def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
-    """A batch as numpy leaves, its structure, and its own class where that is a Mapping other than dict."""
+    """A batch as leaves of arrays, its structure, and its own class where that is a Mapping other than dict."""
     own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
-    leaves, spec = pytree.tree_flatten((to_numpy(batch),))
+    leaves, spec = pytree.tree_flatten((with_arrays(batch, to_batch),))
     return leaves, spec, own
 
 
@@ -300,7 +301,7 @@ class ForwardRecord:
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
-        inputs = bind(self.module, *to_numpy((args, dict(kwargs))))
+        inputs = bind(self.module, *with_arrays((args, dict(kwargs)), to_batch))
         values = self.inputs.values()
         if values != self._values:  # Python's numbers are constants of a record
             self.record, self._values = Record(Forward(self.module)), values

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxtrain.data.buffers import Buffers
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout
 
@@ -33,6 +35,7 @@ class SharedWeights:
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))
         self.generation = 0
+        self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self._look()
 
     def _look(self) -> None:
@@ -87,10 +90,14 @@ class SharedWeights:
         return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
 
     def place(self, leaf: Any) -> Any:
-        """A batch's array in JAX's widths; over the devices by rows where they divide it, else on each of them."""
-        leaf = self.exchange.narrow(leaf)
+        """A batch's array in JAX's widths; over the devices by rows where they divide it, else on each of them. A copy:
+        the step reads it after the call, when torch may be writing the next batch into the same memory."""
+        given, leaf = leaf, self.exchange.narrow(leaf)
+        if leaf is given and isinstance(leaf, np.ndarray):
+            leaf = self.buffers.empty(given.shape, given.dtype)
+            np.copyto(leaf, given)
         pieces = self.layout.batch_devices
-        if pieces == 1:
+        if pieces == 1 and not isinstance(leaf, jax.Array):
             return leaf  # the call itself takes it to the device
         split = leaf.ndim and leaf.shape[0] % pieces == 0
         return jax.device_put(leaf, self.layout.batch() if split else self.layout.replicated)

@@ -194,6 +194,7 @@ class CompiledStep:
             given = weights.arrays, self.opt_state, self.grads, inputs, numbers, np.uint32(self.count)
             with weights.exchange.products():
                 state, (loss, parts, norm) = compiled(*given)
+            weights.queue.put(loss, inputs)
             weights.arrays, self.opt_state, self.grads = state
             weights.dirty = True
             if averaging and updating:
@@ -284,7 +285,8 @@ class CompiledStep:
             inputs = [weights.exchange.narrow(leaves[i]) for i in places]
             with weights.exchange.products():
                 outputs = programs[key](weights.state(weights.arrays), inputs)
-            return graph.in_torch(weights.exchange.to_tensors(outputs))
+            device = weights.exchange.device_of(weights.modules[name])
+            return graph.in_torch(weights.exchange.to_tensors(outputs, device))
 
         return call
 

@@ -221,7 +221,10 @@ def axes_of(
 
     Raises NotPadded where an axis varies and it cannot be told what pads it.
     """
-    alone = [together(i) for i in range(count)]
+    try:
+        alone = [together(i) for i in range(count)]
+    except Exception:  # a collate function that wants whole batches: nothing is padded further
+        return []
     if len({tuple(arrays) for arrays in alone}) > 1 or len({tuple(a.ndim for a in x.values()) for x in alone}) > 1:
         return []  # the collate function itself will say so, or the step
     lengths: dict[tuple[str, int], Lengths] = {}

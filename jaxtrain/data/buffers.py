@@ -1,5 +1,7 @@
 """Memory for batches, written again once nobody holds a batch of it."""
 
+import math
+import mmap
 import sys
 from typing import Any
 
@@ -24,10 +26,12 @@ class Buffers:
             if like and _references(self._given, i) == _ALONE:
                 self._given.append(self._given.pop(i))
                 return self._given[-1]
-        fresh = np.empty(shape, dtype)
-        if fresh.nbytes >= LEAST_BYTES:
-            self._given = [*self._given[1 - KEPT :], fresh]
-        return fresh
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < LEAST_BYTES:
+            return np.empty(shape, dtype)
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # aligned: JAX needs no copy on a CPU
+        self._given = [*self._given[1 - KEPT :], np.ndarray(shape, dtype, pages)]
+        return self._given[-1]
 
 
 def _references(arrays: list[np.ndarray], i: int) -> int:

@@ -158,7 +158,8 @@ class Columns:
 
 
 class Named:
-    """A collate function of torch's kind, its result under names as `collate` gives them."""
+    """A collate function of torch's kind, its result under names as `collate` gives them, in memory of their own: the
+    function may fill the same tensors with the next batch."""
 
     def __init__(self, function: Callable[[Any], Any] | None):
         self.function = function
@@ -188,7 +189,8 @@ def _narrow_all(value: Any, name: str) -> Any:
     array = as_array(value, name)
     if not _is_number(array.dtype):
         raise _no_number(value, name)
-    return narrow(array)
+    narrowed = narrow(array)
+    return array.copy() if narrowed is array else narrowed
 
 
 def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:

@@ -19,6 +19,7 @@ from jaxtrain.data.batch_shapes import (
     collate_of,
     probe,
 )
+from jaxtrain.data.example import first_samples
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.sample_reader import raw_items
@@ -186,11 +187,10 @@ class InputPipeline:
         """Two samples of the first training batch, in numpy."""
         source, stream = self.source("train"), self.train_loader.stream
         collate = self._collate(source)
-        rows = np.array([0, min(1, stream.batch_size - 1)])
         loader = self._kind(stream)(
-            source, stream, lambda batches: batches[0], rows, collate, seed=self.config.seed, keep_texts=True
+            source, stream, lambda batches: batches[0], np.arange(2), collate, seed=self.config.seed, keep_texts=True
         )
-        return loader.host_batch(0, rows)
+        return first_samples(loader)
 
     def columns(self, loader: Loader) -> dict[str, jax.Array]:
         """The dataset on the devices, where it lives there."""

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader
 from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
@@ -249,7 +250,7 @@ class Program:
         leading = (accumulate,) if steps == 1 else (steps, accumulate)
         sharding = self.layout.batch(leading=len(leading))
         size = (batch_size or self.config.data.batch_size) // accumulate
-        one = loader.host_batch(0, rows=np.arange(1))
+        one = first_samples(loader, 1)
         batch = jax.tree.map(
             lambda row: jax.ShapeDtypeStruct((*leading, size, *row.shape[1:]), row.dtype, sharding=sharding), one
         )

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from torch_bridge.datasets.convert import to_numpy, to_torch
+from torch_bridge.datasets.convert import in_host_memory, to_numpy, to_torch, with_arrays
 from torch_bridge.datasets.iterable import IterableSource
 from torch_bridge.datasets.loader import from_loader
 from torch_bridge.datasets.map_style import TorchSource
 
-__all__ = ["IterableSource", "TorchSource", "source_of", "to_numpy", "to_torch"]
+__all__ = ["IterableSource", "TorchSource", "in_host_memory", "source_of", "to_numpy", "to_torch", "with_arrays"]
 
 
 def source_of(dataset: Any) -> Any:

@@ -19,20 +19,30 @@ _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for ten
 
 def to_numpy(value: Any) -> Any:
     """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
+    return with_arrays(value, in_host_memory)
+
+
+def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
+    """Put `array_of(tensor)` in every tensor's place. Raises UserError for a tensor that is no dense array."""
     if isinstance(value, torch.Tensor):
         if not is_dense(value):
             raise _not_dense(value)
-        if value.dtype in _VIEWS:
-            bits, own = _VIEWS[value.dtype]
-            return value.detach().cpu().view(bits).numpy().view(own)
-        return value.numpy(force=True)
+        return array_of(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(to_numpy, value))
+        return type(value)(*(with_arrays(inner, array_of) for inner in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(map(to_numpy, value))
+        return type(value)(with_arrays(inner, array_of) for inner in value)
     if isinstance(value, Mapping):
-        return {key: to_numpy(inner) for key, inner in value.items()}
+        return {key: with_arrays(inner, array_of) for key, inner in value.items()}
     return value
+
+
+def in_host_memory(tensor: torch.Tensor) -> np.ndarray:
+    """Return a dense tensor as an array, which shares its memory where it can."""
+    if tensor.dtype in _VIEWS:
+        bits, own = _VIEWS[tensor.dtype]
+        return tensor.detach().cpu().view(bits).numpy().view(own)
+    return tensor.numpy(force=True)
 
 
 def join(values: Sequence[Any], empty: Callable[..., np.ndarray] = np.empty) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -106,6 +107,11 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
         return ""
     frame = frames[-1]
     return f"{frame['file']}:{frame['line']}  {(frame['code'] or '').strip()}".rstrip()
+
+
+def written_line(code: Any, number: int) -> str:
+    """Return a line of a code object's file, with its place."""
+    return f"{code.co_filename}:{number}  {linecache.getline(code.co_filename, number).strip()}"
 
 
 def exception_line(error: BaseException) -> str:

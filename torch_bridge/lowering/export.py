@@ -7,7 +7,6 @@ what has one; mutated buffers become outputs.
 import contextlib
 import copy
 import io
-import itertools
 import logging
 import traceback
 import warnings
@@ -19,6 +18,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from torch_bridge.exchange import device_of
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
@@ -95,8 +95,7 @@ def export(
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
     """The inputs on the device of the module's first tensor, where a torch loop would have put them."""
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    device = device_of(module)
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
 
@@ -118,7 +117,7 @@ def _export(
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
-                frozen_state = list(python_state.obstacles(module, inputs, watch))
+                frozen_state = list(python_state.obstacles(module, inputs, watch, plain.draws))
                 hooks.check_frozen(program, plain.frozen.names(plain.parameters))
                 untrack(program.graph_module)
                 program = program.run_decompositions(decompositions())

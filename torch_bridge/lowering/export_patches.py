@@ -18,7 +18,7 @@ from torch_bridge.lowering import data_sizes, gradients, hooks, module_hooks, pa
 from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
-from torch_bridge.lowering.seeded_draws import Unseeded, check_generator
+from torch_bridge.lowering.seeded_draws import Draws, Unseeded
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ class PlainFunctions(TorchFunctionMode):
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
         self.parameters: dict[str, torch.Tensor] = {}
         self.frozen = hooks.Frozen()
-        self.prints = printing.Prints()
+        self.prints, self.draws = printing.Prints(), Draws()
 
     def begin(self, parameters: dict[str, torch.Tensor]) -> None:
         """Begin a call of the module that is recorded."""
@@ -232,8 +232,9 @@ class PlainFunctions(TorchFunctionMode):
             return args[0].copy_(args[0].detach())
         if function == _get_requires_grad and args[0] in self.frozen:
             return False
-        if kwargs.get("generator") is not None and not _from_torch(sys._getframe()):
-            check_generator(kwargs["generator"], _user_frame(sys._getframe()))
+        if kwargs.get("generator") is not None:
+            frame = sys._getframe()
+            self.draws.note(kwargs["generator"], _user_frame(frame), _from_torch(frame))
         args, kwargs = self.frozen.seen((args, kwargs))
         if function is torch.autograd.grad:
             return gradients.grad(*args, **kwargs)

@@ -7,7 +7,6 @@ or a clock are constants of that record. They are found by looking at what a cal
 import contextlib
 import copy
 import functools
-import linecache
 import os
 import random
 import sys
@@ -19,7 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering import assigned_buffers
-from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line
+from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line, written_line
+from torch_bridge.lowering.seeded_draws import SEEDS, Draws
 
 ADVICE_STATE = (
     "Python runs once, while the module is recorded. Keep what changes in a buffer (self.register_buffer('step', "
@@ -139,7 +139,7 @@ def _put_hooks(tables: list[tuple[dict, dict]]) -> None:
         table.update(held)
 
 
-def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[Obstacle]:
+def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch, draws: Draws) -> Iterator[Obstacle]:
     """The lines that compute with state of Python, found by recording the module twice more, with fixed sizes.
 
     watch: of the record that succeeded. The module's attributes are left as they were before it.
@@ -151,13 +151,12 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch) -> Iterator[
         first = _trace(module, inputs)
         watch.restore()
         watch.advance()
-        if watch.drawn:
-            with _drawing(watch.drawn):
-                second = _trace(module, inputs)
-        else:
+        with draws.marked(), _drawing(watch.drawn) if watch.drawn else contextlib.nullcontext():
             second = _trace(module, inputs)
     finally:
         watch.restore()
+    for line in dict.fromkeys(draws.seeded):
+        yield Obstacle(SEEDS, line)
     lines = [line for line in dict.fromkeys(watch.drawn) if line]
     for line in lines or ([""] if watch.drawn else []):
         yield Obstacle("random numbers of Python or numpy are drawn", line)
@@ -282,7 +281,7 @@ def _drawing(lines: list[str]) -> Iterator[None]:
             now = _generators()
             if now != known[0]:
                 known[0] = now
-                lines.append(f"{code.co_filename}:{line[0]}  {linecache.getline(code.co_filename, line[0]).strip()}")
+                lines.append(written_line(code, line[0]))
             line[0] = frame.f_lineno
             return follow
 

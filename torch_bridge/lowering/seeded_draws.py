@@ -1,16 +1,21 @@
 """Random numbers whose seed a forward sets: the same at every call in torch, which JAX's would not be."""
 
 import collections
+import contextlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+
+from torch_bridge.lowering.errors import written_line
 
 _REPEATS = (
     "in torch the numbers that follow are the same at every call, and JAX draws new ones at every step: draw them once "
     "in __init__ and keep them (self.register_buffer), or draw without a seed of your own"
 )
+SEEDS = f"forward seeds the generator that it draws from: {_REPEATS}"
+_MARK = 0x5EED_0F_4E0_4E  # a seed that nobody sets
 _DEPTH = 6  # module -> its attributes -> submodules -> ... -> an object -> its attributes
 
 
@@ -29,13 +34,38 @@ class Unseeded:
         return getattr(self._generator, name)
 
 
-def check_generator(generator: torch.Generator, frame: Any) -> None:
-    """Raise NotImplementedError for a generator that forward makes anew, which nothing holds but its own variables.
-
-    frame: of the code that draws.
+class Draws:
+    """The generators of the user's own that forward draws from. seeded: the lines that draw from one after forward has
+    seeded it, which shows in a second record: the first marks the generators.
     """
-    if not _is_held(generator, frame):
-        raise NotImplementedError(f"forward makes the generator that it draws from: {_REPEATS}")
+
+    def __init__(self) -> None:
+        self.seeded: list[str] = []
+        self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self._marked = False
+
+    def note(self, generator: torch.Generator, frame: Any, by_torch: bool) -> None:
+        """Note a draw by the user's code of a frame, or by torch's that it calls. Raises NotImplementedError for a
+        generator that forward makes anew, which nothing holds but its own variables."""
+        if not by_torch and not _is_held(generator, frame):
+            raise NotImplementedError(f"forward makes the generator that it draws from: {_REPEATS}")
+        known = self._states.setdefault(id(generator), (generator, generator.get_state()))[0] is generator
+        if self._marked and known and generator.initial_seed() != _MARK:
+            self.seeded.append(written_line(frame.f_code, frame.f_lineno))
+
+    @contextlib.contextmanager
+    def marked(self) -> Iterator[None]:
+        """While active, code that draws from a generator of an earlier record finds it as it is here, or has seeded
+        it."""
+        for generator, _ in self._states.values():
+            generator.manual_seed(_MARK)
+        self._marked = True
+        try:
+            yield
+        finally:
+            self._marked = False
+            for generator, state in self._states.values():
+                generator.set_state(state)
 
 
 def _is_held(generator: torch.Generator, frame: Any) -> bool:

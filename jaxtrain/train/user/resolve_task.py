@@ -11,6 +11,7 @@ from jaxtrain import config_io
 from jaxtrain.config import LoraConfig, TrainingConfig
 from jaxtrain.data import row_keys
 from jaxtrain.data.batch_shapes import collate_of
+from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.data.sources import SequentialSource
 from jaxtrain.errors import UserError
@@ -94,7 +95,7 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     collate = collate_of(None, source, config)
     place = lambda batches: batches[0]
     loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)
-    example = loader.host_batch(0, rows=np.array([0, min(1, size - 1)]))
+    example = first_samples(loader)
     micro = max(size // config.train.accumulate_steps, 1)
     rows = lambda value: np.take(value, np.arange(micro) % 2, axis=0)
     example = {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order

@@ -28,6 +28,19 @@ def test_a_number_on_the_cpu_may_go_to_any_device(gpu):
     assert isinstance(exchange.to_input(torch.tensor([3.0])), jax.Array)  # lies where torch's does
 
 
+def test_arrays_on_a_device_stay_there():
+    array = jnp.arange(3)
+    assert module_tensors.narrow(array) is array
+
+
+def test_at_most_two_programs_wait_behind_the_running_one():
+    queue, slow = exchange.Queue(), jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda _, y: y @ y / 100, x).sum())
+    results = [slow(jnp.ones((400, 400)) * i) for i in range(4)]
+    for result in results:
+        queue.put(result, [])
+    assert [result.is_ready() for result in results[: -exchange.QUEUED]] == [True, True]
+
+
 @pytest.mark.parametrize(("chosen", "precision"), [("highest", "float32"), ("high", "tensorfloat32")])
 def test_float32_products_on_a_gpu_have_torchs_precision(gpu, chosen, precision):
     before, ours = torch.get_float32_matmul_precision(), jax.config.jax_default_matmul_precision
@@ -41,7 +54,7 @@ def test_float32_products_on_a_gpu_have_torchs_precision(gpu, chosen, precision)
 
 
 def test_weights_are_written_from_arrays_beside_them(monkeypatch):
-    monkeypatch.setattr(module_tensors, "is_beside", lambda tensor, array: True)
+    monkeypatch.setattr(module_tensors, "is_on", lambda device, array: True)
     module = torch.nn.BatchNorm1d(3)
     tensors, _ = module_tensors.snapshot({"module": module})
     arrays = {name: jnp.asarray(tensor.numpy(force=True)) + 1 for name, tensor in tensors.items()}

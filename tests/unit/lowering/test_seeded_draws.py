@@ -46,7 +46,24 @@ def made_in_place(module, x):
     return torch.empty(3).normal_(generator=torch.Generator())
 
 
-@pytest.mark.parametrize("noise", [seeded, forked, state_set, made, made_in_place])
+def seeded_attribute(module, x):
+    module.own.manual_seed(0)
+    return torch.rand(3, generator=module.own)
+
+
+def seeded_global(module, x):
+    return torch.empty(3).normal_(generator=SHARED.manual_seed(0))
+
+
+def given_a_state(module, x):
+    module.own.set_state(SHARED.get_state())
+    return torch.nn.init.normal_(torch.empty(3), generator=module.own)
+
+
+NOISE = [seeded, forked, state_set, made, made_in_place, seeded_attribute, seeded_global, given_a_state]
+
+
+@pytest.mark.parametrize("noise", NOISE)
 def test_refused(noise):
     with pytest.raises(UnsupportedModel, match="the numbers that follow are the same at every call"):
         from_torch(Draws(noise), (torch.ones(3),), modes=("training",))
@@ -69,5 +86,7 @@ def _kept_in_a_closure():
     ids=["global", "attribute", "inside an attribute", "closure", "checkpoint"],
 )
 def test_a_generator_that_lasts_is_one_more_source_of_random_numbers(noise):
+    before = SHARED.get_state()
     model = from_torch(Draws(noise), (torch.ones(3),), modes=("training",))
     assert model is not None
+    assert torch.equal(SHARED.get_state(), before)

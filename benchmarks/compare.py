@@ -31,6 +31,7 @@ from benchmarks.torch_side import BATCHES, TorchSide
 
 PEERS = ("torch_eager", "torch_compile", "torch_ddp")
 CHECKED_STEPS = 3
+BEGAN = time.perf_counter()
 AGREEMENT = {"fp32": 1e-4, "bf16": 2e-2}  # of the losses, relative
 
 
@@ -122,6 +123,11 @@ def _compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             return [result | timed for timed in _timed(arguments, batch, folder, gate)] if agree else [result]
 
 
+def _progress(text: str) -> None:
+    """For a command that is ended by its limit."""
+    print(f"{time.perf_counter() - BEGAN:.0f} s: {text}", file=sys.stderr, flush=True)
+
+
 def _told(result: dict[str, Any]) -> str:
     head = "{system} ({size}, {precision}, batch {batch}, {processes} process(es), {device})".format(**result)
     if result["ratio"] is None:
@@ -171,7 +177,9 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
 
     trainer = _trainer(arguments, batch, folder, CHECKED_STEPS, quiet=True)
     theirs = TorchSide(trainer, training=False)
+    _progress("both sides are made")
     twin_losses = [float(theirs.step(batch)) for batch in theirs.batches[:CHECKED_STEPS]]
+    _progress("torch's losses")
     if torch.distributed.is_initialized():
         mean = torch.tensor(twin_losses, dtype=torch.float64)
         mean = mean.cuda() if torch.cuda.is_available() else mean
@@ -179,7 +187,9 @@ def _losses(arguments: argparse.Namespace, batch: int, folder: str) -> dict[str,
         twin_losses = (mean / torch.distributed.get_world_size()).tolist()
     del theirs
     ours = JaxSide(trainer, steps_per_call=1)
-    return {"jaxtrain": ours.losses(CHECKED_STEPS), arguments.peer[0]: twin_losses}
+    losses = {"jaxtrain": ours.losses(CHECKED_STEPS), arguments.peer[0]: twin_losses}
+    _progress("jaxtrain's losses")
+    return losses
 
 
 def _timed(arguments: argparse.Namespace, batch: int, folder: str, gate: Any) -> list[dict[str, Any]]:
@@ -193,6 +203,7 @@ def _timed(arguments: argparse.Namespace, batch: int, folder: str, gate: Any) ->
     for name, side in sides.items():
         told[name] = {"first_step_s": side.run(ours.count), "samples_per_s": []}  # compiles
         side.run(3 * ours.count)  # torch.compile does so again when a Python number changes
+        _progress(f"{name} compiled in {told[name]['first_step_s']:.1f} s")
     with _alone(gate):
         per_step = {}
         for name, side in sides.items():

@@ -43,7 +43,7 @@ def test_an_unknown_name_is_an_attribute_error():
         jaxtrain.Nothing  # noqa: B018
 
 
-NO_COMMANDS = {"benchmarks.systems", "benchmarks.torch_side"}  # parts of others
+NO_COMMANDS = {"benchmarks.contact_checks", "benchmarks.systems", "benchmarks.torch_side"}  # parts of others
 BENCHMARKS = {f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
 MODULES = sorted(
     ({ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS} | BENCHMARKS)

@@ -38,6 +38,7 @@ ANSWERS = {
             on_test_epoch_start on_test_model_eval on_test_model_train on_test_start on_train_end on_train_epoch_end
             on_train_epoch_start on_train_start on_validation_batch_end on_validation_batch_start on_validation_end
             on_validation_epoch_end on_validation_epoch_start on_validation_model_eval on_validation_model_train
+            on_train_batch_end on_train_batch_start
             on_validation_model_zero_grad on_validation_start predict_dataloader predict_step prepare_data print
             remove_ignored_hparams save_hyperparameters setup teardown test_dataloader test_step to_onnx to_tensorrt
             to_torchscript train_dataloader transfer_batch_to_device unfreeze val_dataloader validation_step""",
@@ -45,8 +46,6 @@ ANSWERS = {
             "training_step": "recorded once and compiled; `batch_idx`, `current_epoch`, `global_step` and "
             "learning rates are inputs, what Python branches on leads to at most 8 programs",
             "optimizers": "in `training_step`: the learning rates",
-            "on_train_batch_start": "weights are written back after every step, as it may read them",
-            "on_train_batch_end": "as `on_train_batch_start`",
             **dict.fromkeys(
                 """backward clip_gradients configure_gradient_clipping manual_backward on_after_backward
                 on_before_backward on_before_optimizer_step on_before_zero_grad optimizer_step optimizer_zero_grad
@@ -70,8 +69,7 @@ ANSWERS = {
         "otherwise": {
             **dict.fromkeys(
                 "on_train_batch_start on_train_batch_end".split(),
-                "of your own: weights are written back after every step, as it may read them; where it reads `.grad`, "
-                f"{APART}",
+                f"where it is your own and reads `.grad`, {APART}",
             ),
             **dict.fromkeys(
                 "on_after_backward on_before_backward on_before_optimizer_step on_before_zero_grad".split(),
@@ -163,15 +161,11 @@ ANSWERS = {
     },
     "TrainerCallback": {
         "yes": """on_epoch_begin on_epoch_end on_evaluate on_init_end on_log on_predict on_prediction_step on_push_begin
-            on_save on_train_begin on_train_end""",
+            on_save on_step_begin on_step_end on_train_begin on_train_end""",
         "otherwise": {
             **dict.fromkeys(
                 "on_pre_optimizer_step on_optimizer_step on_substep_end".split(),
                 f"of your own, it may read gradients: {APART}",
-            ),
-            **dict.fromkeys(
-                "on_step_begin on_step_end".split(),
-                "of your own: weights are written back after every step, as it may read them",
             ),
         },
     },

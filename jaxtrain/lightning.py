@@ -40,10 +40,8 @@ GRADIENT_HOOKS = (
     "optimizer_zero_grad",
     "backward",
 )
-BETWEEN_STEPS = ("on_train_batch_start", "on_train_batch_end")
 HOOKS = [name for name in dir(pl.Callback) if name.startswith("on_")]
 LIBRARIES = ("lightning.", "pytorch_lightning.", __name__)
-WeightAveraging: Any = getattr(lightning_callbacks, "WeightAveraging", ())  # Lightning 2.5 has none yet
 
 
 class Trainer(pl.Trainer):
@@ -96,7 +94,7 @@ class Trainer(pl.Trainer):
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch module and optimizer."""
         step = getattr(self.fit_loop.epoch_loop.automatic_optimization, "step", None)
-        if step is not None and step.weights.dirty:
+        if step is not None and step.ahead:
             step.sync()
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
@@ -157,7 +155,6 @@ class _CompiledOptimization(_AutomaticOptimization):
             self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
             limit = trainer.gradient_clip_val
             self.step = compile_step(module, self.recorder.loss, optimizer, clip_norm=limit or None)
-            self._watched = _read_between_steps(trainer)
             self.lengths = _rounded_lengths(trainer, module, self.recorder)
         given = self.lengths.fit(kwargs["batch"])
         self._updating = not trainer.fit_loop._should_accumulate()
@@ -172,9 +169,6 @@ class _CompiledOptimization(_AutomaticOptimization):
         loss, logged = result
         value = torch.tensor(float(loss) * trainer.accumulate_grad_batches)  # as training_step returned it
         extras = self.recorder.replay(trainer.lightning_module, logged)
-        tried = not any(isinstance(callback, _Sync) for callback in trainer.callbacks)  # by a Tuner, on its own ones
-        if self._updating and (self._watched or tried):
-            self.step.publish()
         return ClosureResult.from_training_step_output({"loss": value, **extras}, trainer.accumulate_grad_batches)
 
 
@@ -241,13 +235,3 @@ def _apart(trainer: Any, module: Any) -> str:
     if any(isinstance(callback, lightning_callbacks.StochasticWeightAveraging) for callback in trainer.callbacks):
         return "StochasticWeightAveraging changes optimizer and weights"
     return ""
-
-
-def _read_between_steps(trainer: Any) -> bool:
-    """Tell whether a hook is called between steps that may read the module: of the user's own, or of an average."""
-    module = trainer.lightning_module
-    return any(_overrides(module, pl.LightningModule, hook) for hook in BETWEEN_STEPS) or any(
-        isinstance(callback, WeightAveraging)
-        or (getattr(callback, "reads_weights", True) and any(_users(callback, hook) for hook in BETWEEN_STEPS))
-        for callback in trainer.callbacks
-    )

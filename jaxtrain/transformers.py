@@ -38,13 +38,6 @@ REFUSED = {
     "parallelism_config": "train with jaxtrain.Trainer and shard.strategy",
     "debug": "it watches torch's own forward pass; jaxtrain.Trainer has train.check_numerics",
 }
-BETWEEN_STEPS = (  # hooks of callbacks that may read weights or change them
-    "on_step_begin",
-    "on_step_end",
-    "on_log",
-    "on_epoch_begin",
-    "on_epoch_end",
-)
 READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
 STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # of a subclass: it may do anything with a step
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
@@ -52,7 +45,7 @@ PYTHON = "jaxtrain_python"  # what those entries hold beside tensors
 
 
 class _CompiledTraining:
-    """Replace transformers' training step in both trainers, and write weights back before they are read."""
+    """Replace transformers' training step in both trainers, and write weights back before evaluation and saving."""
 
     _step: CompiledStep | None = None
     _lengths: RoundedLengths | None = None
@@ -74,7 +67,7 @@ class _CompiledTraining:
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
-        if self._step is not None and self._step.weights.dirty:
+        if self._step is not None and self._step.ahead:
             self._step.sync()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
@@ -108,8 +101,6 @@ class _CompiledTraining:
 
     def _finish(self, loss: Any, updating: bool) -> torch.Tensor:
         self._micro = 0 if updating else self._micro + 1
-        if updating and self._watched:
-            self._step.publish()
         return torch.tensor(float(loss), device=self.args.device)
 
     def _own(self, method: str) -> bool:
@@ -145,16 +136,6 @@ class _CompiledTraining:
             limit = self.args.max_grad_norm
             norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
             self._step = compile_step(model, self._loss, optimizer, clip_norm=norm, seed=self.args.seed)
-            readers = [c for c in self.callback_handler.callbacks if getattr(c, "reads_weights", True)]
-            watched = [type(c).__name__ for c in readers if _overrides(c, BETWEEN_STEPS)]
-            if self._own("log"):
-                watched.append(f"{type(self).__name__}.log")
-            self._watched = bool(watched)
-            if watched:
-                print(
-                    f"weights are written back after every step, because {', '.join(watched)} may read them "
-                    "(reads_weights = False in a callback's class says that it does not)"
-                )
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:

@@ -17,6 +17,7 @@ TORCH_PACKAGES = {
     "files",
     "torchrun",
     "datasets",
+    "awaited",
     "exchange",
     "function",
     "module",

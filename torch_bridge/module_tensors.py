@@ -8,10 +8,23 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+from torch_bridge.awaited import Awaited, plainly
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import Queue, device_of, is_on, products, settle, to_host, to_tensor
 
-__all__ = ["Queue", "device_of", "narrow", "products", "snapshot", "to_array", "to_tensors", "trainable", "write"]
+__all__ = [
+    "Awaited",
+    "Queue",
+    "device_of",
+    "narrow",
+    "plainly",
+    "products",
+    "snapshot",
+    "to_array",
+    "to_tensors",
+    "trainable",
+    "write",
+]
 CPU = torch.device("cpu")
 
 

@@ -99,8 +99,6 @@ class Curve:
         curve = self
 
         class CurveCallback(TrainerCallback):
-            reads_weights = False  # so that jaxtrain need not write them back after every step
-
             def on_log(self, args, state, control, logs=None, **kwargs):
                 if "loss" in logs:
                     curve.add(logs["loss"])

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxtrain.compiled_step.shared_weights import SharedWeights
-from jaxtrain.compiled_step.step import CompiledStep, CompiledSteps
+from jaxtrain.compiled_step.step import CompiledStep
+from jaxtrain.compiled_step.steps import CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus, host_memory

@@ -50,7 +50,7 @@ class StepOrTorch:
 
     @property
     def dirty(self) -> bool:
-        return self.compiled is not None and self.compiled.weights.dirty
+        return self.compiled is not None and self.compiled.ahead
 
     def __call__(self, batch: Any, update: bool = True) -> Any:
         """The loss, or (loss, values to log), as the loss function gives them."""
@@ -83,7 +83,7 @@ class StepOrTorch:
 
     def sync(self) -> None:
         """Put weights, buffers and the optimizer's state back into the torch objects, where they are older."""
-        if self.compiled is not None and self.compiled.weights.dirty:
+        if self.compiled is not None and self.compiled.ahead:
             self.compiled.sync()
 
     def _give_up(self, error: UserError) -> None:
@@ -91,7 +91,7 @@ class StepOrTorch:
         if self.compiled is not None:
             if self.compiled.grads:
                 raise error
-            if self.compiled.weights.dirty:
+            if self.compiled.ahead:
                 self.compiled.write()
         self.say(f"training runs in torch, not compiled: {error}")
         self.compiled = self._forward = None

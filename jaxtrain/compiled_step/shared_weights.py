@@ -11,13 +11,17 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout
 
 Arrays = dict[str, jax.Array]
-_AHEAD = "while the compiled step held newer values: call step.sync() before you change weights"
+_AHEAD = (
+    "through memory that it shares (numpy(), .data of before) while the compiled step held newer values: call "
+    "step.sync() before you change weights so"
+)
 
 
 class SharedWeights:
     """Parameters and buffers of the modules on the devices, shared by all updates.
 
-    torch's tensors hold the values of the last `sync`; a tensor that torch changes after it is read again. Changes are
+    While the devices hold newer values, torch's tensors are awaited: code that reads or writes one has them all brought
+    up to date first. A tensor that torch changes then is read again. Changes are
     seen by torch's version counters and, because writes through `.data` pass these by, by checksums of the values: all
     of them while torch's values are the newest and at a sync, else a part in every call, in turn.
     generation: counts the times that the modules have got other parameters, buffers or submodules.
@@ -47,6 +51,7 @@ class SharedWeights:
         self.edited = self.edits.TensorEdits(self.tensors)
         self.arrays: Arrays = {}
         self.dirty = False  # the devices hold newer values than torch
+        self._awaited = self.exchange.Awaited(self.tensors.values(), self.sync)
         self.read(self.tensors)
 
     def read(self, names: Iterable[str]) -> None:
@@ -58,12 +63,12 @@ class SharedWeights:
     def refresh(self) -> None:
         """Read what torch changed since; refuse where that would throw trained values away."""
         if self.tables.changed():
-            if self.dirty:
-                raise UserError(f"a parameter or submodule was replaced in torch {_AHEAD}")
+            self.sync()  # into the tensors that were the modules'
             self.generation += 1
             self._look()
             return
-        changed = self.edited.some() if self.dirty else self.edited.all()
+        with self.exchange.plainly():
+            changed = self.edited.some() if self.dirty else self.edited.all()
         if changed and self.dirty:
             raise UserError(f"{changed[0]} was changed in torch {_AHEAD}")
         if changed:
@@ -73,13 +78,25 @@ class SharedWeights:
         """Write the values into torch's tensors, in place. Raises UserError where torch has changed them meanwhile."""
         if not self.dirty:
             return
-        changed = [] if overwrite else self.edited.all()
-        if changed or self.tables.changed():
-            what = f"{changed[0]} was changed" if changed else "a parameter or submodule was replaced"
-            raise UserError(f"{what} in torch {_AHEAD}; sync(overwrite=True) drops that change")
+        with self.exchange.plainly():
+            changed = [] if overwrite else self.edited.all()
+        if changed:
+            raise UserError(f"{changed[0]} was changed in torch {_AHEAD}; sync(overwrite=True) drops that change")
+        self.forget()
         self.exchange.write(self.tensors, self.arrays)
         self.edited.note()
-        self.dirty = False
+
+    def move_ahead(self) -> None:
+        """Note that the devices hold newer values than torch, whose tensors are awaited from now on."""
+        if not self.dirty:
+            self.dirty = True
+            self._awaited.hold()
+
+    def forget(self) -> None:
+        """Take torch's values for the newest."""
+        if self.dirty:
+            self.dirty = False
+            self._awaited.release()
 
     def first_name(self, name: str) -> str:
         """Return the name that stands for a tied tensor."""

@@ -38,6 +38,9 @@ class CompiledStep:
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
         weights.bridge.check_scheduler(scheduler, optimizer)
         self.grads: Arrays = {}
+        for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
+            if hasattr(optimizer, f"register_{moment}_hook"):
+                getattr(optimizer, f"register_{moment}_hook")(self._bring_up_to_date)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.parts: dict[str, LazyScalar] = {}
@@ -46,7 +49,7 @@ class CompiledStep:
     def _look(self) -> Updates:
         """Take the modules and the optimizer as they are now."""
         weights, optimizer = self.weights, self.optimizer
-        self.generation = weights.generation
+        self.generation, self._state_awaited = weights.generation, None
         self._record_anew(weights.edits.structure_of(weights.submodules))
         updates: Updates
         if hasattr(optimizer, "param_groups"):
@@ -76,7 +79,7 @@ class CompiledStep:
             waiting = "gradients wait for an update" if self.grads else "an optax optimizer's state is fixed"
             raise UserError(f"the module or the optimizer's groups have changed while {waiting}: compile the step anew")
         if moved:
-            self.updates.write_back(self.opt_state)
+            self._write_state()
             self.updates = self._look()
         elif self.updates.edited():
             self.opt_state = self.updates.state({key: self.weights.arrays[key] for key in self.updates.keys})
@@ -108,19 +111,20 @@ class CompiledStep:
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
-        self._refresh()
-        self.weights.replicas.check()
-        modes = self.weights.bridge.flags_of(self.weights.submodules)
-        structure = self.weights.edits.structure_of(self.weights.submodules)
+        with self.weights.exchange.plainly():  # no values are looked at
+            self._refresh()
+            self.weights.replicas.check()
+            modes = self.weights.bridge.flags_of(self.weights.submodules)
+            structure = self.weights.edits.structure_of(self.weights.submodules)
+            trained, switches = self.updates.trained(), self.updates.switches()
         if structure != self.structure:  # hooks were added or removed
             self._record_anew(structure)
         self.record.check_captured()
         self._calls += 1
-        trained = self.updates.trained()
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
         divisor = self.accumulate if update is None else 1
         shapes = tuple((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
-        key = (spec, batch_type, modes, trained, self.updates.switches(), updating, divisor, shapes)
+        key = (spec, batch_type, modes, trained, switches, updating, divisor, shapes)
         python, numbers = self.record.python()
         program = self._programs.get((python, key))
         if program is None:
@@ -196,7 +200,7 @@ class CompiledStep:
                 state, (loss, parts, norm) = compiled(*given)
             weights.queue.put(loss, inputs)
             weights.arrays, self.opt_state, self.grads = state
-            weights.dirty = True
+            weights.move_ahead()
             if averaging and updating:
                 grads = averaging.settle(self.grads)
                 updated = list(grads)
@@ -204,7 +208,10 @@ class CompiledStep:
                 weights.arrays, self.opt_state, self.grads = state
             self.count += 1
             if updating:
+                began = not self.updates.ahead
                 self.updates.after(updated)
+                if began and self.updates.ahead:
+                    self._await_state()
                 if self.scheduler is not None:
                     self.scheduler.step()
             self.grad_norm = None if norm is None else LazyScalar(norm)
@@ -300,16 +307,36 @@ class CompiledStep:
             self.record.check_captured(ended=True)
         self.write(overwrite)
 
-    def publish(self) -> None:
-        """Sync right after a call, where no code but this could have changed torch's weights in between."""
-        if self.torch is None:
-            self.record.check_captured(ended=True)
-        self.write(overwrite=True)
+    @property
+    def ahead(self) -> bool:
+        """Return True while torch's modules or optimizer hold older values."""
+        return self.weights.dirty or self.updates.ahead
+
+    def _await_state(self) -> None:
+        """Have torch's code that reads or writes the optimizer's state find the newest; it exists from the first update
+        on."""
+        if self._state_awaited is None:
+            self.updates.write_back(self.opt_state)
+        entries = self.optimizer.state.values()
+        tensors = [value for state in entries for value in state.values() if hasattr(value, "dtype")]
+        self._state_awaited = self.weights.exchange.Awaited(tensors, self._bring_up_to_date)
+        if self.updates.ahead:
+            self._state_awaited.hold()
+
+    def _write_state(self) -> None:
+        if self._state_awaited is not None:
+            self._state_awaited.release()
+        self.updates.write_back(self.opt_state)
+
+    def _bring_up_to_date(self, *_: Any) -> None:
+        """Before torch's code reads or changes the optimizer's state."""
+        if self.ahead:
+            self.write()
 
     def write(self, overwrite: bool = False) -> None:
         """Put them back as `sync`, whatever the constants of the record are by now."""
         self.weights.sync(overwrite)
-        self.updates.write_back(self.opt_state)
+        self._write_state()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a loop needs to go on, in torch's own forms: module, optimizer, scheduler, count. Syncs first."""
@@ -339,11 +366,11 @@ class CompiledStep:
                     f"alone, not of {weights.replicas.process}: save it after an update, or one in each process"
                 )
             self.averaging.due = set(state.get("due", ()))
+        weights.forget()
         modules = state["module"] if len(weights.modules) > 1 else {next(iter(weights.modules)): state["module"]}
         for name, module in weights.modules.items():
             module.load_state_dict(modules[name])
         weights.read(weights.tensors)
-        weights.dirty = False
         if hasattr(self.optimizer, "load_state_dict"):
             self.optimizer.load_state_dict(state["optimizer"])
             self.opt_state = self.updates.state({key: weights.arrays[key] for key in self.updates.keys})
@@ -357,26 +384,3 @@ class CompiledStep:
         else:
             self.torch.set_gradients(state["grads"])
         self.count = state["count"]
-
-
-class CompiledSteps:
-    """Several updates over shared weights; made by `compile_many`."""
-
-    def __init__(self, steps: Mapping[str, CompiledStep]):
-        self.steps = dict(steps)
-
-    def __getitem__(self, name: str) -> CompiledStep:
-        return self.steps[name]
-
-    def __call__(self, batch: Any) -> dict[str, Any]:
-        """All updates in their order on one batch: the losses by name."""
-        return {name: step(batch) for name, step in self.steps.items()}
-
-    def sync(self) -> None:
-        """Put all weights and optimizer states back into the torch objects."""
-        for step in self.steps.values():
-            step.sync()
-
-    def eval(self, name: str) -> Callable:
-        """A compiled forward pass of one module in evaluation mode."""
-        return next(iter(self.steps.values())).eval(name)

@@ -19,10 +19,11 @@ Apply = Callable[[Arrays, Any, Arrays, Any], tuple[Arrays, Any]]
 class Updates(Protocol):
     """How an optimizer moves its parameters inside a compiled step.
 
-    keys: the parameters that it holds.
+    keys: the parameters that it holds. ahead: the state on the device is newer than the user's object's.
     """
 
     keys: list[str]
+    ahead: bool
 
     def trained(self) -> tuple[str, ...]:
         """Those of its parameters that require a gradient now."""
@@ -69,7 +70,7 @@ class TorchUpdate:
         from torch_bridge import optimizers, torch_edits
 
         self.bridge, self.optimizer = optimizers, optimizer
-        self.ahead = False  # the state on the device is newer than the optimizer's own
+        self.ahead = False
         self._updated: set[str] = set()
         self.held = [list(group["params"]) for group in optimizer.param_groups]
         self._edits = torch_edits.OptimizerEdits(optimizer)
@@ -220,6 +221,8 @@ class TorchUpdate:
 
 class OptaxUpdate:
     """The update of any optax GradientTransformation, over all parameters that require a gradient."""
+
+    ahead = False  # its state lies nowhere else
 
     def __init__(self, transform: Any, trainable: Callable[[], tuple[str, ...]]):
         self.transform = optax.with_extra_args_support(transform)

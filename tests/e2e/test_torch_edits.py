@@ -1,6 +1,8 @@
 """What a loop changes in torch between two compiled steps counts, whichever way it is written."""
 
 import copy
+import os
+import pickle
 
 import pytest
 import torch
@@ -63,29 +65,35 @@ def own_forward(module, optimizer, start):
 EDITS = [decay, assign, one_entry, replace, new_layer, reset, scale_moments, new_group, hook, own_forward]
 
 
+@pytest.mark.parametrize("sync", [True, False], ids=["after a sync", "as torch has it"])
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
-def test_an_edit_after_a_sync_is_taken(edit):
+def test_an_edit_is_taken(edit, sync):
     (theirs, their_optimizer), (ours, optimizer) = pair()
     start = copy.deepcopy((theirs.state_dict(), their_optimizer.state_dict()))
     step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
     for number, batch in enumerate(batches()[:8]):
         plain(batch), step(batch)
         if number % 3 == 2:
-            step.sync()
+            if sync:
+                step.sync()
             edit(theirs, their_optimizer, copy.deepcopy(start))
             edit(ours, optimizer, copy.deepcopy(start))
     step.sync()
     assert_same(theirs, ours)
 
 
-def test_an_edit_through_data_before_a_sync_is_refused_and_can_be_dropped():
+def test_an_edit_through_an_array_of_before_is_refused_and_can_be_dropped():
     (theirs, their_optimizer), (ours, optimizer) = pair()
+    array = ours[0].weight.detach().numpy()
     step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
     for batch in batches()[:5]:
         plain(batch), step(batch)
-    ours[0].weight.data.mul_(0.9)
-    with pytest.raises(UserError, match=r"0.weight was changed in torch while the compiled step held newer values"):
-        step.sync()
+    array *= 0.9
+    for read in (step.sync, lambda: ours(batches()[0][0]), ours.state_dict):
+        with pytest.raises(
+            UserError, match=r"0.weight was changed in torch .* while the compiled step held newer values"
+        ):
+            read()
     step.sync(overwrite=True)
     assert_same(theirs, ours)
 
@@ -100,14 +108,68 @@ def test_a_second_sync_leaves_what_torch_changed_after_the_first():
     assert float(ours[0].weight.detach().min()) == 7.0
 
 
-def test_a_state_loaded_into_the_optimizer_before_a_sync_is_refused():
+def test_moments_are_the_newest_for_whoever_reads_them():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for batch in batches()[:8]:
+        plain(batch), step(batch)
+        scale_moments(theirs, their_optimizer, None), scale_moments(ours, optimizer, None)
+    for want, got in zip(their_optimizer.state.values(), optimizer.state.values(), strict=True):
+        torch.testing.assert_close(got["exp_avg"], want["exp_avg"], atol=1e-5, rtol=1e-4)
+    assert_same(theirs, ours)
+
+
+def mean_of_weights(module, optimizer):
+    return torch.nn.utils.parameters_to_vector(module.parameters()).mean()
+
+
+READS = {
+    "forward": lambda module, optimizer: module(batches()[0][0]),
+    "inner forward": lambda module, optimizer: module[0](batches()[0][0]),
+    "vector": mean_of_weights,
+    "state dict": lambda module, optimizer: module.state_dict()["0.weight"],
+    "copy": lambda module, optimizer: copy.deepcopy(module)[0].weight,
+    "pickle": lambda module, optimizer: pickle.loads(pickle.dumps(module))[0].weight,
+    "shallow copy": lambda module, optimizer: copy.copy(module[0].weight),
+    "average": lambda module, optimizer: torch.optim.swa_utils.AveragedModel(module).module[0].weight,
+    "optimizer": lambda module, optimizer: optimizer.state_dict()["state"][0]["exp_avg"],
+    "entry": lambda module, optimizer: module[0].weight[1, 2],
+    "text": lambda module, optimizer: torch.tensor(len(repr(module[0].bias))),
+    "functional": lambda module, optimizer: torch.func.functional_call(
+        module, dict(module.named_parameters()), (batches()[0][0],)
+    ),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_torch_code_reads_the_newest_weights_without_a_sync(read):
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for batch in batches()[:5]:
+        plain(batch), step(batch)
+        want, got = read(theirs, their_optimizer), read(ours, optimizer)
+        assert type(got) in (torch.Tensor, nn.Parameter)
+        torch.testing.assert_close(got.detach(), want.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_shapes_and_gradients_are_told_without_fetching_weights():
     _, (ours, optimizer) = pair()
-    start = copy.deepcopy(optimizer.state_dict())
     step = jaxtrain.compile(ours, mse, optimizer)
     step(batches()[0])
-    optimizer.load_state_dict(start)
-    with pytest.raises(UserError, match="the state of AdamW was changed in torch"):
-        step(batches()[1])
+    sizes = [(p.shape, p.dtype, p.requires_grad, p.grad, p.numel(), p.device.type) for p in ours.parameters()]
+    optimizer.zero_grad()
+    assert sizes[0] == ((8, 6), torch.float32, True, None, 48, "cpu")
+    assert step.weights.dirty
+
+
+def test_updates_of_torchs_own_between_compiled_ones():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    by_hand = torch_step(ours, optimizer)
+    for number, batch in enumerate(batches()):
+        plain(batch)
+        (by_hand if number % 3 == 1 else step)(batch)
+    assert_same(theirs, ours)
 
 
 def test_a_number_read_out_of_a_tensor_carries_no_gradient():
@@ -191,3 +253,40 @@ def test_a_large_constant_changed_in_place_counts_at_the_next_step(monkeypatch):
         if number == 2:
             their_constant.mul_(3), constant.mul_(3)
         assert float(step(batch)) == pytest.approx(plain(batch), rel=1e-4)
+
+
+def test_a_forked_process_is_told_that_its_weights_are_old():
+    _, (ours, optimizer) = pair()
+    step = jaxtrain.compile(ours, mse, optimizer)
+    step(batches()[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(UserError, match=r"a worker process reads weights .* call step\.sync\(\) before"):
+            ours.state_dict()
+    assert step.weights.dirty
+
+
+def test_modules_that_share_weights_between_updates_are_read_at_their_newest():
+    def game(generator, critic, batch):
+        return critic(torch.cat([batch[0], generator(batch[0])], 1)).mean()
+
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(6, 2), nn.Linear(8, 1)
+    theirs = copy.deepcopy((generator, critic))
+    optimizers = [torch.optim.SGD(module.parameters(), 0.1, momentum=0.9) for module in (generator, critic)]
+    plain = [torch.optim.SGD(module.parameters(), 0.1, momentum=0.9) for module in theirs]
+    steps = jaxtrain.compile_many(
+        {"generator": generator, "critic": critic},
+        {"up": (game, optimizers[0]), "down": (lambda *given: -game(*given), optimizers[1])},
+    )
+    for batch in batches()[:5]:
+        steps(batch)
+        for loss_of, optimizer in zip((game, lambda *given: -game(*given)), plain, strict=True):
+            for module in theirs:
+                module.zero_grad()
+            loss_of(*theirs, batch).backward()
+            optimizer.step()
+        for module, other in zip((generator, critic), theirs, strict=True):
+            assert_same(other, module)
+        moments = [optimizer.state_dict()["state"][0]["momentum_buffer"] for optimizer in (optimizers[1], plain[1])]
+        torch.testing.assert_close(*moments, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,29 @@
+"""Several updates over shared weights."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtrain.compiled_step.step import CompiledStep
+
+
+class CompiledSteps:
+    """Several updates over shared weights; made by `compile_many`."""
+
+    def __init__(self, steps: Mapping[str, CompiledStep]):
+        self.steps = dict(steps)
+
+    def __getitem__(self, name: str) -> CompiledStep:
+        return self.steps[name]
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """All updates in their order on one batch: the losses by name."""
+        return {name: step(batch) for name, step in self.steps.items()}
+
+    def sync(self) -> None:
+        """Put all weights and optimizer states back into the torch objects."""
+        for step in self.steps.values():
+            step.sync()
+
+    def eval(self, name: str) -> Callable:
+        """A compiled forward pass of one module in evaluation mode."""
+        return next(iter(self.steps.values())).eval(name)

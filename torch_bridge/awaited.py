@@ -1,0 +1,97 @@
+"""Tensors whose newest values lie elsewhere for now: whoever reads or writes one has them fetched first.
+
+Meanwhile the tensors are of a subclass, as torch's own uninitialized parameters are, whose __torch_function__ fetches
+and puts the class back; shapes, gradients and the like are answered at once.
+"""
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jaxtrain.errors import UserError
+
+plainly = torch._C.DisableTorchFunctionSubclass  # a context in which these tensors are read as they are
+
+_PROPERTIES = (
+    "shape dtype device layout requires_grad grad is_leaf ndim is_cpu is_cuda is_meta is_sparse is_quantized is_nested "
+    "_backward_hooks _post_accumulate_grad_hooks retains_grad grad_fn itemsize nbytes _version"
+)
+_METHODS = (
+    "size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous is_signed "
+    "requires_grad_ get_device storage_offset register_hook retain_grad __len__"
+)
+_WITHOUT_VALUES = {getattr(torch.Tensor, name) for name in _METHODS.split()}
+_WITHOUT_VALUES |= {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()}
+_WITHOUT_VALUES |= {torch.Tensor.requires_grad.__set__, torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}
+
+_holders: dict[int, "Awaited"] = {}  # by the tensor's id
+
+
+class Awaited:
+    """Some tensors and where their values come from. fetch: called before the first one is read or written."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], fetch: Callable[[], None]):
+        self._tensors, self._fetch = list(tensors), fetch
+        self._classes: list[type] = []
+        self._process = os.getpid()
+
+    def hold(self) -> None:
+        """Begin to wait: from now on the values are out of date."""
+        self._classes = [type(tensor) for tensor in self._tensors]
+        for tensor, kind in zip(self._tensors, self._classes, strict=True):
+            tensor.__class__ = _awaited(kind)
+            _holders[id(tensor)] = self
+
+    def release(self) -> None:
+        """End waiting: they are what they were before."""
+        for tensor, kind in zip(self._tensors, self._classes, strict=False):
+            tensor.__class__ = kind
+            _holders.pop(id(tensor), None)
+        self._classes = []
+
+    def fetch(self) -> None:
+        """Get the values; `fetch` is to release the tensors. Raises UserError in a forked process, which has no
+        devices."""
+        if os.getpid() != self._process:
+            raise UserError(
+                "a worker process reads weights that were trained after it was started: call step.sync() before you "
+                "start workers that use the module"
+            )
+        self._fetch()
+
+
+class _Awaited:
+    """Answer for a tensor that waits: stands before its own class."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if function in _WITHOUT_VALUES:
+            with plainly():
+                return function(*args, **(kwargs or {}))
+        settle(pytree.tree_leaves((args, kwargs)))
+        return function(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        settle([self])
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        settle([self])
+        return self.__reduce_ex__(protocol)
+
+
+def settle(values: Iterable[Any]) -> None:
+    """Fetch what is awaited among these values."""
+    for value in values:
+        if isinstance(value, _Awaited):
+            _holders[id(value)].fetch()
+
+
+@functools.cache
+def _awaited(kind: type) -> type:
+    return type(kind.__name__, (_Awaited, kind), {"__module__": kind.__module__})

@@ -232,6 +232,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
         out by its weight. False: it comes in its true shape, as in torch.
     target: the batch's entry that outputs are compared with, for metrics of the user's own; None where it has none.
     fits: (batch, config) -> whether the model takes batches of these shapes as far as it is known; only shapes count.
+    check_batch: (host batch, config) -> None; raises DataError for one that the model cannot be trained on.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
     takes_lora: `lora` of the config puts adapters into the model.
@@ -253,6 +254,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     pads_batches: bool = True
     target: str | None = None
     fits: Callable[[Batch, C], bool] = lambda batch, config: True
+    check_batch: Callable[[Batch, C], None] = lambda batch, config: None
     couples_samples: bool = False
     takes_lora: bool = False
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtrain.data import row_keys
-from jaxtrain.errors import UserError
+from jaxtrain.errors import DataError, UserError
 from jaxtrain.task import Batch, Loss, MeanLoss, Statistics, Task, TorchTwin
 
 if TYPE_CHECKING:
@@ -79,8 +79,20 @@ def task_of(
         pads_batches=False,
         takes_lora=True,
         fits=lambda batch, config: converted(config).fits(batch),
+        check_batch=lambda batch, config: _check(converted(config), batch, config.train.accumulate_steps),
         **options,
     )
+
+
+def _check(made: "TorchTask", batch: Batch, pieces: int) -> None:
+    from torch_bridge.lowering.index_checks import IndexOutOfBounds
+
+    try:
+        made.check(batch, pieces)
+    except IndexOutOfBounds as error:
+        rows = row_keys.index(batch)
+        named = "" if error.row is None or error.row >= len(rows) else f" (sample {int(rows[error.row])})"
+        raise DataError(f"{error}{named}") from error
 
 
 def _lora() -> Any:

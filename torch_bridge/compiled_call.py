@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import torch
-from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime import compile_cache, gpus
@@ -82,8 +81,9 @@ class CompiledCall:
         if id(graph) not in self._programs:  # the record keeps its graphs
             self._programs[id(graph)] = _Program(graph)
         program = self._programs[id(graph)]
-        if program.writes_inputs:
+        if graph.writes_inputs:
             raise CannotRecord("it writes to a tensor that it is given")
+        graph.check_indices(leaves)
         reached = program.reached
         state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
         state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
@@ -284,7 +284,6 @@ class _Program:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.reached = graph.differentiable()
-        self.writes_inputs = any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in graph.outputs)
         self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
         self.run = as_torch(self._run, slim=not graph.loops)
         self._draws: bool | None = None  # whether it takes random numbers; known once traced

@@ -125,6 +125,16 @@ class Record:
         graphs = self._graphs[training]
         return any(known == spec and graph.sizes.refusal(leaves) is None for graph, known in graphs)
 
+    def check_indices(self, inputs: tuple, training: bool) -> bool:
+        """Raise IndexOutOfBounds for inputs in host memory that torch would refuse; return False where no graph holds
+        for them yet."""
+        leaves, spec = pytree.tree_flatten(inputs)
+        for graph, known in self._graphs[training]:
+            if known == spec and graph.sizes.refusal(leaves) is None:
+                graph.check_indices(leaves)
+                return True
+        return False
+
     def graphs(self) -> list[Graph]:
         return [graph for graphs in self._graphs.values() for graph, _ in graphs]
 

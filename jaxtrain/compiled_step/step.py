@@ -129,13 +129,25 @@ class CompiledStep:
         program = self._programs.get((python, key))
         if program is None:
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
+            if graph.writes_inputs:
+                raise self.weights.bridge.CannotRecord(f"{self.record.name} writes to its batch in place")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:
-                program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
+                leaves_now = [*leaves, *numbers]
+                program = self._checked(graph, self._program(graph, leaves_now, trained, updating, divisor))
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         return lambda: program([*leaves, *numbers])
+
+    def _checked(self, graph: Any, run: Callable) -> Callable:
+        """The program behind a look at the batch's classes and ids. It raises UserError where torch would raise."""
+
+        def checked(leaves: list) -> Any:
+            graph.check_indices(leaves)
+            return run(leaves)
+
+        return checked
 
     def _recorded_in_vain(self) -> None:
         """Raise CannotRecord where Python branches on what changes at most calls: each would be recorded to no end."""
@@ -284,6 +296,7 @@ class CompiledStep:
             if weights.generation != self.generation:
                 raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
             graph, leaves = forward.graph(args, kwargs)
+            graph.check_indices(leaves)
             places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
             constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
             key = (id(graph), places, constants)  # the record keeps its graphs

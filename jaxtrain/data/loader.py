@@ -83,12 +83,9 @@ class Loader:
         keep_texts: bool = False,
         short: ShortBatches | None = None,
     ):
-        self.source = source
+        self.source, self.stream, self.place = source, stream, place
         self.interrupted = interrupted
-        self.stream = stream
-        self.place = place
-        self.rows = rows
-        self.short = short
+        self.rows, self.short = rows, short
         self.collate = collate or default_collate
         self.on_device = on_device
         self.prefetch_batches = prefetch_batches
@@ -101,6 +98,7 @@ class Loader:
         self.stall_s = 0.0  # time the consumer waited for data
         self.places = stream_places.Places(stream.batch_size)
         self.batch_shapes: BatchShapes | None = None  # pads batches of many lengths to a few
+        self.check: Callable[[dict], None] = lambda batch: None  # raises for a host batch that is refused
 
     def host_batch(
         self, step: int, rows: np.ndarray | None = None, together: np.ndarray | None = None
@@ -129,6 +127,7 @@ class Loader:
         if texts:
             kept = list(self.texts.items())[1 - TEXTS_KEPT :]
             self.texts = dict([*kept, (step, texts)])
+        self.check(arrays)
         return arrays
 
     def batches(self, calls: Calls) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:

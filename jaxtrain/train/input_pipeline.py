@@ -196,6 +196,11 @@ class InputPipeline:
         """The dataset on the devices, where it lives there."""
         if not loader.on_device:
             return {}
+        columns, size = loader.source.columns, loader.stream.batch_size
+        for first in range(0, len(loader.source), size):
+            rows = np.arange(first, min(first + size, len(loader.source)))
+            batch = jax.tree.map(lambda column, rows=rows: column[rows], columns)
+            self.task.check_batch(row_keys.join(row_keys.rows(rows, rows >= 0, columns), batch), self.config)
         place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)
         return jax.tree.map(place, loader.source.columns)
 
@@ -259,7 +264,7 @@ class InputPipeline:
     def _loader(self, split: str, source: Any, stream: Stream, accumulate: int) -> Loader:
         micro = stream.batch_size // accumulate
         rows = np.concatenate([i * micro + local_rows(micro, self.layout) for i in range(accumulate)])
-        return self._kind(stream)(
+        loader = self._kind(stream)(
             source,
             stream,
             lambda batches: put([self._unreserved(batch) for batch in batches], accumulate, micro, self.layout),
@@ -274,6 +279,9 @@ class InputPipeline:
             keep_texts=True,
             short=None if self.task.pads_batches else ShortBatches(self.layout, micro),
         )
+        if not loader.on_device:
+            loader.check = lambda batch: self.task.check_batch(batch, self.config)
+        return loader
 
     def _kind(self, stream: Stream) -> type[Loader]:
         divided = isinstance(stream, IterableStream) and stream.sharding is not None

@@ -1,5 +1,6 @@
 """`Trainer`, the public face: a model, its data and a config in; training, metrics and a torch state dict out."""
 
+import contextlib
 import copy
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from jaxtrain.train.search import lr_range
 from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
+from jaxtrain.train.user.module_reads import ModuleReads
 from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import check_arguments, resolve_task, task_of_module, with_defaults, with_lora
 from jaxtrain.train.verification import certifier
@@ -92,6 +94,8 @@ class Trainer:
         parts = parts.with_metrics(metrics, compute_metrics, self.user_model, resolved)
         resolved, config = parts.applied(resolved, config)
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
+        if is_torch_module(self.user_model):
+            self.callbacks.reads = ModuleReads(self.user_model, self.write_back, lambda: self.state, optimizer)
 
     # --- what it was made of ------------------------------------------------------------------------------------
 
@@ -197,8 +201,10 @@ class Trainer:
         self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
     ) -> dict[str, Any]:
         session = Session(self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back)
+        reads = self.callbacks.reads
         try:
-            return session.run(after_evaluation, warnings)
+            with reads.during_training() if reads is not None else contextlib.nullcontext():
+                return session.run(after_evaluation, warnings)
         finally:
             self._fingerprint = session.fingerprint  # as recorded: a second train() goes on with it
 
@@ -254,6 +260,7 @@ class Trainer:
         if is_torch_module(self.user_model):
             from torch_bridge.from_torch import write_back
 
+            self.callbacks.reads.release()
             write_back(self.model(), self.user_model)
         elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))

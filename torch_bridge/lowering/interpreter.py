@@ -1,6 +1,7 @@
 """Runs an exported graph on JAX arrays, operator by operator; under jax.jit the operators become one XLA program."""
 
 import dataclasses
+import functools
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.sizes import Sizes
@@ -55,6 +57,19 @@ class Graph:
     def changed(self) -> set[str]:
         """Names of the buffers and frozen parameters that it writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
+
+    @functools.cached_property
+    def _index_checks(self) -> IndexChecks:
+        return IndexChecks(self.module, self.inputs, self.constants)
+
+    def check_indices(self, leaves: Sequence[Any]) -> None:
+        """Raise IndexOutOfBounds where torch would refuse an index that inputs in host memory lead to."""
+        self._index_checks.check(leaves, lambda: self.sizes.symbols(leaves))
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Tell if it changes its inputs in place."""
+        return any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs)
 
     @property
     def loops(self) -> bool:

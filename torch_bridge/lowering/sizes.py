@@ -43,6 +43,15 @@ class Sizes:
         guards = [environment.replace(guard.expr) for guard in environment.guards] if environment else []
         return cls(tuple(inputs), ranges, tuple(guard for guard in guards if guard.free_symbols))
 
+    def symbols(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
+        """The sizes that are open, as these inputs have them."""
+        bound: dict[sympy.Symbol, int] = {}
+        for (kind, wanted), value in zip(self.inputs, inputs, strict=True):
+            if kind is not None:
+                pairs = [(wanted, value)] if kind == "size" else zip(wanted, value.shape, strict=True)
+                bound.update({size: int(given) for size, given in pairs if isinstance(size, sympy.Symbol)})
+        return bound
+
     def refusal(self, inputs: Sequence[Any]) -> str | None:
         """Why the graph does not hold for these inputs; None where it does."""
         bound: dict[sympy.Symbol, int] = {}

@@ -17,6 +17,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.index_checks import IndexOutOfBounds
 from torch_bridge.lowering.python_inputs import PythonInputs, value_at
 from torch_bridge.lowering.ready import check_ready
 from torch_bridge.torch_edits import CapturedTensors
@@ -108,6 +109,20 @@ class TorchTask:
     def fits(self, batch: Mapping[str, Any]) -> bool:
         """Tell whether a record of the training loss holds for arrays of these shapes; nothing is recorded anew."""
         return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
+
+    def check(self, batch: Mapping[str, Any], pieces: int) -> None:
+        """Raise IndexOutOfBounds for a host batch whose classes, ids or positions torch would refuse. pieces: the
+        micro-batches that it is cut into."""
+        entries = {key: batch[key] for key in self.entries}
+        if self.loss_record.check_indices((entries,), training=True) or pieces == 1:
+            return
+        rows = len(jax.tree.leaves(entries)[0]) // pieces
+        for i in range(pieces):
+            piece = jax.tree.map(lambda value, first=i * rows: value[first : first + rows], entries)
+            try:
+                self.loss_record.check_indices((piece,), training=True)
+            except IndexOutOfBounds as error:
+                raise IndexOutOfBounds(str(error), None if error.row is None else error.row + i * rows) from None
 
     def stale(self) -> list[str]:
         """Return the names of the Python values, of the module and the loss, that are not those of the record."""

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxtrain.errors import UserError
+from jaxtrain.train.user.module_reads import ModuleReads
 
 HOOKS = {
     "on_train_start": "(trainer)",
@@ -100,6 +101,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None):
         self.callbacks, self.trainer = list(callbacks), trainer
+        self.reads: ModuleReads | None = None  # of a torch module that is trained
         for callback in self.callbacks:
             _check(callback)
         self._by_hook = {hook: [c for c in self.callbacks if callable(getattr(c, hook, None))] for hook in HOOKS}
@@ -114,17 +116,20 @@ class Callbacks:
         was recorded with.
         """
         for callback in self._by_hook[hook]:
+            name = f"{type(callback).__name__}.{hook}"
             try:
+                if self.reads is not None:
+                    self.reads.hold()
                 getattr(callback, hook)(self.trainer, *arguments)
             except UserError:
                 raise
             except Exception as error:
                 at = f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
-                raise CallbackError(
-                    f"callback {type(callback).__name__}.{hook}{at} raised {type(error).__name__}: {error}"
-                ) from error
+                raise CallbackError(f"callback {name}{at} raised {type(error).__name__}: {error}") from error
             if hook in WHILE_TRAINING:
-                self._check_recorded(f"{type(callback).__name__}.{hook}")
+                self._check_recorded(name)
+                if self.reads is not None:
+                    self.reads.check(name)
 
     def _check_recorded(self, name: str) -> None:
         twin = self.trainer.program.task.twin if hasattr(self.trainer, "program") else None

@@ -1,0 +1,82 @@
+"""A user's torch module while a run trains its weights on the devices."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxtrain.errors import UserError
+
+
+class ModuleReads:
+    """Have callbacks that read the module's tensors find the present weights in them.
+
+    module: torch's. write_back: puts the weights into it. state: gives the run's state. optimizer: a torch optimizer
+    whose state is written back too.
+    """
+
+    def __init__(self, module: Any, write_back: Callable[[], None], state: Callable[[], Any], optimizer: Any = None):
+        from torch_bridge.awaited import Awaited
+        from torch_bridge.torch_edits import TensorEdits
+
+        self._tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        self._awaited = Awaited(self._tensors.values(), self._fetch)
+        self._edits, self._write_back, self._state, self._optimizer = TensorEdits, write_back, state, optimizer
+        self._held = self._active = False
+        self._read: Any = None  # edits since the weights were read
+        self._thread = 0
+
+    @contextlib.contextmanager
+    def during_training(self) -> Iterator[None]:
+        """Around the run."""
+        hook = getattr(self._optimizer, "register_state_dict_pre_hook", None)
+        handle = hook(lambda _: self._fetch()) if hook is not None else None
+        self._active = True
+        try:
+            yield
+        finally:
+            self._active = False
+            self.release()
+            if handle is not None:
+                handle.remove()
+
+    def hold(self) -> None:
+        """Begin to wait for a reader, before a callback."""
+        if self._active and not self._held:
+            self._thread, self._read, self._held = threading.get_ident(), None, True
+            self._awaited.hold()
+
+    def release(self) -> None:
+        """End waiting: the tensors are written."""
+        if self._held:
+            self._held = False
+            self._awaited.release()
+
+    def check(self, reader: str) -> None:
+        """Raise UserError where a callback has changed what it was to read."""
+        changed = self._read.all() if self._read is not None else []
+        if changed:
+            raise UserError(
+                f"callback {reader} changed {changed[0]} in the torch module, but a run trains its own copy on the "
+                "devices: change weights in a loop of your own (jaxtrain.compile, docs/own_loop.md)"
+            )
+
+    def _fetch(self) -> None:
+        if not self._held:
+            return
+        if threading.get_ident() != self._thread:
+            raise UserError(
+                "a thread beside the run, as the one that reads data, reads the module that is trained: give it a copy"
+            )
+        leaves = jax.tree.leaves(self._state().params)
+        if not all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in leaves):
+            raise UserError(
+                "the weights are spread over several processes: call trainer.write_back() in each of them before the "
+                "module or the optimizer is read"
+            )
+        self.release()
+        self._write_back()
+        self._read = self._edits(self._tensors)
+        self._read.note()

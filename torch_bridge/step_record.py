@@ -79,7 +79,7 @@ class LossEntry(torch.nn.Module):
         object.__setattr__(self, "replicas", replicas)
         object.__setattr__(self, "arguments", replicas.arguments)  # not registered twice
         self.loss_fn = loss_fn
-        self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
+        self.batch_type: Callable | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
         self.dynamic: tuple[int, ...] = ()
 
@@ -156,7 +156,7 @@ class LossRecord:
         self._captured.add(tensors)
 
     def graph(
-        self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
+        self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: Callable | None
     ) -> tuple[Graph, list[np.ndarray]]:
         """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
         Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
@@ -277,10 +277,29 @@ class _Recorded:
         return self.structure == structure and self.graph.sizes.refusal(inputs) is None
 
 
-def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
-    """A batch as leaves of arrays, its structure, and its own class where that is a Mapping other than dict."""
-    own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+@dataclasses.dataclass(frozen=True)
+class OfFields:
+    """Makes an object of a dataclass from a dict of its fields."""
+
+    kind: type
+
+    def __call__(self, fields: Mapping[str, Any]) -> Any:
+        return self.kind(**fields)
+
+
+def flatten(batch: Any) -> tuple[list[Any], Any, Callable | None]:
+    """A batch as leaves of arrays, its structure, and what makes the batch of a dict, where it is a Mapping of a class
+    of its own or a dataclass. Raises CannotRecord for objects that no program can be kept for."""
+    own: Callable | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        own = OfFields(type(batch))
+        batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
     leaves, spec = pytree.tree_flatten((with_arrays(batch, to_batch),))
+    for leaf in leaves:
+        if not hasattr(leaf, "shape") and type(leaf).__hash__ is None:
+            raise CannotRecord(
+                f"the batch holds a {type(leaf).__name__}, which is no tensor, number or container of these"
+            )
     return leaves, spec, own
 
 

@@ -1,6 +1,7 @@
 """Loops around a compiled step change Python's values, evaluate, stop, go on, and bring their own optimizer."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -324,3 +325,18 @@ def test_bf16_stays_near_torchs_autocast():
     step = jaxtrain.compile(ours[0], mse, ours[1], precision="bf16")
     for batch in batches():
         assert float(step(batch)) == pytest.approx(plain(batch), rel=3e-2)
+
+
+@dataclasses.dataclass
+class Rows:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_batch_may_be_a_dataclass(nested):
+    """One program where it is the batch itself; torch's loss around the compiled module where it lies inside."""
+    rows = (lambda batch: batch[0]) if nested else (lambda batch: batch)
+    loss = lambda module, batch: F.mse_loss(module(rows(batch).x), rows(batch).y)
+    data = [(Rows(*batch), 1) if nested else Rows(*batch) for batch in batches()]
+    check(*pair(), loss_fn=loss, data=data)

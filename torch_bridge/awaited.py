@@ -7,6 +7,7 @@ and puts the class back; shapes, gradients and the like are answered at once.
 import copy
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -62,7 +63,10 @@ class Awaited:
                 "a worker process reads weights that were trained after it was started: call step.sync() before you "
                 "start workers that use the module"
             )
-        self._fetch()
+        if "torch._dynamo" in sys.modules:  # inside torch.compile, which would compile this too
+            torch.compiler.disable(self._fetch)()
+        else:
+            self._fetch()
 
 
 class _Awaited:

@@ -290,3 +290,13 @@ def test_modules_that_share_weights_between_updates_are_read_at_their_newest():
             assert_same(other, module)
         moments = [optimizer.state_dict()["state"][0]["momentum_buffer"] for optimizer in (optimizers[1], plain[1])]
         torch.testing.assert_close(*moments, atol=1e-5, rtol=1e-4)
+
+
+def test_a_forward_under_torch_compile_reads_the_newest_weights():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    forward = torch.compile(ours, backend="eager")
+    for batch in batches()[:5]:
+        plain(batch), step(batch)
+        with torch.no_grad():
+            torch.testing.assert_close(forward(batch[0]), theirs(batch[0]), atol=1e-5, rtol=1e-4)

@@ -6,6 +6,7 @@ batch's integers alone are computed once more with torch's own operators, on the
 
 import dataclasses
 import functools
+import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.errors import source_line
 
+log = logging.getLogger(__name__)
 _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential")
 
 
@@ -171,9 +173,11 @@ class IndexChecks:
             with torch.no_grad():
                 found = self._program(*values)
         except (IndexError, RuntimeError) as error:
-            if "out of" not in str(error):
-                raise
-            raise IndexOutOfBounds(f"in torch: {type(error).__name__}: {error}", None) from error
+            if "out of" in str(error):
+                raise IndexOutOfBounds(f"in torch: {type(error).__name__}: {error}", None) from error
+            log.warning("indices are not looked at before a step: %s", error)
+            self.bounds = []
+            return
         for bounds, index in zip(self.bounds, found, strict=True):
             if index.numel():
                 _check(bounds, index, known)
@@ -227,6 +231,8 @@ def _is_plain(target: Any) -> bool:
 
 def _tensor(value: Any) -> Any:
     """A leaf as torch's operators take it here; None where it lies on a device."""
+    if isinstance(value, jax.Array) and jax.default_backend() == "cpu":
+        value = np.asarray(value)
     if isinstance(value, jax.Array) or (isinstance(value, torch.Tensor) and not value.is_cpu):
         return None
     if isinstance(value, np.ndarray):

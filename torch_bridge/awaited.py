@@ -8,6 +8,7 @@ import copy
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,8 +31,6 @@ _WITHOUT_VALUES = {getattr(torch.Tensor, name) for name in _METHODS.split()}
 _WITHOUT_VALUES |= {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()}
 _WITHOUT_VALUES |= {torch.Tensor.requires_grad.__set__, torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}
 
-_holders: dict[int, "Awaited"] = {}  # by the tensor's id
-
 
 class Awaited:
     """Some tensors and where their values come from. fetch: called before the first one is read or written."""
@@ -45,14 +44,14 @@ class Awaited:
         """Begin to wait: from now on the values are out of date."""
         self._classes = [type(tensor) for tensor in self._tensors]
         for tensor, kind in zip(self._tensors, self._classes, strict=True):
+            tensor._awaited = self  # so that this lives as long as one of them does, and no longer
             tensor.__class__ = _awaited(kind)
-            _holders[id(tensor)] = self
 
     def release(self) -> None:
         """End waiting: they are what they were before."""
         for tensor, kind in zip(self._tensors, self._classes, strict=False):
             tensor.__class__ = kind
-            _holders.pop(id(tensor), None)
+            del tensor._awaited
         self._classes = []
 
     def fetch(self) -> None:
@@ -93,9 +92,31 @@ def settle(values: Iterable[Any]) -> None:
     """Fetch what is awaited among these values."""
     for value in values:
         if isinstance(value, _Awaited):
-            _holders[id(value)].fetch()
+            value._awaited.fetch()
 
 
 @functools.cache
 def _awaited(kind: type) -> type:
     return type(kind.__name__, (_Awaited, kind), {"__module__": kind.__module__})
+
+
+def state_tensors(optimizer: Any) -> list[torch.Tensor]:
+    """The tensors that a torch optimizer keeps; none of an optimizer of another kind."""
+    entries = getattr(optimizer, "state", {}).values()
+    return [value for state in entries for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
+    """Have a method called before torch's code gives out, loads or steps an optimizer, as long as its object lives for
+    other reasons."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*_: Any) -> None:
+        found = weak()
+        if found is not None:
+            found()
+
+    for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
+        register = getattr(optimizer, f"register_{moment}_hook", None)
+        if register is not None:
+            register(call)

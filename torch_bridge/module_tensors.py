@@ -8,23 +8,15 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.awaited import Awaited, plainly
+from torch_bridge.awaited import Awaited, before_optimizer, plainly, settle, state_tensors
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.exchange import Queue, device_of, is_on, products, settle, to_host, to_tensor
+from torch_bridge.exchange import Queue, device_of, is_on, products, to_host, to_tensor
+from torch_bridge.exchange import settle as wait_for_torch
 
 __all__ = [
-    "Awaited",
-    "Queue",
-    "device_of",
-    "narrow",
-    "plainly",
-    "products",
-    "snapshot",
-    "to_array",
-    "to_tensors",
-    "trainable",
-    "write",
-]
+    "Awaited", "Queue", "before_optimizer", "device_of", "narrow", "plainly", "products", "settle", "snapshot",
+    "state_tensors", "to_array", "to_tensors", "trainable", "write",
+]  # fmt: skip
 CPU = torch.device("cpu")
 
 
@@ -108,4 +100,4 @@ def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Non
         for name, tensor in tensors.items():
             value = torch.from_dlpack(arrays[name]) if name in near else to_torch(host[name])
             tensor.copy_(value.reshape(tensor.shape))
-    settle(tensors.values())
+    wait_for_torch(tensors.values())

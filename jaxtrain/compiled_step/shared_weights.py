@@ -67,6 +67,8 @@ class SharedWeights:
             self.generation += 1
             self._look()
             return
+        if not self.dirty:
+            self.exchange.settle(self.tensors.values())  # where another step is ahead
         with self.exchange.plainly():
             changed = self.edited.some() if self.dirty else self.edited.all()
         if changed and self.dirty:

@@ -38,9 +38,7 @@ class CompiledStep:
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
         weights.bridge.check_scheduler(scheduler, optimizer)
         self.grads: Arrays = {}
-        for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
-            if hasattr(optimizer, f"register_{moment}_hook"):
-                getattr(optimizer, f"register_{moment}_hook")(self._bring_up_to_date)
+        weights.exchange.before_optimizer(optimizer, self._bring_up_to_date)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.parts: dict[str, LazyScalar] = {}
@@ -72,8 +70,10 @@ class CompiledStep:
         self._programs: dict[Any, Any] = {}
 
     def _refresh(self) -> None:
-        """Follow what torch changed since: weights, the optimizer's state, groups and parameters."""
+        """Follow what torch, or another step, changed since: weights, the optimizer's state, groups and parameters."""
         self.weights.refresh()
+        if not self.updates.ahead:
+            self.weights.exchange.settle(self.weights.exchange.state_tensors(self.optimizer))
         moved = self.weights.generation != self.generation or self.updates.regrouped()
         if moved and (self.grads or not hasattr(self.optimizer, "param_groups")):
             waiting = "gradients wait for an update" if self.grads else "an optax optimizer's state is fixed"
@@ -330,9 +330,8 @@ class CompiledStep:
         on."""
         if self._state_awaited is None:
             self.updates.write_back(self.opt_state)
-        entries = self.optimizer.state.values()
-        tensors = [value for state in entries for value in state.values() if hasattr(value, "dtype")]
-        self._state_awaited = self.weights.exchange.Awaited(tensors, self._bring_up_to_date)
+        exchange = self.weights.exchange
+        self._state_awaited = exchange.Awaited(exchange.state_tensors(self.optimizer), self._bring_up_to_date)
         if self.updates.ahead:
             self._state_awaited.hold()
 
@@ -341,7 +340,7 @@ class CompiledStep:
             self._state_awaited.release()
         self.updates.write_back(self.opt_state)
 
-    def _bring_up_to_date(self, *_: Any) -> None:
+    def _bring_up_to_date(self) -> None:
         """Before torch's code reads or changes the optimizer's state."""
         if self.ahead:
             self.write()

@@ -63,7 +63,8 @@ class Awaited:
                 "start workers that use the module"
             )
         if "torch._dynamo" in sys.modules:  # inside torch.compile, which would compile this too
-            torch.compiler.disable(self._fetch)()
+            undisturbed: Any = torch.compiler.disable
+            undisturbed(self._fetch)()
         else:
             self._fetch()
 

@@ -43,7 +43,7 @@ def predict(name: str, arguments: argparse.Namespace, overrides: list[str]) -> d
     topology.prepare()
     case, target, count = CASES[name][arguments.size], arguments.target, arguments.devices
     settings = ["precision.policy=bf16", "run.quiet=true", f"run.dir={tempfile.mkdtemp()}", *CONSTANT_RATE]
-    settings += [f"data.batch_size={case.batch * count}", "train.steps=1000", "data.drop_last=true"]
+    settings += [f"data.batch_size={case.batch * count}", "train.steps=1000", "data.drop_last=false"]
     settings += ["data.placement=host", f"shard.strategy={arguments.strategy}"]
     task, config = config_io.load(case.config, [*case.overrides, *settings, *overrides])
     data = task.build_data(config, case.split) if case.data is None else case.data(config, config.data.batch_size)

@@ -327,6 +327,19 @@ def row_shapes(batch: Any, name: str = "") -> dict[str, tuple[Any, ...]]:
     return {name: (len(batch), batch.shape[1:], str(batch.dtype)) if batch.ndim else (0, (), str(batch.dtype))}
 
 
+def samples_in(batch: Mapping[str, Any]) -> int:
+    """Return the number of samples in a batch. Raises UserError where its entries have different ones."""
+    counts = {name: count for name, (count, *_) in row_shapes(batch).items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"`{name}` {count}" for name, count in counts.items())
+        raise UserError(
+            f"the entries of a batch have different numbers of rows ({told}): of a stream the first axis tells how "
+            "many samples came. Give every sample a row in each entry, use a map-style Dataset, whose collate function may "
+            "give any shapes, or write the loop yourself with jaxtrain.compile, which takes batches as they are"
+        )
+    return next(iter(counts.values()))
+
+
 def alike(batches: Sequence[Any]) -> bool:
     """Return True if batches have the same shapes, so that one call takes them."""
     shapes = lambda part: (

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxtrain.data import random_state, row_keys, stream_places, workers
 from jaxtrain.data.batch_shapes import BatchShapes
-from jaxtrain.data.collate import Named, Texts, alike, picked, split_texts
+from jaxtrain.data.collate import Named, alike, picked, samples_in, split_texts
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.same_stream import refuse_different
@@ -332,7 +332,7 @@ class Loader:
 
     def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:
         size = self.stream.batch_size
-        count = _count(batch)
+        count = samples_in(batch)  # of a stream, nothing else tells it
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
         size = size if self.short is None else count
@@ -343,11 +343,6 @@ class Loader:
 
     def _rows(self, size: int) -> np.ndarray:
         return self.rows if size == self.stream.batch_size else self.short.rows(size)
-
-
-def _count(batch: dict[str, Any]) -> int:
-    """Return the number of samples in a batch."""
-    return len(jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Texts))[0])
 
 
 def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:
@@ -371,7 +366,7 @@ def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | Non
         return source.batch_size or SamplerStream(source, None, seed, epochs, steps).batch_size
     if isinstance(source, SequentialSource) and source.ready_made:
         first = cast(SequenceReader, make_reader(source, None, 1, seed)).example()
-        return max(least, _count(first)) if first else None
+        return max(least, samples_in(first)) if first else None
     return source.batch_size if isinstance(source, SequentialSource) else None
 
 

@@ -12,8 +12,6 @@ from jaxtrain import Trainer, TrainingConfig, UserError
 from torch_bridge import verify
 from torch_bridge.lowering import TABLE
 
-pytestmark = pytest.mark.slow
-
 STEPS = 5
 
 
@@ -60,6 +58,7 @@ def test_a_module_agrees_and_is_left_as_it_was(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_operator_that_departs_is_named_by_its_layer(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLE, "aten.relu.default", lambda call, x: jnp.maximum(x, 0) * 1.01)
     found = trainer_of(Net(), tmp_path).verify(STEPS)
@@ -69,6 +68,7 @@ def test_an_operator_that_departs_is_named_by_its_layer(tmp_path, monkeypatch):
     assert found.sentence.startswith("the output of act departs first: relative difference 1.0e-02")
 
 
+@pytest.mark.slow
 def test_a_module_that_draws_in_evaluation_is_refused(tmp_path):
     class Noisy(nn.Linear):
         def forward(self, x):
@@ -78,6 +78,7 @@ def test_a_module_that_draws_in_evaluation_is_refused(tmp_path):
         trainer_of(Noisy(3, 1), tmp_path).verify(STEPS)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_its_json(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--module", f"{__name__}:Net", "--data", f"{__name__}:make_data", "--loss", "torch.nn:MSELoss"]

@@ -30,9 +30,10 @@ class LossEntry(torch.nn.Module):
         self.plan = plan
 
     def forward(self, batch: dict):
-        first, *others = pytree.tree_leaves(batch)
-        for leaf in others:
-            torch._check(leaf.shape[0] == first.shape[0])
+        first, *others = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
+        for rows in others:
+            if rows == first:  # a collate function may give as many as it likes
+                torch._check(rows == first)
         if self.criterion is None:
             return _parts_of(own_loss(self.plan.call(self.wrapped_module, batch)))
         output = self.plan.call(self.wrapped_module, batch, with_target=False)

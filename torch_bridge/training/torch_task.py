@@ -243,7 +243,10 @@ class TorchTask:
         return {"correct": jnp.sum(correct), "seen": jnp.sum(valid)}
 
     def _rows(self, batch: Mapping[str, Any]) -> int:
-        return pytree.tree_leaves({key: batch[key] for key in self.entries})[0].shape[0]
+        """Return how many rows every entry has; those of the target, where they have different ones."""
+        rows = lambda entries: {leaf.shape[0] if leaf.ndim else 0 for leaf in pytree.tree_leaves(entries)}
+        found = rows([batch[key] for key in self.entries])
+        return next(iter(found if len(found) == 1 else rows(batch.get(self.plan.target or "")) or found))
 
     @staticmethod
     def metrics(sums: Mapping[str, Any]) -> dict[str, float]:

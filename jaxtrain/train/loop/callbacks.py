@@ -97,11 +97,13 @@ class Control:
 
 
 class Callbacks:
-    """The callbacks of a run. Raises UserError for an object that has no hook, or one of an unknown name."""
+    """The callbacks of a run. Raises UserError for an object that has no hook, or one of an unknown name.
 
-    def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None):
-        self.callbacks, self.trainer = list(callbacks), trainer
-        self.reads: ModuleReads | None = None  # of a torch module that is trained
+    reads: what they may read of a torch module that is trained.
+    """
+
+    def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None, reads: ModuleReads | None = None):
+        self.callbacks, self.trainer, self.reads = list(callbacks), trainer, reads
         for callback in self.callbacks:
             _check(callback)
         self._by_hook = {hook: [c for c in self.callbacks if callable(getattr(c, hook, None))] for hook in HOOKS}

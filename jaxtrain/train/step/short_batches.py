@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, local_rows
 
 
@@ -27,13 +28,11 @@ class ShortBatches:
     def place(self, batch: dict, size: int) -> Any:
         """Global arrays [micro-batch, sample, ...] of those rows: one dict, or two where the rest is smaller."""
         whole, rest = divmod(size, self.micro)
+        if not (whole and rest):
+            return self._put(batch, max(whole, 1), rest or self.micro)
         cut = whole * len(local_rows(self.micro, self.layout))
-        parts = []
-        if whole:
-            parts.append(self._put(jax.tree.map(lambda leaf: leaf[:cut], batch), whole, self.micro))
-        if rest:
-            parts.append(self._put(jax.tree.map(lambda leaf: leaf[cut:], batch), 1, rest))
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        first = self._put(jax.tree.map(lambda leaf: leaf[:cut], batch), whole, self.micro)
+        return first, self._put(jax.tree.map(lambda leaf: leaf[cut:], batch), 1, rest)
 
     def _put(self, rows: dict, count: int, size: int) -> dict[str, jax.Array]:
         return put([rows], count, size, self.layout)
@@ -41,16 +40,41 @@ class ShortBatches:
 
 def put(batches: list[dict], count: int, size: int, layout: Layout) -> dict[str, jax.Array]:
     """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples of
-    each of `count` micro-batches over all processes."""
-    sharding = layout.rows(size, leading=1 if len(batches) == 1 else 2)
-    alone = jax.process_count() == 1
+    each of `count` micro-batches over all processes.
 
-    def place(*rows: np.ndarray) -> Any:
-        parts = [row.reshape(count, -1, *row.shape[1:]) for row in rows]
+    An entry with another number of rows (edges of a batch of graphs, a mask that all samples share) is held whole by
+    every device. Raises UserError where a batch has to be cut.
+    """
+    leading = 1 if len(batches) == 1 else 2
+    sharding = layout.rows(size, leading)
+    alone = jax.process_count() == 1
+    cut = not alone or count > 1 or layout.per_device
+
+    def place(path: Any, *rows: np.ndarray) -> Any:
+        whole = rows[0].ndim == 0 or (alone and len(rows[0]) != count * size)
+        if whole and cut:
+            raise cannot_cut(path, rows[0].shape, count * size)
+        parts = [row[None] if whole else row.reshape(count, -1, *row.shape[1:]) for row in rows]
         local = parts[0] if len(parts) == 1 else np.stack(parts)
+        if alone:
+            return jax.device_put(local, layout.replicated) if whole else local
         axis = local.ndim - rows[0].ndim
         shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
-        return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
+        return jax.make_array_from_process_local_data(sharding, local, shape)
 
-    placed = jax.tree.map(place, *batches)
-    return jax.device_put(placed, sharding) if alone else placed  # at once: a transfer each would cost more
+    placed = jax.tree_util.tree_map_with_path(place, *batches)
+    if not alone:
+        return placed
+    to = jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else sharding, placed)
+    return jax.device_put(placed, to)  # at once: a transfer each would cost more
+
+
+def cannot_cut(path: Any, shape: tuple[int, ...], samples: int) -> UserError:
+    """Say that a batch has to be cut, and which entry cannot be."""
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    return UserError(
+        f"the collate function gives `{name}` the shape {list(shape)} for {samples} samples: a batch is cut by its "
+        "first axis for train.accumulate_steps, shard.strategy=ddp_local and several processes, so that has to be "
+        "the sample's in every entry. Leave these off, give every sample a row, or write the loop yourself with "
+        "jaxtrain.compile, which takes batches as they are"
+    )

@@ -17,6 +17,7 @@ from jaxtrain.data.sources import SequentialSource
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
 from jaxtrain.torch_task import is_torch_module, task_of_torch_module
+from jaxtrain.train.step.short_batches import cannot_cut
 
 
 def check_arguments(model: Any, datasets: Mapping[str, Any], config: Any) -> None:
@@ -76,7 +77,8 @@ def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingCo
 def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
     """Record a torch module with a batch of the size that it will get; the size stays free.
 
-    Its samples are two of the first batch, again and again.
+    Its samples are two of the first batch, again and again; where a collate function of the user's gives entries of
+    different numbers of rows, it is that batch.
     """
     if isinstance(task, Task) and task.twin is not None and task.twin.module is module:
         return task  # recorded before
@@ -95,10 +97,8 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     collate = collate_of(None, source, config)
     place = lambda batches: batches[0]
     loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)
-    example = first_samples(loader)
     micro = max(size // config.train.accumulate_steps, 1)
-    rows = lambda value: np.take(value, np.arange(micro) % 2, axis=0)
-    example = {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
+    example = _example(loader, micro)
     adapters = (config.lora, config.seed) if config.lora.rank else None
     try:
         return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)
@@ -110,6 +110,20 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
             f"{error}\nThe dataset returns strings for {', '.join(map(repr, texts))}, which stay on the host, for "
             "metrics and callbacks: a module or a loss needs numbers, as classes.index(name) or a tokenizer gives them"
         ) from error
+
+
+def _example(loader: Loader, micro: int) -> dict[str, Any]:
+    own = getattr(loader.source, "collate", None) is not None
+    example = loader.host_batch(0) if own else first_samples(loader)
+    samples = len(row_keys.valid(example))
+    entries = jax.tree_util.tree_leaves_with_path(row_keys.without(example))
+    counts = {leaf.shape[0] if leaf.ndim else 0 for _, leaf in entries}
+    if len(counts) > 1:
+        if micro < loader.stream.batch_size:
+            raise next(cannot_cut(p, leaf.shape, samples) for p, leaf in entries if leaf.shape[:1] != (samples,))
+        return example
+    rows = lambda value: np.take(value, np.arange(micro) % min(2, len(value)), axis=0)
+    return {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
 
 
 def _single_row(stream: Stream, micro: int) -> bool:

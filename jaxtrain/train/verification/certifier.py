@@ -107,7 +107,8 @@ class Certifier:
         for step in range(self.steps):
             batch = self.trainer.train_loader.host_batch(step)
             keep = np.asarray(row_keys.valid(batch))
-            self.batches.append(jax.tree.map(lambda leaf, keep=keep: leaf[keep], row_keys.without(batch)))
+            own = row_keys.without(batch)
+            self.batches.append(own if keep.all() else jax.tree.map(lambda leaf, keep=keep: leaf[keep], own))
         self.rows = _rows(self.batches[0])
 
     # --- one batch ----------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class Certifier:
     def _train(trainer: Any) -> list[float]:
         """The losses of all its updates."""
         losses = Losses()
-        trainer.callbacks = Callbacks([losses], trainer)
+        trainer.callbacks = Callbacks([losses], trainer, trainer.callbacks.reads)
         trainer.train()
         return losses.values
 

@@ -334,8 +334,8 @@ def samples_in(batch: Mapping[str, Any]) -> int:
         told = ", ".join(f"`{name}` {count}" for name, count in counts.items())
         raise UserError(
             f"the entries of a batch have different numbers of rows ({told}): of a stream the first axis tells how "
-            "many samples came. Give every sample a row in each entry, use a map-style Dataset, whose collate function may "
-            "give any shapes, or write the loop yourself with jaxtrain.compile, which takes batches as they are"
+            "many samples came. Give every sample a row in each entry, use a map-style Dataset, whose collate function "
+            "may give any shapes, or write the loop yourself with jaxtrain.compile, which takes batches as they are"
         )
     return next(iter(counts.values()))
 

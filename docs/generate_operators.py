@@ -63,7 +63,7 @@ def _database() -> list[str]:
         "",
         "Of equal elements torch's CPU kernels for `sort`, `argsort`, `topk` and `kthvalue` take some, by an order "
         "that hangs on the processor; here the first ones are taken, as torch's stable sort does. The gradient goes "
-        "to those.",
+        "to those. `bernoulli` draws, and nobody says what `empty` leaves in memory: they are among the wrong ones.",
         "",
         "Integers are computed in 64 bits where 32 may not hold them (hashes of ids, products, long sums) and are "
         "refused by name where an operator has no such form. Such an output is an int64 array.",

@@ -13,7 +13,7 @@ import copy
 import inspect
 import logging
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
-from torch_bridge.step_record import RECORDING, Inside, LossRecord, flags_of, reason_of
+from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
 from torch_bridge.torch_edits import structure_of
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
@@ -153,10 +153,13 @@ class CompiledForward:
             self._changed = False
             return outputs
         except CannotRecord as error:
-            if isinstance(error, ChangesPython) and not self._changed:
-                self._call, self._changed = None, True
-                return self._in_torch(f"{error}; recorded at its next call if that changes no more", args, kwargs)
-            log.warning("%s runs in torch, its parts compiled: %s", type(self.__self__).__name__, reason_of(error))
+            refused = error
+        if fails_in_torch(refused):
+            return self.__wrapped__(*args, **kwargs)  # raises torch's own
+        if isinstance(refused, ChangesPython) and not self._changed:
+            self._call, self._changed = None, True
+            return self._in_torch(f"{refused}; recorded at its next call if that changes no more", args, kwargs)
+        log.warning("%s runs in torch, its parts compiled: %s", type(self.__self__).__name__, reason_of(refused))
         self._apart = True
         for part in parts_of(self.__self__):
             compile_forward(part)
@@ -285,7 +288,7 @@ class _Program:
         self.graph = graph
         self.reached = graph.differentiable()
         self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
-        self.run = as_torch(self._run, slim=not graph.loops)
+        self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches)
         self._draws: bool | None = None  # whether it takes random numbers; known once traced
         self._carrying: dict[frozenset[str], list[bool]] = {}
 
@@ -303,6 +306,14 @@ class _Program:
             value = self.constants[place] if place in self.constants else next(feed)
             outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
         return self.graph.in_torch(outputs), changed
+
+    def _reaches(self, given: Sequence[bool]) -> tuple:
+        """Tell of each argument of `run` if gradients of these results reach it."""
+        places = range(len(self.graph.carries_gradient(set())))
+        outputs = (place for place in places if place not in self.constants)  # changed buffers follow
+        found = self.graph.differentiable([place for place, has in zip(outputs, given, strict=False) if has])
+        of_state = {name: name in found for name in self.graph.state}
+        return (of_state, [name in found for name in self.graph.inputs], False), {}
 
     def _run(self, state: dict, leaves: list, seed: jax.Array) -> tuple[list, dict]:
         rngs = _CountedRngs(jax.random.key(seed))

@@ -10,7 +10,7 @@ loss(jax_prediction, jax_target)                 # arrays: the function itself
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,11 +23,14 @@ from jaxtrain.runtime import gpus
 from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensors
 
 
-def as_torch(function: Callable, slim: bool = False) -> Callable:
+def as_torch(
+    function: Callable, slim: bool = False, reaches: Callable[[Sequence[bool]], Any] | None = None
+) -> Callable:
     """Return `function` for tensors too; a call without tensors is the function's own.
 
     slim: the forward pass keeps less for the backward pass, which computes cheap operations once more. In a loop over
-    rows that takes a loop of its own.
+    rows that takes a loop of its own. reaches: tells from which leaves of the results gradients come, True or False
+    each, which arguments they reach, in the form (args, kwargs); torch leaves `grad` of the others None.
 
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
     gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
@@ -52,7 +55,7 @@ def as_torch(function: Callable, slim: bool = False) -> Callable:
         try:
             program = programs.get(key)
             if program is None:
-                program = programs[key] = _Program(function, spec, places, constants, wanted, slim)
+                program = programs[key] = _Program(function, spec, places, constants, wanted, slim, reaches)
         except TypeError:
             odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
             raise UserError(
@@ -95,7 +98,14 @@ class _Program:
     """One way of calling the function, compiled for each set of shapes by jax.jit."""
 
     def __init__(
-        self, function: Callable, spec: Any, places: tuple, constants: tuple, wanted: tuple, slim: bool = False
+        self,
+        function: Callable,
+        spec: Any,
+        places: tuple,
+        constants: tuple,
+        wanted: tuple,
+        slim: bool = False,
+        reaches: Callable[[Sequence[bool]], Any] | None = None,
     ):
         self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
         self.slim = slim
@@ -105,6 +115,18 @@ class _Program:
         self.forward = jax.jit(self._forward)
         self.shared = Shared()
         self._gradient: _Program | None = None
+        self._reaches = reaches
+        self._reached: dict[tuple, frozenset[int]] = {}
+
+    def reached(self, given: tuple[bool, ...]) -> frozenset[int]:
+        """Return the places of the tensors that gradients of these results reach."""
+        if self._reaches is None or all(given):
+            return frozenset(self.wanted)
+        if given not in self._reached:
+            told, spec = jax.tree.flatten(self._reaches(given))
+            assert spec == self.spec, (spec, self.spec)
+            self._reached[given] = frozenset(place for place, leaf in enumerate(self.places) if told[leaf])
+        return self._reached[given]
 
     def gradient(self) -> "_Program":
         """(the tensors, then a cotangent per floating result) -> the gradients of the wanted tensors, as a program."""
@@ -185,24 +207,33 @@ class _Call(torch.autograd.Function):
         ctx.program, ctx.wide, ctx.count = program, any_wide(tensors), len(tensors)
         ctx.floating = list(program.floating)
         ctx.mark_non_differentiable(*(t for t, floating in zip(outputs, ctx.floating, strict=True) if not floating))
+        ctx.set_materialize_grads(False)
+        ctx.forms = [(t.shape, t.dtype, t.device) for t in outputs]
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor):
+    def backward(ctx, *cotangents: torch.Tensor | None):
         _ = ctx.saved_tensors  # torch raises here if one was changed since
+        reached = ctx.program.reached(tuple(t is not None for t in cotangents))
+        zeros = lambda form: torch.zeros(form[0], dtype=form[1], device=form[2])
+        given = [
+            zeros(form) if t is None else t
+            for t, form, floating in zip(cotangents, ctx.forms, ctx.floating, strict=True)
+            if floating
+        ]
         if torch.is_grad_enabled():  # create_graph=True
             tensors = ctx.tensors
             if any(tensor._version != before for tensor, before in zip(tensors, ctx.versions, strict=True)):
                 raise RuntimeError("create_graph=True needs the inputs of the call, and one was changed in place since")
-            given = [t for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             slopes = _Call.apply(ctx.program.gradient(), *tensors, *given)
             by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
-            return None, *(by_place.get(i) for i in range(ctx.count))
+            return None, *(by_place.get(i) if i in reached else None for i in range(ctx.count))
         with precision(ctx.wide):
-            given = [to_input(t.conj()) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
-            gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
+            arrays = [to_input(t.conj()) for t in given]
+            gradients = jax.block_until_ready(pull_back()(ctx.pullback, arrays))
         found: list[torch.Tensor | None] = [None] * ctx.count
-        tensors = take(gradients, (*given, *jax.tree.leaves(ctx.pullback)))
+        tensors = take(gradients, (*arrays, *jax.tree.leaves(ctx.pullback)))
         for i, gradient in zip(ctx.program.wanted, tensors, strict=True):
-            found[i] = gradient.conj().resolve_conj()  # torch's is the conjugate of JAX's
+            if i in reached:
+                found[i] = gradient.conj().resolve_conj()  # torch's is the conjugate of JAX's
         return None, *found

@@ -35,6 +35,11 @@ def reason_of(error: UserError) -> str:
     return first.what.partition("\n")[0].partition(". ")[0] + (f" at {first.where}" if first.where else "")
 
 
+def fails_in_torch(error: UserError) -> bool:
+    """Tell whether torch cannot run either what is refused."""
+    return isinstance(error.__cause__, UnsupportedModel) and error.__cause__.fails_in_torch
+
+
 class Inside:
     """A context that tells by `active` whether code runs inside it."""
 

@@ -93,6 +93,26 @@ def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str
     return {n: x.grad.numpy(force=True) for n, x in tensors.items() if id(x) in held and x.grad is not None}
 
 
+def loss_of(
+    replicas: Replicas,
+    loss_fn: Callable,
+    batch: Any,
+    optimizer: Any,
+    lowered: bool,
+    before: Callable[[str, bool], None] | None = None,
+) -> Any:
+    """Call the loss function. Arguments as those of `backward`."""
+    given = torch.utils._pytree.tree_map(lambda x: to_torch(x) if isinstance(x, np.ndarray) else x, batch)
+    parameters = _trained(optimizer)
+    device = parameters[0].device.type if parameters else "cpu"
+    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before):
+        return loss_fn(*replicas.arguments, given)
+
+
+def _trained(optimizer: Any) -> list[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
 def backward(
     replicas: Replicas,
     loss_fn: Callable,
@@ -107,11 +127,8 @@ def backward(
     batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16. before: see
     `Replicas.local`. between: called between the forward and the backward pass.
     """
-    given = torch.utils._pytree.tree_map(lambda x: to_torch(x) if isinstance(x, np.ndarray) else x, batch)
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    device = parameters[0].device.type if parameters else "cpu"
-    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before):
-        found = loss_fn(*replicas.arguments, given)
+    found = loss_of(replicas, loss_fn, batch, optimizer, lowered, before)
+    parameters = _trained(optimizer)
     if between is not None:
         between()
     loss, values = found if isinstance(found, (tuple, list)) else (found, {})

@@ -1,5 +1,7 @@
 """A training loop of the user's own around one compiled step: `jaxtrain.compile` and `jaxtrain.compile_many`."""
 
+import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +86,9 @@ def compile_many(
         raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")
     if accumulate < 1:
         raise UserError(f"accumulate: {accumulate}, wanted at least 1")
+    if clip_norm is not None and not (isinstance(clip_norm, numbers.Real) and clip_norm > 0):
+        raise UserError(f"clip_norm: {clip_norm!r}, wanted a number above 0, or None")
+    _check_functions(modules, updates)
     gpus.share_memory()
     compile_cache.enable()
     host_memory.keep()
@@ -100,3 +105,27 @@ def compile_many(
             index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
         )
     return CompiledSteps(steps)
+
+
+def _check_functions(modules: Mapping[str, Any], updates: Mapping[str, tuple]) -> None:
+    """Raise UserError for what is no module, and for a loss function that cannot be called with modules and batch."""
+    import torch
+
+    for name, module in modules.items():
+        if not isinstance(module, torch.nn.Module):
+            kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+            raise UserError(f"{name}: {kind}, wanted a torch.nn.Module")
+    called = f"({', '.join([*modules, 'batch'])})"
+    for loss_fn, *_ in updates.values():
+        named = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        if str(getattr(loss_fn, "__module__", "")).startswith("torch.nn."):
+            raise UserError(
+                f"loss_fn: {named} compares an output with a target, and is called as {called} here: write a function, "
+                "lambda module, batch: criterion(module(batch[0]), batch[1])"
+            )
+        try:
+            inspect.signature(loss_fn).bind(*modules, "batch")
+        except TypeError as error:
+            raise UserError(f"loss_fn: {named} is called as {called}: {error}") from None
+        except ValueError:
+            pass  # a built-in function, which tells nothing

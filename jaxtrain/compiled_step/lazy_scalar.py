@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.errors import UserError
+
 
 class LazyScalar:
     """A scalar on the device. Reading it (`float(loss)`, `loss.item()`, f"{loss:.3f}") waits for the step; keeping it
@@ -37,6 +39,13 @@ class LazyScalar:
         return self
 
     cpu = detach
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Raises UserError: the step has done so."""
+        raise UserError(
+            "loss.backward(): the compiled step has run backward and the optimizer already; remove backward(), "
+            "optimizer.step() and optimizer.zero_grad() from the loop"
+        )
 
     def _with(self, other: Any, operate: Callable) -> "LazyScalar":
         return LazyScalar(operate(self.array, other.array if isinstance(other, LazyScalar) else other))

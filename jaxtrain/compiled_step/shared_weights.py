@@ -60,6 +60,19 @@ class SharedWeights:
             self.arrays[name] = jax.device_put(self.exchange.to_array(self.tensors[name]), self.layout.replicated)
         self.edited.note(names)
 
+    def reached(self, graph: Any, loss: str) -> set[str]:
+        """Name the tensors that the gradient of the loss reaches, not those of values that are only logged.
+
+        Raises UserError where no parameter that takes a gradient is among them.
+        """
+        names = {self.first_name(name) for name in graph.differentiable([0]) & graph.state}
+        if graph.gives_tensor and not any(self.tensors[name].requires_grad for name in names):
+            raise UserError(
+                f"{loss}: no parameter that requires a gradient reaches the loss (detach(), item(), no_grad() or "
+                "requires_grad_(False)), so there is nothing to train; torch's backward() refuses it too"
+            )
+        return names
+
     def refresh(self) -> None:
         """Read what torch changed since; refuse where that would throw trained values away."""
         if self.tables.changed():

@@ -1,7 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +11,13 @@ import numpy as np
 from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
-from jaxtrain.compiled_step.torch_updates import TorchUpdates
+from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import UserError
 from jaxtrain.optim.optimizer import clip, global_norm
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, Updates
 from jaxtrain.runtime.prng import Rngs
 
 MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
-
-log = logging.getLogger(__name__)
 
 
 class CompiledStep:
@@ -91,9 +88,10 @@ class CompiledStep:
         True or False; gradients are then summed, as backward() does. Numbers that the loss reads from Python
         (attributes, variables around it) may change. Where the loss cannot be one program (it keeps something in
         Python, or branches on values), torch runs it around the compiled modules, and a warning says why. Raises
-        UserError for what torch cannot run either.
+        torch's own error for a batch or a loss that torch cannot run either, and UserError for what is refused.
         """
         if self.torch is None:
+            refused = None
             try:
                 call = self.prepare(batch, update)
                 left = sorted(self.record.left)
@@ -103,9 +101,8 @@ class CompiledStep:
             except self.weights.bridge.CannotRecord as error:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
-                reason = self.weights.bridge.reason_of(error)
-            log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
-            self.torch = TorchUpdates(self)
+                refused, reason = error, self.weights.bridge.reason_of(error)
+            self.torch = take_over(self, batch, reason, refused)
         return self.torch(batch, update)
 
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
@@ -162,7 +159,7 @@ class CompiledStep:
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
         weights, averaging = self.weights, self.averaging
-        reached = {weights.first_name(name) for name in graph.differentiable()}
+        reached = weights.reached(graph, self.record.name)
         moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
         forwards = self._forwards(graph) if averaging else ()
         weights.replicas.check_parameters()

@@ -1,9 +1,28 @@
 """Updates whose loss cannot be one program: torch runs it, around the compiled modules."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
+
+log = logging.getLogger(__name__)
+
+
+def take_over(step: Any, batch: Any, reason: str, refused: Exception | None) -> "TorchUpdates":
+    """Let torch run the steps from here on, and log why. Raises torch's own error where batch, module or loss are at
+    fault, so that the next batch is compiled as before.
+
+    refused: what the step was refused with, where that is the reason.
+    """
+    if refused is not None and step.weights.bridge.fails_in_torch(refused):
+        from torch_bridge import torch_step
+
+        step.write()
+        lowered = step.precision.compute != step.precision.params
+        torch_step.loss_of(step.weights.replicas, step.loss_fn, batch, step.optimizer, lowered)
+    log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
+    return TorchUpdates(step)
 
 
 class TorchUpdates:

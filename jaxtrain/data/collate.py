@@ -263,7 +263,7 @@ def _no_number(value: Any, name: str) -> UserError:
     elif type(value).__module__.startswith("PIL."):
         fix = "turn the picture into an array or tensor in the Dataset (torchvision's ToTensor, numpy.asarray)"
     else:
-        fix = "convert it in the Dataset, or give the task a collate function"
+        fix = "convert it in the Dataset or the collate function, an object to a dict or tuple of its tensors"
     return UserError(f"the dataset returns {kind} for `{name}`, wanted numbers, arrays or tensors; {fix}")
 
 

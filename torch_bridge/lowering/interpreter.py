@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -83,12 +83,14 @@ class Graph:
             return False
         return all(np.array_equal(value, other.constants[name]) for name, value in self.constants.items())
 
-    def differentiable(self) -> set[str]:
-        """Names of the parameters that a gradient of the outputs reaches, as torch's backward() would."""
-        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
-        pairs = zip(self.outputs, output.args[0], strict=True)
-        wanted = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-        waiting = [node for (kind, _), node in pairs if kind in wanted and isinstance(node, torch.fx.Node)]
+    def differentiable(self, places: Collection[int] | None = None) -> set[str]:
+        """Names of the parameters, and placeholders of the inputs, that torch's backward() reaches.
+
+        places: the leaves of the output that it begins at; all if left out.
+        """
+        leaves = self._output_leaves
+        chosen = leaves if places is None else [leaves[place] for place in places]
+        waiting = [node for node in chosen if isinstance(node, torch.fx.Node)]
         reached: set[torch.fx.Node] = set()
         while waiting:
             node = waiting.pop()
@@ -96,26 +98,31 @@ class Graph:
                 reached.add(node)
                 waiting += node.all_input_nodes
         names = {node.name for node in reached if node.op == "placeholder"}
-        return {name for placeholder, name in self.placeholders if name is not None and placeholder in names}
+        return {name or placeholder for placeholder, name in self.placeholders if placeholder in names}
 
     def carries_gradient(self, trained: set[str]) -> list[bool]:
         """Tell of each leaf of the output if a gradient flows from it to one of these parameters or inputs.
 
         trained: names of parameters and placeholders of inputs.
         """
-        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
         starts = {placeholder for placeholder, name in self.placeholders if (name or placeholder) in trained}
         carrying: set[torch.fx.Node] = set()
         for node in self.module.graph.nodes:
             begins = node.op == "placeholder" and node.name in starts
             if begins or (any(used in carrying for used in node.all_input_nodes) and _carries_gradient(node)):
                 carrying.add(node)
-        wanted = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-        return [
-            isinstance(node, torch.fx.Node) and node in carrying
-            for (kind, _), node in zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
-            if kind in wanted
-        ]
+        return [isinstance(node, torch.fx.Node) and node in carrying for node in self._output_leaves]
+
+    @property
+    def gives_tensor(self) -> bool:
+        """Tell if the first leaf of the output is a tensor, and no constant or nothing."""
+        return bool(self._output_leaves) and isinstance(self._output_leaves[0], torch.fx.Node)
+
+    @property
+    def _output_leaves(self) -> list[Any]:
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        pairs = zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
+        return [node for (kind, _), node in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
 
     def run(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[Any, dict[str, Any]]:
         """The module's output, and the new values of the buffers that it changes, by name."""

@@ -78,7 +78,7 @@ class Trainer:
         abstract: bool = False,
     ):
         config = TrainingConfig() if config is None else config
-        check_arguments(model, {"train_dataset": train_dataset, "val_dataset": val_dataset}, config)
+        check_arguments(model, {"train_dataset": train_dataset, "val_dataset": val_dataset}, config, loss)
         config = with_lora(config, lora)
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss

@@ -104,6 +104,31 @@ def test_a_batch_that_torch_refuses_raises_its_error_and_the_next_one_is_compile
     assert not [record for record in caplog.records if record.name.startswith(("jaxtrain", "torch_bridge"))]
 
 
+def in_trainer(folder, module=None, loss=None):
+    data = torch.utils.data.TensorDataset(*DATA[0])
+    config = jaxtrain.TrainingConfig(
+        run={"dir": str(folder), "quiet": True},
+        data={"batch_size": 8},
+        train={"steps": 1},
+        evaluation={"every_epochs": None},
+    )
+    jaxtrain.Trainer(module or net(), data, None, config, loss=loss or nn.MSELoss()).train()
+
+
+def test_a_trainer_refuses_a_loss_without_a_gradient_and_frozen_modules(tmp_path):
+    with pytest.raises(UserError, match="depends on no parameter that trains"):
+        in_trainer(tmp_path / "detached", loss=lambda output, target: F.mse_loss(output, target).detach())
+    with pytest.raises(UserError, match="depends on no parameter that trains"):
+        in_trainer(tmp_path / "frozen", net().requires_grad_(False))
+
+
+def test_a_trainer_says_which_loss_it_takes(tmp_path):
+    with pytest.raises(UserError, match="loss: got the class MSELoss; pass an object of it"):
+        in_trainer(tmp_path, loss=nn.MSELoss)
+    with pytest.raises(UserError, match="loss: got an object of str, wanted a loss module or a function"):
+        in_trainer(tmp_path, loss="mse")
+
+
 @pytest.mark.parametrize(
     ("module", "loss", "options", "why"),
     [

@@ -136,6 +136,11 @@ def make_gradients(
         run = per_device if divides else compute  # a rest that does not is on every device
         grads, loss, buffers, tokens = run(state, parts, rng, scale, numbers)
         grads = {key: grad for key, grad in layout.scatter(grads).items() if key in reached}
+        if not grads and not resting:
+            raise UserError(
+                "the loss depends on no parameter that trains (detach(), no_grad(), stop_gradient, or all of them are "
+                "frozen), so there is nothing to train"
+            )
         return grads, loss, buffers, tokens
 
     return gradients

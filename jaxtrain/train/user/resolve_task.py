@@ -20,11 +20,14 @@ from jaxtrain.torch_task import is_torch_module, task_of_torch_module
 from jaxtrain.train.step.short_batches import cannot_cut
 
 
-def check_arguments(model: Any, datasets: Mapping[str, Any], config: Any) -> None:
+def check_arguments(model: Any, datasets: Mapping[str, Any], config: Any, loss: Any = None) -> None:
     """Raise UserError for arguments of Trainer that are swapped or of another kind, and say what each takes."""
     order = "the order is Trainer(model, train_dataset, val_dataset, config)"
-    if isinstance(model, type):
-        raise UserError(f"model: got the class {model.__name__}; pass an object of it, {model.__name__}(...)")
+    for name, given in (("model", model), ("loss", loss)):
+        if isinstance(given, type):
+            raise UserError(f"{name}: got the class {given.__name__}; pass an object of it, {given.__name__}(...)")
+    if not (loss is None or callable(loss)):
+        raise UserError(f"loss: got {_named(loss)}, wanted a loss module or a function, torch.nn.CrossEntropyLoss()")
     if isinstance(model, str):
         raise UserError(f"model: got the text {model!r}; a task's name goes to task={model!r}, with model=None")
     if not (model is None or is_torch_module(model) or isinstance(model, nnx.Module)):

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain.data import row_keys
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout, local_rows
 
@@ -45,28 +46,26 @@ def put(batches: list[dict], count: int, size: int, layout: Layout) -> dict[str,
     An entry with another number of rows (edges of a batch of graphs, a mask that all samples share) is held whole by
     every device. Raises UserError where a batch has to be cut.
     """
-    leading = 1 if len(batches) == 1 else 2
-    sharding = layout.rows(size, leading)
+    sharding = layout.rows(size, leading=1 if len(batches) == 1 else 2)
     alone = jax.process_count() == 1
+    samples = len(row_keys.valid(batches[0]))  # of this process
+    whole = lambda row: row.ndim == 0 or len(row) != samples
     cut = not alone or count > 1 or layout.per_device
 
     def place(path: Any, *rows: np.ndarray) -> Any:
-        whole = rows[0].ndim == 0 or (alone and len(rows[0]) != count * size)
-        if whole and cut:
-            raise cannot_cut(path, rows[0].shape, count * size)
-        parts = [row[None] if whole else row.reshape(count, -1, *row.shape[1:]) for row in rows]
+        if whole(rows[0]) and cut:
+            raise cannot_cut(path, rows[0].shape, samples)
+        parts = [row[None] if whole(row) else row.reshape(count, -1, *row.shape[1:]) for row in rows]
         local = parts[0] if len(parts) == 1 else np.stack(parts)
-        if alone:
-            return jax.device_put(local, layout.replicated) if whole else local
         axis = local.ndim - rows[0].ndim
         shape = (*local.shape[:axis], size, *local.shape[axis + 1 :])
-        return jax.make_array_from_process_local_data(sharding, local, shape)
+        return local if alone else jax.make_array_from_process_local_data(sharding, local, shape)
 
     placed = jax.tree_util.tree_map_with_path(place, *batches)
     if not alone:
         return placed
-    to = jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else sharding, placed)
-    return jax.device_put(placed, to)  # at once: a transfer each would cost more
+    where = jax.tree.map(lambda row: layout.replicated if whole(row) else sharding, batches[0])
+    return jax.device_put(placed, where)  # at once: a transfer each would cost more
 
 
 def cannot_cut(path: Any, shape: tuple[int, ...], samples: int) -> UserError:

@@ -13,6 +13,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus, host_memory
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
+from jaxtrain.torch_task import is_torch_module
 
 __all__ = ["CompiledStep", "CompiledSteps", "compile", "compile_many"]
 
@@ -109,10 +110,8 @@ def compile_many(
 
 def _check_functions(modules: Mapping[str, Any], updates: Mapping[str, tuple]) -> None:
     """Raise UserError for what is no module, and for a loss function that cannot be called with modules and batch."""
-    import torch
-
     for name, module in modules.items():
-        if not isinstance(module, torch.nn.Module):
+        if not is_torch_module(module):
             kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
             raise UserError(f"{name}: {kind}, wanted a torch.nn.Module")
     called = f"({', '.join([*modules, 'batch'])})"

@@ -53,8 +53,8 @@ class CompiledStep:
             updates = OptaxUpdate(optimizer, weights.exchange.trainable(weights.tensors))
         else:
             raise UserError(
-                f"optimizer: {type(optimizer).__name__}, wanted one torch.optim optimizer (of several, a "
-                "group of parameters each) or an optax GradientTransformation"
+                f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer (for several, "
+                "one with groups of parameters) or an optax GradientTransformation"
             )
         self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None

@@ -225,6 +225,8 @@ class _Call(torch.autograd.Function):
             tensors = ctx.tensors
             if any(tensor._version != before for tensor, before in zip(tensors, ctx.versions, strict=True)):
                 raise RuntimeError("create_graph=True needs the inputs of the call, and one was changed in place since")
+            idle = set(ctx.program.wanted) - reached
+            tensors = [tensor.detach() if i in idle else tensor for i, tensor in enumerate(tensors)]
             slopes = _Call.apply(ctx.program.gradient(), *tensors, *given)
             by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
             return None, *(by_place.get(i) if i in reached else None for i in range(ctx.count))

@@ -67,6 +67,16 @@ def test_an_output_that_no_loss_uses_leaves_its_head_without_a_gradient():
     assert_same(in_torch(TwoHeads()), ours)
 
 
+def test_so_does_a_gradient_of_a_gradient():
+    accelerator, ours = Accelerator(cpu=True), TwoHeads()
+    prepared = accelerator.prepare(ours)
+    x = DATA[0][0].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(prepared(x)[0].sum(), x, create_graph=True)
+    accelerator.backward(slope.pow(2).mean())
+    assert ours.other.weight.grad is None
+    assert ours.head.weight.grad.abs().sum() > 0
+
+
 def detached(module, batch):
     return mse(module, batch).detach()
 

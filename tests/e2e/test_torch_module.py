@@ -206,7 +206,7 @@ def test_a_fine_tuned_hugging_face_classifier_predicts_the_same_in_torch(tmp_pat
     ("options", "expected"),
     [
         ({"loss": nn.CrossEntropyLoss(), "task": "digits.classify"}, "a torch module is a task of its own"),
-        ({"loss": lambda model, batch, rngs: 0.0}, "the loss of a torch module is"),
+        ({"loss": lambda model, batch, rngs: 0.0}, "takes model, batch, rngs, and the batch has 0, 1: which is which"),
         ({}, "the model returns no loss of its own"),
     ],
 )

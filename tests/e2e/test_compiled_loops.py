@@ -348,8 +348,10 @@ def test_torchs_functions_take_the_loss_of_a_step():
     losses = [step(batch) for batch in batches(3)]
     values = torch.tensor([loss.item() for loss in losses])
     assert torch.equal(torch.stack(losses), values)
-    assert torch.isfinite(losses[0]) and losses[0].isfinite()
+    assert torch.isfinite(losses[0])
+    assert losses[0].isfinite()
     assert torch.equal(losses[0] * torch.ones(2), values[0] * torch.ones(2))
     assert torch.equal(torch.ones(2) - losses[0], 1 - values[0] * torch.ones(2))
-    assert losses[0] == values[0] and losses[0] != 0
+    assert losses[0] == values[0]
+    assert losses[0] != 0
     assert (losses[0].exp(), losses[0].ndim, losses[0].tolist()) == (values[0].exp(), 0, values[0].item())

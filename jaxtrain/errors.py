@@ -11,6 +11,10 @@ class UserError(ValueError):
     exit_code = 2
 
 
+class NoCounterpart(UserError):
+    """An optimizer that follows no rule known here; torch itself can run it."""
+
+
 class LateEdit(UserError):
     """A constant of a compiled step was changed some steps ago, and steps were made with its old values."""
 

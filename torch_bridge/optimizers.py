@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import NoCounterpart, UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import to_host
 
 REFUSED = {
     "LBFGS": "it evaluates the loss several times per step",
     "SparseAdam": "it wants sparse gradients, which JAX does not have",
+}
+OWN_UPDATE = {
     "Adafactor": "its update depends on the size of the parameter's own tensor; use optim.name=adafactor of a Trainer",
     "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
 }
@@ -28,14 +30,19 @@ def rule_name(optimizer: torch.optim.Optimizer) -> str:
     """The class of torch.optim that this object follows: its own, or the one whose `step` it inherits unchanged.
 
     A class from elsewhere gives its own name, to be compared with the rule of that name before it is believed.
-    Raises UserError for an optimizer whose step has no counterpart, with the reason.
+    Raises NoCounterpart for an optimizer whose step follows no rule, and UserError for one that wants more than
+    gradients, with the reason.
     """
     kind = type(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise NoCounterpart(f"optimizer: {kind.__name__} is no torch.optim.Optimizer; {_ADVICE}")
     for base in kind.__mro__:
         own = vars(torch.optim).get(base.__name__)
         if own is base and base is not torch.optim.Optimizer:
             if _plain_step(kind) is not _plain_step(base):
-                raise UserError(f"optimizer: {kind.__name__} overrides step() of {base.__name__}; {_ADVICE}")
+                raise NoCounterpart(f"optimizer: {kind.__name__} overrides step() of {base.__name__}; {_ADVICE}")
+            if base.__name__ in OWN_UPDATE:
+                raise NoCounterpart(f"optimizer: {base.__name__} has no counterpart: {OWN_UPDATE[base.__name__]}")
             if base.__name__ in REFUSED:
                 raise UserError(f"optimizer: {base.__name__} has no counterpart: {REFUSED[base.__name__]}")
             return base.__name__

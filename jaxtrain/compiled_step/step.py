@@ -12,9 +12,9 @@ from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
-from jaxtrain.errors import UserError
+from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.optimizer import clip, global_norm
-from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, Updates
+from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
 from jaxtrain.runtime.prng import Rngs
 
 MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
@@ -48,7 +48,10 @@ class CompiledStep:
         self._record_anew(weights.edits.structure_of(weights.submodules))
         updates: Updates
         if hasattr(optimizer, "param_groups"):
-            updates = TorchUpdate(optimizer, weights.names)
+            try:
+                updates = TorchUpdate(optimizer, weights.names)
+            except NoCounterpart as error:
+                updates = UpdateInTorch(optimizer, weights.names, str(error).partition(";")[0])
         elif hasattr(optimizer, "init") and hasattr(optimizer, "update"):
             updates = OptaxUpdate(optimizer, weights.exchange.trainable(weights.tensors))
         else:
@@ -107,6 +110,8 @@ class CompiledStep:
 
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
+        if isinstance(self.updates, UpdateInTorch):
+            raise self.weights.bridge.CannotRecord(self.updates.reason)
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         with self.weights.exchange.plainly():  # no values are looked at
             self._refresh()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim import torch_rules
 
 Arrays = dict[str, jax.Array]
@@ -62,7 +62,7 @@ class Updates(Protocol):
 class TorchUpdate:
     """The update of a torch.optim optimizer: its groups, options and present state are taken over.
 
-    names: id of a torch parameter -> its name. Raises UserError for an optimizer without a counterpart, or over
+    names: id of a torch parameter -> its name. Raises NoCounterpart for an optimizer without a rule, and UserError for
     parameters that are not the module's.
     """
 
@@ -72,11 +72,11 @@ class TorchUpdate:
         self.bridge, self.optimizer = optimizers, optimizer
         self.ahead = False
         self._updated: set[str] = set()
+        self.kind = optimizers.rule_name(optimizer)
         self.held = [list(group["params"]) for group in optimizer.param_groups]
         self._edits = torch_edits.OptimizerEdits(optimizer)
-        self.kind = optimizers.rule_name(optimizer)
         if self.kind not in torch_rules.RULES:
-            raise UserError(
+            raise NoCounterpart(
                 f"optimizer: {self.kind} has no counterpart; there are {', '.join(torch_rules.RULES)} and every optax "
                 "GradientTransformation"
             )
@@ -203,7 +203,7 @@ class TorchUpdate:
         )
 
     def _compare(self) -> None:
-        """Run a class from elsewhere beside the rule of its name, and refuse it where they differ."""
+        """Run a class from elsewhere beside the rule of its name. Raises NoCounterpart where they differ."""
         group, grads, values = self.bridge.probe(self.optimizer)
         param = jnp.asarray(values[0])
         state = torch_rules.init(self.rule, param, group)
@@ -213,10 +213,38 @@ class TorchUpdate:
             param, state = torch_rules.apply(self.rule, jnp.asarray(grad), param, state, numbers, switches)
             error = float(np.abs(np.asarray(param) - value).max())
             if not error < 1e-5:
-                raise UserError(
+                raise NoCounterpart(
                     f"optimizer: {type(self.optimizer).__name__} does not follow the rule of that name (it differs by "
                     f"{error:.2g} on a small example); give an optax GradientTransformation that does what it does"
                 )
+
+
+class UpdateInTorch:
+    """The update of a torch optimizer that follows no rule known here: its own `step()`, in torch.
+
+    names: id of a torch parameter -> its name. reason: why it is not compiled. Raises UserError for parameters that are
+    not the module's.
+    """
+
+    ahead = False  # its state lies nowhere else
+
+    def __init__(self, optimizer: Any, names: Mapping[int, str], reason: str):
+        from torch_bridge import optimizers
+
+        self.reason = reason
+        self.keys = [key for group in optimizers.parameter_names(optimizer, names) for key in group]
+
+    def state(self, params: Arrays) -> dict[str, Any]:
+        return {}
+
+    def regrouped(self) -> bool:
+        return False
+
+    def edited(self) -> bool:
+        return False
+
+    def write_back(self, state: Any) -> None:
+        pass
 
 
 class OptaxUpdate:

@@ -308,6 +308,15 @@ def flatten(batch: Any) -> tuple[list[Any], Any, Callable | None]:
     return leaves, spec, own
 
 
+def check_gradients_on(loss: str) -> None:
+    """Raise UserError where torch's backward() would find no graph."""
+    if not torch.is_grad_enabled():
+        raise UserError(
+            f"{loss}: a step was called under torch.no_grad(), set_grad_enabled(False) or inference_mode(), where "
+            "torch's backward() raises. Call it outside to train; step.eval() gives the forward pass of a validation"
+        )
+
+
 def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
     """Return train/eval of every submodule, and torch's own modes: whether gradients are on, and autocast's dtypes."""
     casts = ((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))

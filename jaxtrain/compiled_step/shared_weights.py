@@ -63,8 +63,9 @@ class SharedWeights:
     def reached(self, graph: Any, loss: str) -> set[str]:
         """Name the tensors that the gradient of the loss reaches, not those of values that are only logged.
 
-        Raises UserError where no parameter that takes a gradient is among them.
+        Raises UserError where no parameter that takes a gradient is among them, and under torch.no_grad().
         """
+        self.bridge.check_gradients_on(loss)
         names = {self.first_name(name) for name in graph.differentiable([0]) & graph.state}
         if graph.gives_tensor and not any(self.tensors[name].requires_grad for name in names):
             raise UserError(

@@ -348,3 +348,16 @@ def test_torchs_functions_take_the_loss_of_a_step():
     assert losses[0] == values[0]
     assert losses[0] != 0
     assert (losses[0].exp(), losses[0].ndim, losses[0].tolist()) == (values[0].exp(), 0, values[0].item())
+
+
+def test_a_step_without_gradients_is_refused_and_trains_nothing():
+    (module, optimizer), _ = pair(optimizer=sgd)
+    step = jaxtrain.compile(module, mse, optimizer)
+    first = batches(1)[0]
+    step(first)
+    before = copy.deepcopy(module.state_dict())
+    for off in (torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)):
+        with off(), pytest.raises(UserError, match="under torch.no_grad"):
+            step(first)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert step.count == 1

@@ -300,3 +300,31 @@ class Mapped(nn.Module):
 
 def test_a_forward_that_maps_over_rows_and_weights(tmp_path):
     regression(tmp_path, F.mse_loss, Mapped())
+
+
+class Decoder(nn.Module):
+    """The form of nanoGPT: logits, and the loss where targets are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens, targets=None):
+        logits = self.head(torch.tanh(self.embedding(tokens).cumsum(1)))
+        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_a_model_that_returns_logits_and_its_loss(tmp_path):
+    tokens = torch.randint(0, 16, (20, 9), generator=torch.Generator().manual_seed(0))
+    check(tmp_path, Decoder(), TensorDataset(tokens[:, :-1], tokens[:, 1:]), None, lambda m, batch: m(*batch)[1])
+
+
+def test_a_similarity_without_its_diagonal(tmp_path):
+    """As in SimCLR: `fill_diagonal_` of a matrix as wide as the batch."""
+
+    def contrast(output, target):
+        similar = F.normalize(output) @ F.normalize(output).T
+        return F.cross_entropy(similar.fill_diagonal_(-1e9) / 0.5, torch.arange(len(output)).flip(0))
+
+    classification(tmp_path, contrast)

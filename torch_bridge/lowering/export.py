@@ -40,6 +40,7 @@ from torch_bridge.lowering.export_patches import recordable
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.ready import unready
 from torch_bridge.lowering.tracking import untrack
+from torch_bridge.lowering.views import in_order
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +244,8 @@ def _obstacles(program: torch.export.ExportedProgram):
                     what = f"the shape of {name}'s result depends on the values of a tensor"
                 elif name == _UNFOLD_WRITTEN:
                     what = "a write through unfold() has no form in JAX: write to the tensor itself"
+                elif name.startswith("aten.as_strided") and not in_order(node.args[0].meta["val"]):
+                    what = f"{name} addresses the memory of a view: call .contiguous().clone() before it"
                 elif name not in TABLE and name not in HIGHER_ORDER and not selections.makes(node):
                     what = f"{name} has no lowering"
                 else:

@@ -362,7 +362,19 @@ def _corrcoef(input):
     return torch.complex(c.real.clamp(-1, 1), c.imag.clamp(-1, 1)) if c.is_complex() else c.clamp(-1, 1)
 
 
+_fill_diagonal = torch.Tensor.fill_diagonal_
+
+
+def _fill_view_of_diagonal(x, fill_value, wrap=False):
+    """Write through a view, where torch addresses memory. Source: torch.Tensor.fill_diagonal_."""
+    if x.dim() != 2 or wrap:
+        return _fill_diagonal(x, fill_value, wrap)
+    x.diagonal().fill_(fill_value)
+    return x
+
+
 _PLAIN = {
+    torch.Tensor.fill_diagonal_: _fill_view_of_diagonal,
     torch.cov: _cov,
     torch.Tensor.cov: _cov,
     torch.corrcoef: _corrcoef,

@@ -1,6 +1,8 @@
 """Operators that rearrange a tensor: shapes, axes, slices, joins, padding. A view in torch is a value here."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,11 +183,23 @@ def unfold(call, x, dimension, size, step):
 
 @lowering("as_strided.default", "as_strided_copy.default")
 def as_strided(call, x, size, stride, storage_offset=None):
-    """Of a tensor that is contiguous in torch."""
+    """Of a tensor that lies in torch's memory as `in_order` has it."""
+    return x.reshape(-1)[_addresses(x, size, stride, storage_offset)]
+
+
+def _addresses(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> np.ndarray:
+    """Positions in x's memory. Raises IndexError for those beyond it."""
     index = np.asarray(storage_offset or 0)
     for count, step in zip(size, stride, strict=True):
         index = index[..., None] + np.arange(count) * step
-    return x.reshape(-1)[index]
+    if index.size and index.max() >= x.size:
+        raise IndexError(f"as_strided reads position {index.max()} of a tensor of {x.size} elements")
+    return index
+
+
+def in_order(tensor: Any) -> bool:
+    """Return whether a torch tensor's memory holds its elements in the order of its axes, from its beginning."""
+    return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def _pairs(pad, ndim: int) -> list[tuple[int, int]]:

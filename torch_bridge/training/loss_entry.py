@@ -119,11 +119,13 @@ def own_loss(output: Any) -> torch.Tensor:
         found = output.get("loss")
     elif hasattr(output, "loss"):
         found = output.loss
-    elif isinstance(output, (tuple, list)):
-        found = output[0]
+    elif isinstance(output, (tuple, list)) and output:
+        scalars = [item for item in output if isinstance(item, torch.Tensor) and item.dim() == 0]
+        found = scalars[0] if len(scalars) == 1 else output[0]
     if not isinstance(found, torch.Tensor) or found.dim():
         raise UserError(
-            "the model returns no loss of its own (an output named `loss`, or a scalar); give one: "
+            "the model returns no loss of its own (an output named `loss`, a scalar, or a tuple whose first or only "
+            "scalar it is); give one: "
             "Trainer(..., loss=torch.nn.CrossEntropyLoss()), or loss.target in the YAML"
         )
     return found

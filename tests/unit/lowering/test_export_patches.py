@@ -324,3 +324,15 @@ class Pairs(nn.Module):
 
 def test_pairs_of_a_batch_of_any_size():
     check(Architecture("pairs", "", lambda: (Pairs(), (torch.randn(5, 3),))))
+
+
+class Strided(nn.Module):
+    def forward(self, x):
+        return x.T.as_strided((3, 2), (2, 1))
+
+
+def test_the_memory_of_a_view_is_not_addressed():
+    with pytest.raises(
+        UnsupportedModel, match=r"as_strided.default addresses the memory of a view.*\s+at .*as_strided"
+    ):
+        from_torch(Strided(), torch.ones(5, 4))

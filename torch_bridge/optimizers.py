@@ -49,7 +49,10 @@ def rule_name(optimizer: torch.optim.Optimizer) -> str:
     return kind.__name__
 
 
-_ADVICE = "give an optimizer of torch.optim, or an optax GradientTransformation"
+_ADVICE = (
+    "give an optimizer of torch.optim or an optax GradientTransformation, or write the loop with jaxtrain.compile, "
+    "where torch steps it"
+)
 
 
 def _plain_step(kind: type) -> Any:

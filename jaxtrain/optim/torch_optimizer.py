@@ -219,23 +219,19 @@ class TorchUpdate:
                 )
 
 
-class UpdateInTorch:
-    """The update of a torch optimizer that follows no rule known here: its own `step()`, in torch.
+class _WithoutObject:
+    """Updates whose state lies in one place only: there is nothing to follow or to write back."""
 
-    names: id of a torch parameter -> its name. reason: why it is not compiled. Raises UserError for parameters that are
-    not the module's.
-    """
+    ahead = False
 
-    ahead = False  # its state lies nowhere else
+    def switches(self) -> tuple:
+        return ()
 
-    def __init__(self, optimizer: Any, names: Mapping[int, str], reason: str):
-        from torch_bridge import optimizers
+    def numbers(self) -> None:
+        return None
 
-        self.reason = reason
-        self.keys = [key for group in optimizers.parameter_names(optimizer, names) for key in group]
-
-    def state(self, params: Arrays) -> dict[str, Any]:
-        return {}
+    def after(self, keys: Iterable[str]) -> None:
+        pass
 
     def regrouped(self) -> bool:
         return False
@@ -247,10 +243,32 @@ class UpdateInTorch:
         pass
 
 
-class OptaxUpdate:
-    """The update of any optax GradientTransformation, over all parameters that require a gradient."""
+class UpdateInTorch(_WithoutObject):
+    """The update of a torch optimizer that follows no rule known here: its own `step()`, in torch.
 
-    ahead = False  # its state lies nowhere else
+    names: id of a torch parameter -> its name. reason: why it is not compiled. Raises UserError for parameters that are
+    not the module's.
+    """
+
+    def __init__(self, optimizer: Any, names: Mapping[int, str], reason: str):
+        from torch_bridge import optimizers
+
+        self.bridge, self.optimizer, self.reason = optimizers, optimizer, reason
+        self.groups = optimizers.parameter_names(optimizer, names)
+        self.keys = [key for group in self.groups for key in group]
+
+    def trained(self) -> tuple[str, ...]:
+        return self.bridge.requiring_grad(self.optimizer, self.groups)
+
+    def state(self, params: Arrays) -> dict[str, Any]:
+        return {}
+
+    def compiled(self, keys: Sequence[str]) -> Apply:
+        raise UserError(self.reason)
+
+
+class OptaxUpdate(_WithoutObject):
+    """The update of any optax GradientTransformation, over all parameters that require a gradient."""
 
     def __init__(self, transform: Any, trainable: Callable[[], tuple[str, ...]]):
         self.transform = optax.with_extra_args_support(transform)
@@ -269,12 +287,6 @@ class OptaxUpdate:
     def state(self, params: Arrays) -> Any:
         return self.transform.init(params)
 
-    def switches(self) -> tuple:
-        return ()
-
-    def numbers(self) -> None:
-        return None
-
     def compiled(self, keys: Sequence[str]) -> Apply:
         def update(grads: Arrays, state: Any, params: Arrays, numbers: Any) -> tuple[Arrays, Any]:
             updates, state = self.transform.update(grads, state, params)
@@ -282,15 +294,3 @@ class OptaxUpdate:
             return changed, state
 
         return update
-
-    def after(self, keys: Iterable[str]) -> None:
-        pass
-
-    def regrouped(self) -> bool:
-        return False
-
-    def edited(self) -> bool:
-        return False
-
-    def write_back(self, state: Any) -> None:
-        pass

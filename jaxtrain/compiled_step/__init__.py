@@ -34,11 +34,11 @@ def compile(
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
     module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
-    optimizer: a torch.optim optimizer over the module's parameters, or an optax GradientTransformation. scheduler: a
-    torch lr_scheduler, stepped after every update; one that you step yourself is obeyed too, because the rates are read
-    from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged. precision:
-    fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, torch's
-    clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
+    optimizer: a torch.optim optimizer over the module's parameters, or an optax GradientTransformation; one of your
+    own steps in torch, around compiled modules. scheduler: a torch lr_scheduler, stepped after every update; one that
+    you step yourself is obeyed too, because the rates are read from `optimizer.param_groups` at every call. accumulate:
+    calls per update; their gradients are averaged. precision: fp32, or bf16 for the forward and backward pass.
+    clip_norm: largest global gradient norm, torch's clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:

@@ -38,7 +38,8 @@ def compile(
     own steps in torch, around compiled modules. scheduler: a torch lr_scheduler, stepped after every update; one that
     you step yourself is obeyed too, because the rates are read from `optimizer.param_groups` at every call. accumulate:
     calls per update; their gradients are averaged. precision: fp32, or bf16 for the forward and backward pass.
-    clip_norm: largest global gradient norm, torch's clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
+    clip_norm: largest global gradient norm, torch's clip_grad_norm_. shard: how the devices share the work, as
+    shard.strategy. seed: of dropout; torch's if left out.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:

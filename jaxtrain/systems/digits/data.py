@@ -1,21 +1,12 @@
 """scikit-learn's 1,797 handwritten digits, 8 x 8 pixels, as a torch Dataset or as arrays."""
 
-import functools
 import importlib.util
 
 import numpy as np
 
 from jaxtrain.data.collate import stack
+from jaxtrain.data.digits import load_digits
 from jaxtrain.data.sources import ArraySource
-
-
-@functools.cache
-def _arrays() -> tuple[np.ndarray, np.ndarray]:
-    """image float32 [sample, 1, 8, 8], about standard normal; label int32 [sample]."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return ((digits.images[:, None] - 4.9) / 6.0).astype(np.float32), digits.target.astype(np.int32)
 
 
 def split_indices(size: int, validation_ratio: float, split: str) -> np.ndarray:
@@ -27,11 +18,12 @@ def split_indices(size: int, validation_ratio: float, split: str) -> np.ndarray:
 
 def build_data(config, split: str):
     """The training or validation digits; None for other splits."""
-    images, labels = _arrays()
+    images, labels = load_digits()
     indices = split_indices(len(labels), config.data.validation_ratio, split)
     if not len(indices):
         return None
-    images, labels = images[indices], labels[indices]
+    images = ((images[indices, None] - 4.9) / 6.0).astype(np.float32)  # [sample, 1, 8, 8], about standard normal
+    labels = labels[indices].astype(np.int32)
     use_torch = config.data.source == "torch" or (
         config.data.source == "auto" and importlib.util.find_spec("torch") is not None
     )

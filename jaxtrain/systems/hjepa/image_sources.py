@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
+from jaxtrain.data.digits import load_digits
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.transforms import as_image, center_crop, eval_transform, resize_shorter, train_transform
@@ -180,13 +181,11 @@ def read_stl10(path: pathlib.Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 def read_digits(validation_ratio: float, split: str) -> tuple[np.ndarray, np.ndarray]:
     """scikit-learn's 1,797 handwritten digits: uint8 [N, 1, 8, 8]; the same held-out samples for every seed."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.Generator(np.random.Philox(0)).permutation(len(digits.target))
+    images, labels = load_digits()
+    order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
     cut = round(len(order) * validation_ratio)
     rows = order[cut:] if split == "train" else order[:cut]
-    return np.round(digits.images[rows, None] * (255 / 16)).astype(np.uint8), digits.target[rows]
+    return np.round(images[rows, None] * (255 / 16)).astype(np.uint8), labels[rows]
 
 
 @dataclasses.dataclass(frozen=True)

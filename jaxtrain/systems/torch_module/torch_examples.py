@@ -12,6 +12,7 @@ from torch import library, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from jaxtrain import hub
+from jaxtrain.data.digits import load_digits
 from jaxtrain.errors import UserError
 
 
@@ -49,9 +50,7 @@ SPLITS = {"train": (0, 1437), "validation": (1437, 1617), "test": (1617, 1797)}
 
 def digits(split: str, size: int = 8, channels: int = 1, limit: int | None = None) -> Dataset:
     """scikit-learn's digits as {image: float [channel, size, size], label: int}; larger sizes repeat pixels."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     start, end = SPLITS[split]
     chosen = slice(start, end if limit is None else min(end, start + limit))
     images = torch.from_numpy(images[chosen].astype(np.float32)).reshape(-1, 1, 8, 8) / 16

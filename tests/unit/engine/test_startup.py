@@ -41,6 +41,22 @@ def test_the_trainer_loads_no_tracker_until_it_is_asked_for():
     assert heavy & set(loaded_after("import jaxtrain.train.trainer")) == set()
 
 
+def test_the_digits_are_scikit_learns_without_importing_it():
+    """Its import takes a second, a fifth of the quick start's time to its first step."""
+    from sklearn import datasets
+
+    from jaxtrain.data.digits import load_digits
+
+    code = "import sys; from jaxtrain.data import digits; digits.load_digits(); print('sklearn' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    images, labels = load_digits()
+    expected = datasets.load_digits()
+    assert output.strip() == "False"
+    assert len(labels) == 1797
+    assert (images == expected.images).all()
+    assert (labels == expected.target).all()
+
+
 def test_import_takes_half_a_second_at_most():
     """Processor time, which a busy machine does not stretch."""
     code = "import time; t = time.process_time(); import jaxtrain; print(time.process_time() - t)"

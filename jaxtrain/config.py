@@ -1,6 +1,7 @@
 """Every setting of the core, with its unit: the one page of knobs. A task adds its own sections (`model`, `loss`, more
 `data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
 
+import pathlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -28,13 +29,14 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_values(cls, values: Any) -> Any:
-        """Give a section that a file leaves empty its defaults; take `true` for no number."""
+        """Give a section that a file leaves empty its defaults; take `true` for no number and a Path for its text."""
         if not isinstance(values, dict):
             return values
         sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
         sections |= {name for name, field in cls.model_fields.items() if _is_section(field.annotation)}
         numbers = {name for name, field in cls.model_fields.items() if field.annotation in NUMBERS}
         kept = {key: value for key, value in values.items() if value is not None or key not in sections}
+        kept |= {key: str(value) for key, value in kept.items() if isinstance(value, pathlib.PurePath)}
         return {
             k: str(value).lower() if isinstance(value, bool) and k in numbers else value for k, value in kept.items()
         }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtrain.data import row_keys
+from jaxtrain.data.widths import float32_may_lose, narrow
 from jaxtrain.errors import DataError, UserError
 from jaxtrain.task import Batch, Loss, MeanLoss, Statistics, Task, TorchTwin
 
@@ -23,16 +24,22 @@ def is_torch_module(model: Any) -> bool:
 def task_of_torch_module(
     module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False, adapters: Any = None
 ) -> Task:
-    """A Task that trains this very module; arguments as TorchTask takes them. single_row: batches of one sample will
-    come, which torch may refuse (BatchNorm). adapters: a LoraConfig and the seed of its weights; the module gets them.
+    """A Task that trains this very module; arguments as TorchTask takes them. example_batch: may hold the dataset's
+    float64. single_row: batches of one sample will come, which torch may refuse (BatchNorm). adapters: a LoraConfig and
+    the seed of its weights; the module gets them.
 
     `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
-    trained weights into the module itself. Raises UserError for a module that cannot be converted.
+    trained weights into the module itself. Raises UserError for a module that cannot be converted, and for one that
+    computes with float64 entries what float32 cannot.
     """
     from torch_bridge.training.torch_task import TorchTask
 
-    example = row_keys.without(example_batch)
+    exact = row_keys.without(example_batch)
+    example = jax.tree.map(narrow, exact)
     made = TorchTask(module, loss, example, adapters=adapters)
+    lost = made.lost_digits(exact) if float32_may_lose(exact) else ""
+    if lost:
+        raise UserError(f"{lost}: return from the Dataset, in float32, what the module makes of them")
     if single_row:
         try:
             made.record(jax.tree.map(lambda value: value[:1], example), training=True)

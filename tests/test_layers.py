@@ -56,7 +56,7 @@ def _may_import_torch(module: str) -> bool:
 
 
 def test_the_core_settings_import_nothing_beyond_pydantic(imports):
-    assert imports.find_modules_directly_imported_by("jaxtrain.config") <= {"typing", "pydantic"}
+    assert imports.find_modules_directly_imported_by("jaxtrain.config") <= {"pathlib", "typing", "pydantic"}
 
 
 def test_every_module_stands_in_a_layer(imports):

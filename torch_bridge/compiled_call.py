@@ -79,10 +79,10 @@ class CompiledCall:
         leaves = [*leaves, *numbers]
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         if id(graph) not in self._programs:  # the record keeps its graphs
+            if unfit := graph.unfit(leaves):
+                raise CannotRecord(unfit)
             self._programs[id(graph)] = _Program(graph)
         program = self._programs[id(graph)]
-        if graph.writes_inputs:
-            raise CannotRecord("it writes to a tensor that it is given")
         graph.check_indices(leaves)
         reached = program.reached
         state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}

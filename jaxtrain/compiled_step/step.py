@@ -131,8 +131,8 @@ class CompiledStep:
         program = self._programs.get((python, key))
         if program is None:
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
-            if graph.writes_inputs:
-                raise self.weights.bridge.CannotRecord(f"{self.record.name} writes to its batch in place")
+            if unfit := graph.unfit([*leaves, *numbers]):
+                raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:
                 leaves_now = [*leaves, *numbers]

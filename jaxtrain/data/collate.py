@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.data.widths import narrow
 from jaxtrain.errors import UserError
-
-
-class TooLarge(UserError):
-    """An integer that 32 bits do not hold. row: of the batch."""
-
-    def __init__(self, value: int, row: int):
-        super().__init__(f"an integer of the dataset ({value}) does not fit into 32 bits, which JAX counts in")
-        self.row = row
-
 
 _PLAIN_NUMBERS = {bool, int, float}
 _TEXT = (str, bytes, pathlib.PurePath)
@@ -359,19 +351,6 @@ def _holds_texts(value: Any) -> bool:
 @functools.cache
 def _is_number(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.number) or dtype in (np.bool_, _BFLOAT16)
-
-
-def narrow(array: np.ndarray) -> np.ndarray:
-    """JAX computes in 32 bits: int64 -> int32, float64 -> float32. Raises UserError where a value does not fit."""
-    if array.dtype == np.float64:
-        return array.astype(np.float32)
-    if array.dtype in (np.int64, np.uint64):
-        least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-        if array.size and (array.max() > most or array.min() < least):
-            first = np.argwhere((array > most) | (array < least))[0]
-            raise TooLarge(int(array[tuple(first)]), int(first[0]) if len(first) else 0)
-        return array.astype(np.int32)
-    return array
 
 
 def _bfloat16() -> np.dtype:

@@ -16,10 +16,11 @@ import numpy as np
 
 from jaxtrain.data import random_state, stream_places, stream_shards
 from jaxtrain.data.buffers import Buffers
-from jaxtrain.data.collate import Columns, TooLarge
+from jaxtrain.data.collate import Columns
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.data.sources import BucketedSource, ForeignSource, SequentialSource
+from jaxtrain.data.widths import TooLarge
 from jaxtrain.errors import DataError, UserError
 from torch_bridge.sources import RandomState
 

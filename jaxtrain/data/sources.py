@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data.collate import narrow
+from jaxtrain.data.widths import narrow
 from jaxtrain.errors import UserError
 from torch_bridge.sources import ForeignSource, OrderedSource, SequentialSource
 

@@ -7,20 +7,16 @@ batch's integers alone are computed once more with torch's own operators, on the
 import dataclasses
 import functools
 import logging
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.errors import source_line
+from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols, number
 
 log = logging.getLogger(__name__)
-_RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential")
 
 
 class IndexOutOfBounds(UserError):
@@ -110,68 +106,23 @@ class IndexChecks:
     """Those of a graph. inputs: its placeholders in the order of the leaves. constants: values of other ones."""
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[str], constants: Mapping[str, Any]):
-        self._inputs, self._constants = tuple(inputs), constants
-        self._given = {*inputs, *(name for name, value in constants.items() if isinstance(value, np.ndarray))}
-        self._known: dict[torch.fx.Node, bool] = {}
+        part = HostPart(module, inputs, constants, _is_integer)
         found = [bounds for node in module.graph.nodes for bounds in _bounds_of(node)]
-        self.bounds = [bounds for bounds in found if self._follows(bounds.index)]
-        self._program, self._needed = self._copied(module)
+        self.bounds = [bounds for bounds in found if part.has(bounds.index)]
+        self._program = HostProgram(part, [bounds.index for bounds in self.bounds])
 
-    def _follows(self, node: torch.fx.Node) -> bool:
-        """Tell whether a node follows from sizes and the integers of batch and constants alone."""
-        if node not in self._known:
-            self._known[node] = False
-            if _is_size(node):
-                self._known[node] = True
-            elif not _is_integer(node):
-                self._known[node] = isinstance(node.meta.get("val"), (list, tuple)) and self._all_follow(node)
-            elif node.op == "placeholder":
-                self._known[node] = node.name in self._given
-            else:
-                self._known[node] = self._all_follow(node)
-        return self._known[node]
-
-    def _all_follow(self, node: torch.fx.Node) -> bool:
-        return node.op == "call_function" and _is_plain(node.target) and all(map(self._follows, node.all_input_nodes))
-
-    def _copied(self, module: torch.fx.GraphModule) -> tuple[Callable, list[torch.fx.Node]]:
-        """A function that gives the indices, and the placeholders and sizes that it takes."""
-        wanted: set[torch.fx.Node] = set()
-        waiting = [bounds.index for bounds in self.bounds]
-        while waiting:
-            node = waiting.pop()
-            if node not in wanted:
-                wanted.add(node)
-                waiting += [] if _is_size(node) else node.all_input_nodes
-        graph, copies, needed = torch.fx.Graph(), {}, []
-        for node in module.graph.nodes:
-            if node in wanted and (node.op == "placeholder" or _is_size(node)):
-                copies[node] = graph.placeholder(node.name)
-                needed.append(node)
-        for node in module.graph.nodes:
-            if node in wanted and node not in copies:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output([copies[bounds.index] for bounds in self.bounds])
-        return torch.fx.GraphModule({}, graph), needed
-
-    def check(self, leaves: Sequence[Any], symbols: Callable[[], Mapping[Any, int]]) -> None:
+    def check(self, leaves: Sequence[Any], symbols: Symbols) -> None:
         """Raise IndexOutOfBounds. leaves: arrays in host memory or tensors on the CPU; others are not looked at.
         symbols: gives the sizes that the graph leaves open."""
         if not self.bounds:
             return
         known = functools.cache(symbols)
-        by_name = dict(zip(self._inputs, leaves, strict=True))
-        values = [
-            _number(node.meta["val"], known)
-            if _is_size(node)
-            else _tensor(by_name.get(node.name, self._constants.get(node.name)))
-            for node in self._needed
-        ]
-        if any(value is None for value in values):
+        values = self._program.arguments(leaves, known)
+        if values is None:
             return
         try:
             with torch.no_grad():
-                found = self._program(*values)
+                found = self._program.module(*values)
         except (IndexError, RuntimeError) as error:
             if "out of" in str(error):
                 raise IndexOutOfBounds(f"in torch: {type(error).__name__}: {error}", None) from error
@@ -183,8 +134,8 @@ class IndexChecks:
                 _check(bounds, index, known)
 
 
-def _check(bounds: Bounds, index: torch.Tensor, symbols: Callable[[], Mapping[Any, int]]) -> None:
-    size = _number(bounds.size, symbols)
+def _check(bounds: Bounds, index: torch.Tensor, symbols: Symbols) -> None:
+    size = number(bounds.size, symbols)
     if size is None:
         return
     low, high = (int(value) for value in index.aminmax())
@@ -206,37 +157,5 @@ def _check(bounds: Bounds, index: torch.Tensor, symbols: Callable[[], Mapping[An
     )
 
 
-def _is_integer(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-
-
-def _is_size(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def _number(size: Any, symbols: Callable[[], Mapping[Any, int]]) -> int | None:
-    """A size with the open ones put in; None where it depends on values."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    found = size.node.expr.subs(symbols())
-    return int(found) if found.is_number else None
-
-
-def _is_plain(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return target in (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)
-    return target.namespace in ("aten", "prims") and not any(word in target.name() for word in _RANDOM)
-
-
-def _tensor(value: Any) -> Any:
-    """A leaf as torch's operators take it here; None where it lies on a device."""
-    if isinstance(value, jax.Array) and jax.default_backend() == "cpu":
-        value = np.asarray(value)
-    if isinstance(value, jax.Array) or (isinstance(value, torch.Tensor) and not value.is_cpu):
-        return None
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value) if value.dtype.kind in "biuf" and value.flags.writeable else to_torch(value)
-    if isinstance(value, torch.Tensor):
-        return value.long() if value.dtype is torch.int32 else value
-    return value
+def _is_integer(value: torch.Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex())

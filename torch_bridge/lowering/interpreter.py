@@ -23,6 +23,7 @@ from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure, with_dataclasses
 from torch_bridge.lowering.table import Call
@@ -66,10 +67,19 @@ class Graph:
         """Raise IndexOutOfBounds where torch would refuse an index that inputs in host memory lead to."""
         self._index_checks.check(leaves, lambda: self.sizes.symbols(leaves))
 
-    @property
-    def writes_inputs(self) -> bool:
-        """Tell if it changes its inputs in place."""
-        return any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs)
+    @functools.cached_property
+    def _precision_checks(self) -> PrecisionChecks:
+        return PrecisionChecks(self.module, self.inputs, self.constants)
+
+    def lost_digits(self, leaves: Sequence[Any]) -> str:
+        """Tell where float64 inputs in host memory, computed with in float32, lead away from torch; "" for nowhere."""
+        return self._precision_checks.loss(leaves, lambda: self.sizes.symbols(leaves))
+
+    def unfit(self, leaves: Sequence[Any]) -> str:
+        """Tell why these inputs, the first of their shapes, cannot be computed as torch does; "" where they can."""
+        if any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs):
+            return "it writes to a tensor that it is given, in place"
+        return self.lost_digits(leaves)
 
     @property
     def loops(self) -> bool:

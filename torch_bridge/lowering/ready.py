@@ -1,6 +1,7 @@
 """Modules that are refused before anything is recorded."""
 
 import itertools
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,13 +10,17 @@ import torch
 from jaxtrain.errors import UserError
 from torch_bridge.lowering.errors import ADVICE_READY, Obstacle, UnsupportedModel
 
+log = logging.getLogger(__name__)
+
 
 def check_ready(module: torch.nn.Module) -> None:
     """Raise UserError for a module that cannot be trained whatever its code: scripted, quantized or lazy parts,
-    parameters that share memory."""
+    parameters that share memory. Float64 ones are told to be computed with in float32."""
     found = [*unready(module), *_shared(module)]
     if found:
         raise UserError(str(UnsupportedModel(type(module).__name__, found, ADVICE_READY)))
+    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+        log.warning("%s has float64 parameters: they are computed with in float32", type(module).__name__)
 
 
 def unready(module: torch.nn.Module) -> Iterator[Obstacle]:

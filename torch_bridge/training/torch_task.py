@@ -124,6 +124,12 @@ class TorchTask:
             except IndexOutOfBounds as error:
                 raise IndexOutOfBounds(str(error), None if error.row is None else error.row + i * rows) from None
 
+    def lost_digits(self, batch: Mapping[str, Any]) -> str:
+        """Tell where the loss computes in float64 with such a batch what float32 cannot; "" for nowhere."""
+        entries = {key: batch[key] for key in self.entries}
+        graph, leaves = self._loss_record().graph((entries,), training=True)
+        return graph.lost_digits(leaves)
+
     def stale(self) -> list[str]:
         """Return the names of the Python values, of the module and the loss, that are not those of the record."""
         values, constants = self._python.values(), self._changed_constants()

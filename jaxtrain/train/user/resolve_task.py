@@ -14,6 +14,7 @@ from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.data.sources import SequentialSource
+from jaxtrain.data.widths import float64_kept
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
 from jaxtrain.torch_task import is_torch_module, task_of_torch_module
@@ -101,7 +102,8 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     place = lambda batches: batches[0]
     loader = Loader(source, stream, place, np.arange(size), collate, seed=config.seed, keep_texts=True)
     micro = max(size // config.train.accumulate_steps, 1)
-    example = _example(loader, micro)
+    with float64_kept():
+        example = _example(loader, micro)
     adapters = (config.lora, config.seed) if config.lora.rank else None
     try:
         return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxtrain.data import shared_memory, workers
-from jaxtrain.data.collate import TooLarge, narrow
 from jaxtrain.data.loader import make_reader
 from jaxtrain.data.sample_reader import Request
+from jaxtrain.data.widths import TooLarge, narrow
 from jaxtrain.errors import DataError
 
 

@@ -1,0 +1,99 @@
+"""float64 entries of a batch: float32 where that changes nothing to speak of, else torch, or a refusal."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import jaxtrain
+from jaxtrain import Trainer, TrainingConfig, UserError
+from tests.e2e.loops import assert_same
+
+NOW = 1.7e9  # a time in seconds: float32 keeps two minutes of it
+GENERATOR = torch.Generator().manual_seed(3)
+WITHIN = torch.rand(32, 3, generator=GENERATOR, dtype=torch.float64)
+TARGETS = torch.randn(32, 1, generator=GENERATOR)
+MEANINGS = {
+    "time since": lambda t: t - NOW,
+    "time of the minute": lambda t: torch.sin(t % 60),
+    "past": lambda t: t > NOW + 0.5,
+}
+
+
+class Clock(nn.Module):
+    def __init__(self, meaning):
+        super().__init__()
+        torch.manual_seed(0)
+        self.meaning, self.linear = meaning, nn.Linear(3, 1)
+
+    def forward(self, time):
+        return self.linear(self.meaning(time).float())
+
+
+def loss_of(module, batch):
+    return F.mse_loss(module(batch[0]), batch[1])
+
+
+def pairs(inputs):
+    return list(zip(inputs.split(8), TARGETS.split(8), strict=True))
+
+
+def trained(module, data) -> nn.Module:
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+    for batch in data:
+        optimizer.zero_grad()
+        loss_of(module, batch).backward()
+        optimizer.step()
+    return module
+
+
+def settings(folder):
+    return TrainingConfig(
+        train={"steps": 4}, data={"batch_size": 8, "shuffle": False}, optim={"clip_norm": None}, run={"dir": folder}
+    )
+
+
+@pytest.mark.parametrize("meaning", MEANINGS)
+def test_what_float32_loses_is_computed_in_torch(meaning, caplog):
+    ours, data = Clock(MEANINGS[meaning]), pairs(NOW + WITHIN)
+    theirs = trained(copy.deepcopy(ours), data)
+    step = jaxtrain.compile(ours, loss_of, torch.optim.AdamW(ours.parameters(), 1e-2))
+    for batch in data:
+        step(batch)
+    step.sync()
+    assert_same(theirs, ours)
+    assert "float64 values of the batch are float32 here" in caplog.text
+
+
+@pytest.mark.parametrize("meaning", MEANINGS)
+def test_a_trainer_refuses_what_float32_loses_and_names_the_line(meaning, tmp_path):
+    dataset = TensorDataset(NOW + WITHIN, TARGETS)
+    with pytest.raises(UserError, match=r"float64 values of the batch.* at .*test_float64_batches\.py:\d+"):
+        Trainer(Clock(MEANINGS[meaning]), dataset, None, settings(tmp_path), loss=nn.MSELoss())
+
+
+@pytest.mark.parametrize("inputs", [WITHIN, 50_000 + 100 * WITHIN], ids=["small", "prices"])
+def test_float64_that_float32_holds_well_enough_trains_to_torchs_weights(inputs, tmp_path, caplog):
+    """Prices around 50,000 keep a thousandth of their spread."""
+    ours = Clock(lambda x: (x - inputs.mean()) / inputs.std())
+    theirs, looped = trained(copy.deepcopy(ours), pairs(inputs)), copy.deepcopy(ours)
+    step = jaxtrain.compile(looped, loss_of, torch.optim.AdamW(looped.parameters(), 1e-2))
+    for batch in pairs(inputs):
+        step(batch)
+    step.sync()
+    assert_same(theirs, looped)
+    assert "float64" not in caplog.text
+    optimizer = torch.optim.AdamW(ours.parameters(), 1e-2)
+    Trainer(
+        ours, TensorDataset(inputs, TARGETS), None, settings(tmp_path), loss=nn.MSELoss(), optimizer=optimizer
+    ).train()
+    assert_same(theirs, ours)
+
+
+def test_a_module_in_float64_is_told_to_be_computed_in_float32(caplog):
+    ours = nn.Linear(3, 1).double()
+    jaxtrain.compile(ours, loss_of, torch.optim.SGD(ours.parameters(), 1e-2))
+    assert "Linear has float64 parameters: they are computed with in float32" in caplog.text

@@ -72,7 +72,7 @@ class HostProgram:
         self.module = torch.fx.GraphModule({}, graph)
 
     def arguments(self, leaves: Sequence[Any], symbols: Symbols) -> list | None:
-        """Give what the program takes; None where some of it lies on a device. leaves: arrays in host memory or tensors."""
+        """Give the arguments; None where some lie on a device. leaves: arrays in host memory or tensors."""
         by_name = dict(zip(self._part.inputs, leaves, strict=True))
         values = [
             number(node.meta["val"], symbols)

@@ -87,7 +87,11 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
         if error.errno is None or os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"error: {place}{error.strerror}", file=sys.stderr)
+        gone = error.errno == errno.ENOENT and not place and not _in_a_folder()
+        print(
+            f"error: {place}{'the working directory is gone; cd to another' if gone else error.strerror}",
+            file=sys.stderr,
+        )
         return UserError.exit_code if error.errno in MISTAKES else FAILED
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
@@ -107,6 +111,15 @@ def _distrusting(arguments: argparse.Namespace) -> contextlib.AbstractContextMan
     from jaxtrain import trust  # imports pydantic: not before `start` hears the process's signals
 
     return trust.restricted()
+
+
+def _in_a_folder() -> bool:
+    """Tell whether the working directory still exists."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

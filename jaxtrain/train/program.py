@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader
+from jaxtrain.errors import UserError
 from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
@@ -368,6 +369,8 @@ class Program:
 
 def _prepare_process(config: TrainingConfig) -> Any:
     """Set what holds for the whole process; return the count of compilations from here on."""
+    if jax.config.jax_disable_jit:
+        raise UserError("JAX_DISABLE_JIT is set, and a step is one compiled program: unset it (jax_disable_jit too)")
     compile_cache.enable()
     host_memory.one_arena()
     prng.install()

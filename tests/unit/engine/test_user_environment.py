@@ -2,10 +2,12 @@
 
 import json
 import math
+import pathlib
 
+import jax
 import pytest
 
-from jaxtrain import TrainingConfig, UserError, config_io, strict_json
+from jaxtrain import Trainer, TrainingConfig, UserError, config_io, run, strict_json
 from jaxtrain.runtime.terminal import is_terminal
 from jaxtrain.train.run_dir import folder_of
 
@@ -55,3 +57,19 @@ def test_json_that_is_read_back_is_strict():
 
 def test_a_stream_without_isatty_is_no_terminal():
     assert (is_terminal(object()), is_terminal(None)) == (False, False)
+
+
+def test_a_process_that_compiles_nothing_is_refused(config, tmp_path):
+    """jax.jit's lower() and compile() raise there, in the middle of the first step."""
+    with jax.disable_jit(), pytest.raises(UserError, match="JAX_DISABLE_JIT is set"):
+        Trainer(config=config("", f"run.dir={tmp_path}/run"), task="digits.classify")
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    config = pathlib.Path(__file__).parents[3] / "configs" / "digits_tiny.yaml"
+    assert run.main(["--config", str(config), "run.dir=run"]) == 2
+    assert "the working directory is gone" in capsys.readouterr().err

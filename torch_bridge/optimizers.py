@@ -16,10 +16,10 @@ from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import to_host
 
 REFUSED = {
-    "LBFGS": "it evaluates the loss several times per step",
     "SparseAdam": "it wants sparse gradients, which JAX does not have",
 }
 OWN_UPDATE = {
+    "LBFGS": "it evaluates the loss several times per step; in a loop of jaxtrain.compile torch steps it",
     "Adafactor": "its update depends on the size of the parameter's own tensor; use optim.name=adafactor of a Trainer",
     "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
 }

@@ -1,5 +1,6 @@
 """One training step of a torch module by torch itself, in the call form of a compiled one."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -137,14 +138,25 @@ def backward(
     return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
 
 
+def wants_closure(optimizer: Any) -> bool:
+    """Tell whether step() cannot be called without a function that evaluates the loss, as LBFGS's."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def clip(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
+    """Clip the gradients. The norm before, where there is a limit."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
+
+
 def update(optimizer: Any, clip_norm: float | None, divisor: int) -> np.ndarray | None:
     """Divide and clip the gradients, step, and drop them. The norm before clipping, where there is a limit."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if divisor > 1:
-        for parameter in parameters:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None:
                 parameter.grad.div_(divisor)
-    norm = None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
+    norm = clip(optimizer, clip_norm)
     optimizer.step()
     optimizer.zero_grad()
     return norm

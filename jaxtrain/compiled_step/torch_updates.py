@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
+from jaxtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class TorchUpdates:
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)
         step.grads = {}
+        self._evaluates = torch_step.wants_closure(step.optimizer)
         self._received: dict[str, list[int]] = {}  # by module: versions of its buffers as they came in this call
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
@@ -58,21 +60,50 @@ class TorchUpdates:
         weights.replicas.check_parameters()
         updating = (step.count + 1) % step.accumulate == 0 if update is None else update
         divisor = step.accumulate if update is None else 1
+        if self._evaluates and not (updating and divisor == 1 and not step.grads):
+            raise UserError(
+                f"{type(step.optimizer).__name__} evaluates one loss several times per step(): give it whole batches, "
+                "without accumulate or update=False"
+            )
+        loss, parts, norm = self._minimized(batch) if self._evaluates else self._stepped(batch, updating, divisor)
+        step.count += 1
+        step.grad_norm = None if norm is None else LazyScalar(norm)
+        if updating and step.scheduler is not None:
+            step.scheduler.step()
+        step.parts = {name: LazyScalar(value) for name, value in parts.items()}
+        return (LazyScalar(loss), step.parts) if parts else LazyScalar(loss)
+
+    def _stepped(self, batch: Any, updating: bool, divisor: int) -> tuple[Any, dict, Any]:
+        """Loss, further values and, where the optimizer steps, the norm of the gradients."""
+        loss, parts = self._backward(batch)
+        if not updating:
+            return loss, parts, None
+        if self.step.averaging:
+            self._replace(self.step.averaging.settle)
+        return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor)
+
+    def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
+        """As `_stepped`, by an optimizer that calls for the loss: of the first evaluation, as its step() returns."""
+        step, found = self.step, []
+
+        def evaluate() -> Any:
+            step.optimizer.zero_grad()
+            loss, parts = self._backward(batch)
+            if step.averaging:
+                self._replace(step.averaging.settle)
+            found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm)))
+            return loss
+
+        step.optimizer.step(evaluate)
+        step.optimizer.zero_grad()
+        return found[0]
+
+    def _backward(self, batch: Any) -> tuple[Any, dict]:
+        step = self.step
         lowered = step.precision.compute != step.precision.params
         self._received.clear()
         exchange = (self._receive, self._begin) if step.averaging else (None, None)
-        loss, parts = self.bridge.backward(weights.replicas, step.loss_fn, batch, step.optimizer, lowered, *exchange)
-        step.count += 1
-        step.grad_norm = None
-        if updating:
-            if step.averaging:
-                self._replace(step.averaging.settle)
-            norm = self.bridge.update(step.optimizer, step.clip_norm, divisor)
-            step.grad_norm = None if norm is None else LazyScalar(norm)
-            if step.scheduler is not None:
-                step.scheduler.step()
-        step.parts = {name: LazyScalar(value) for name, value in parts.items()}
-        return (LazyScalar(loss), step.parts) if parts else LazyScalar(loss)
+        return self.bridge.backward(step.weights.replicas, step.loss_fn, batch, step.optimizer, lowered, *exchange)
 
     def _receive(self, name: str, wanted: bool) -> None:
         """Before a forward pass of a DistributedDataParallel: take its buffers from the first process, as torch does;

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import jaxtrain
+from jaxtrain import UserError
 from tests.e2e.loops import assert_same, batches, check, mse, net, pair
 
 
@@ -114,3 +115,29 @@ def test_a_loop_goes_on_from_the_steps_state():
     for batch in batches()[3:6]:
         assert float(reference(batch)) == float(second(batch))
     assert_same(whole, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"line_search_fn": "strong_wolfe", "history_size": 5}], ids=["plain", "wolfe"])
+def test_lbfgs_evaluates_the_compiled_modules_as_often_as_it_likes(options, caplog):
+    """Two steps of four evaluations; later a line search may branch on a last bit."""
+    make = lambda module: torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=4, **options)
+    (theirs, their_optimizer), (ours, optimizer) = pair(optimizer=make)
+    step = jaxtrain.compile(ours, mse, optimizer)
+    for batch in batches(1, rows=32) * 2:
+
+        def evaluate(batch=batch):
+            their_optimizer.zero_grad()
+            loss = mse(theirs, batch)
+            loss.backward()
+            return loss
+
+        assert float(step(batch)) == pytest.approx(their_optimizer.step(evaluate).item(), rel=1e-4)
+    assert_same(theirs, ours, 1e-4)
+    assert "LBFGS has no counterpart: it evaluates the loss several times" in caplog.text
+
+
+def test_lbfgs_takes_no_parts_of_batches():
+    module = net()
+    step = jaxtrain.compile(module, mse, torch.optim.LBFGS(module.parameters()), accumulate=2)
+    with pytest.raises(UserError, match="LBFGS evaluates one loss several times per step"):
+        step(batches(1)[0])

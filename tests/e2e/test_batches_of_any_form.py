@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from jaxtrain import Trainer, UserError
 from tests.e2e.trainings import BATCH, LABELS, SAMPLES, TOKENS, X, assert_torchs, config, mlp, train_in_torch
 
+pytestmark = pytest.mark.slow
+
 
 class Graphs(torch.utils.data.Dataset):
     """Graphs of 3 to 7 nodes with twice as many edges."""

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @dataclasses.dataclass
 class Output:

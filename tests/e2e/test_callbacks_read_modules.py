@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from jaxtrain import Trainer, TrainingConfig, UserError
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 

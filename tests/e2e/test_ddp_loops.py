@@ -8,6 +8,8 @@ import pytest
 from tests import processes
 from tests.e2e.ddp_loops import LOOPS, REFUSALS
 
+pytestmark = pytest.mark.slow
+
 COMMON = (
     "plain",
     "accumulation_with_no_sync",
@@ -45,7 +47,6 @@ def test_a_loop_gives_torchs_losses_weights_and_buffers_in_each_process(common, 
         assert process[loop]["state"] < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", OTHERS)
 def test_another_loop_gives_torchs_losses_weights_and_buffers_in_each_process(others, loop):
     for process in others:

@@ -14,6 +14,8 @@ accelerate = pytest.importorskip("accelerate")
 
 import jaxtrain.accelerate as ours  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ENGINES = {"accelerate": accelerate.Accelerator, "jaxtrain": ours.Accelerator}
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(50, 6, generator=DRAW), torch.randint(0, 3, (50,), generator=DRAW)

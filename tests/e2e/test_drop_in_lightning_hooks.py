@@ -7,6 +7,8 @@ from jaxtrain import UserError
 from tests.e2e import test_drop_in_lightning as base
 from tests.e2e.test_drop_in_lightning import Classifier, F, assert_same, callbacks, lightning, loader
 
+pytestmark = pytest.mark.slow
+
 seen: list = []
 
 

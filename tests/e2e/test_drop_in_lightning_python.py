@@ -8,6 +8,8 @@ import torch
 from tests.e2e import test_drop_in_lightning as base
 from tests.e2e.test_drop_in_lightning import Classifier, F, Metrics, assert_same, loader, logged
 
+pytestmark = pytest.mark.slow
+
 ours = base.ours
 
 
@@ -175,7 +177,7 @@ def test_a_step_with_further_values_stays_one_program(kind, tmp_path, monkeypatc
         (ReadsTexts, "a str of the batch is read in Python"),
         (UsesMetric, "MulticlassAccuracy, a torchmetrics metric"),
         (WithLbfgs, "LBFGS has no counterpart"),
-        pytest.param(AsksForEach, "8 programs already", marks=pytest.mark.slow),
+        (AsksForEach, "8 programs already"),
     ],
 )
 def test_a_step_that_python_takes_part_in_runs_compiled_modules_and_says_why(kind, why, tmp_path, monkeypatch):

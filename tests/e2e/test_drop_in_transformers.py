@@ -94,6 +94,7 @@ def batch_encoding(rows):
     return transformers.BatchEncoding(padded | {"labels": torch.tensor([row["labels"] for row in rows])})
 
 
+@pytest.mark.slow
 def test_batches_of_many_lengths_come_in_a_tokenizers_own_class(tmp_path):
     runs = {name: trainer(name, tmp_path / name, max_steps=5, save_strategy="no") for name in ENGINES}
     for made in runs.values():
@@ -103,6 +104,7 @@ def test_batches_of_many_lengths_come_in_a_tokenizers_own_class(tmp_path):
     np.testing.assert_allclose(curve(mine), curve(theirs), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("transformers", "jaxtrain"), ("jaxtrain", "transformers")])
 def test_20_steps_on_each_side_are_40_of_transformers(tmp_path, first, second):
     more = {"lr_scheduler_type": "constant", "eval_strategy": "no", "save_strategy": "steps", "save_steps": 20}
@@ -115,6 +117,7 @@ def test_20_steps_on_each_side_are_40_of_transformers(tmp_path, first, second):
         torch.testing.assert_close(resumed.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_dropout_has_the_bits_of_an_uninterrupted_one(tmp_path):
     whole = trainer("jaxtrain", tmp_path / "whole", classifier(0.1))
     whole.train()
@@ -136,6 +139,7 @@ class Weighted:
         return (loss, outputs) if return_outputs else loss
 
 
+@pytest.mark.slow
 def test_a_subclass_that_overrides_compute_loss(tmp_path):
     curves = {}
     for name, base in ENGINES.items():
@@ -167,6 +171,7 @@ class ReadsPython(Weighted):
         return (loss, outputs) if return_outputs else loss
 
 
+@pytest.mark.slow
 def test_texts_and_numbers_in_a_batch_ask_for_no_program_of_their_own(tmp_path):
     curves = {}
     for name, base in ENGINES.items():
@@ -191,6 +196,7 @@ class Halves(transformers.TrainerCallback):
             model.classifier.bias.mul_(0.5)
 
 
+@pytest.mark.slow
 def test_a_callback_that_changes_weights_between_steps_is_obeyed(tmp_path):
     ends = {}
     for name in ENGINES:
@@ -209,6 +215,7 @@ class Watches(transformers.TrainerCallback):
         self.seen.append(model.classifier.bias.detach().clone())
 
 
+@pytest.mark.slow
 def test_a_callback_that_reads_weights_between_steps_sees_the_newest(tmp_path):
     seen = {}
     for name in ENGINES:
@@ -228,6 +235,7 @@ class ReadsGradients(transformers.TrainerCallback):
         self.norms.append(float(model.classifier.weight.grad.norm()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_pre_optimizer_step", "on_optimizer_step"])
 def test_a_callback_that_reads_gradients_sees_transformers(tmp_path, hook):
     norms, kind = {}, type("Reads", (ReadsGradients,), {hook: ReadsGradients.read})
@@ -263,12 +271,14 @@ def test_batches_of_many_lengths_are_rounded_to_8_shapes_at_most(tmp_path, capsy
     assert len({id(program) for program in runs["jaxtrain"]._step._programs.values()}) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [{"torch_compile": True}, {"push_to_hub": True}])
 def test_an_argument_without_counterpart_is_named_before_training(tmp_path, option):
     with pytest.raises(UserError, match=next(iter(option))):
         trainer("jaxtrain", tmp_path, **option)
 
 
+@pytest.mark.slow
 def test_a_training_step_outside_train_leaves_gradients_and_weights_as_transformers_does(tmp_path):
     found = {}
     for name in ENGINES:

@@ -10,6 +10,8 @@ from torch import nn
 import jaxtrain
 from tests.e2e.loops import assert_same, batches
 
+pytestmark = pytest.mark.slow
+
 SCALE = 1.0
 SETTINGS = {"scale": 1.0}
 LOG: list = []

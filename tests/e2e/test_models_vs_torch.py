@@ -24,6 +24,8 @@ from tests.e2e.trainings import (
     train_in_torch,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Tokens(torch.utils.data.Dataset):
     """Sentences of different lengths, as a tokenizer gives them."""

@@ -12,6 +12,8 @@ import jaxtrain
 from jaxtrain import Trainer, TrainingConfig, UserError
 from tests.e2e.loops import assert_same, batches, mse, net, sgd, torch_step
 
+pytestmark = pytest.mark.slow
+
 
 class Counts:
     """A loss that counts its calls, keeps its values and draws from Python's generator."""

@@ -14,6 +14,8 @@ from jaxtrain import UserError
 from tests.e2e.loops import assert_same, batches, check, mse, pair, sgd, torch_step
 from torch_bridge import torch_edits
 
+pytestmark = pytest.mark.slow
+
 
 def decay(module, optimizer, start):
     for parameter in module.parameters():

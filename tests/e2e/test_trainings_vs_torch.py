@@ -24,6 +24,8 @@ from tests.e2e.trainings import (
     train_in_torch,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def regression(folder, loss, module=None) -> None:
     """loss: torch's (output, target)."""

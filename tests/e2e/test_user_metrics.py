@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from jaxtrain import Trainer, TrainingConfig, UserError, WholeSplit
 from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 
+pytestmark = pytest.mark.slow
+
 CLASSES = 4
 
 
@@ -77,7 +79,6 @@ def test_functions_of_a_batch_in_torch_and_jax_numpy(tmp_path):
         assert found[name] == pytest.approx(value.item(), rel=1e-5), name
 
 
-@pytest.mark.slow
 def test_torchmetrics_and_functions_of_the_whole_split(tmp_path):
     declare_torchvision()
     torchmetrics = pytest.importorskip("torchmetrics")
@@ -117,7 +118,6 @@ def test_compute_metrics_of_transformers(tmp_path):
     assert found["count"] == 28
 
 
-@pytest.mark.slow
 def test_a_metric_decides_what_is_best(tmp_path):
     run = trainer(tmp_path, {"margin": margin}, metric="margin", mode="max")
     history = run.train()
@@ -140,7 +140,6 @@ def test_what_is_wrong_is_told_before_the_first_step(tmp_path):
             trainer(tmp_path, metrics, **options)
 
 
-@pytest.mark.slow
 def test_a_metric_that_raises_is_named(tmp_path):
     def broken(outputs, batch):
         raise ZeroDivisionError("no rows")

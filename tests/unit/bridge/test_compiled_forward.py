@@ -15,6 +15,8 @@ from torch.nn.utils import prune
 from torch_bridge import compiled_call
 from torch_bridge.compiled_call import CompiledForward, compile_forward
 
+pytestmark = pytest.mark.slow
+
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 3, generator=DRAW), torch.randint(0, 2, (8,), generator=DRAW)
 

@@ -15,6 +15,8 @@ from jaxtrain import Trainer, TrainingConfig, nn
 from jaxtrain.errors import UserError
 from jaxtrain.train.resume import fingerprint, object_digest
 
+pytestmark = pytest.mark.slow
+
 ROWS = torch.arange(48.0).reshape(16, 3) / 10
 
 

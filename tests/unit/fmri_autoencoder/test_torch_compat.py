@@ -13,6 +13,8 @@ from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from tests.unit.fmri_autoencoder import tiny
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"video_height": 90, "video_width": 160, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
 NARROW = {"widths": {16384: 16, 4096: 12, 512: 8}, "channel_widths": {32: 2, 64: 2, 128: 3, 256: 3}}
 GEN1 = {**SIZES, **NARROW, "video_features": 6, "audio_features": 5, "text_features": 4, "decoder_hidden_dim": 8}

@@ -15,6 +15,8 @@ from torch import nn
 from jaxtrain.systems import hjepa
 from jaxtrain.systems.hjepa.original.native_run import obstacles
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
@@ -149,7 +151,6 @@ def test_the_target_moves_by_a_momentum_or_a_steps(tmp_path):
     assert trainer._update_target_encoder() == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model_smoothl1_ragged", "model_tier2_end_to_end"])
 def test_the_originals_procedure_gives_its_weights_after_three_steps(name, tmp_path):
     case = json.loads((GOLDEN / f"{name}.json").read_text())
@@ -218,7 +219,6 @@ class Branching(nn.Module):
         return loss
 
 
-@pytest.mark.slow
 def test_a_loss_that_cannot_be_compiled_runs_in_torch_and_the_line_is_named(tmp_path, capsys):
     trainer = tiny(tmp_path, loss=Branching(), epochs=1)
     assert np.isfinite(trainer.train()["train_history"][0]["loss"])
@@ -227,7 +227,6 @@ def test_a_loss_that_cannot_be_compiled_runs_in_torch_and_the_line_is_named(tmp_
     assert "if loss > 1e3" in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", [ReadmeLoss(), pytest.param(lambda p, t: (p[0] - t[0]).square().mean(), id="lambda")])
 def test_losses_of_the_users_own_train(loss, tmp_path):
     history = tiny(tmp_path, loss=loss).train()["train_history"]

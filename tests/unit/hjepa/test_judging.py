@@ -16,6 +16,8 @@ from jaxtrain.systems.hjepa.metrics import CollapseWarning, after_evaluation, le
 from tests.contract.tasks import tiny
 from torch_bridge.state_dict import load_state_dict
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hjepa"
 CASES = json.loads((GOLDEN / "evaluation.json").read_text())["cases"]
 TENSORS = load_file(GOLDEN / "evaluation.safetensors")

@@ -21,6 +21,8 @@ from torch_bridge.datasets import to_torch
 from torch_bridge.layouts import named_variables
 from torch_bridge.state_dict import state_dict
 
+pytestmark = pytest.mark.slow
+
 TINY = "configs/hjepa_tiny.yaml"
 
 

@@ -12,6 +12,8 @@ from jaxtrain import config_io, evaluate, run
 from jaxtrain.systems.hjepa.evals import extraction, fine_tune, visualizations
 from tests.unit.engine.test_tracking import events
 
+pytestmark = pytest.mark.slow
+
 TINY = "configs/hjepa_tiny.yaml"
 SMALL = ("model.vit.depth=1", "train.steps=4")
 

@@ -19,6 +19,8 @@ from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.evals import extraction
 from jaxtrain.systems.hjepa.views import views_of
 
+pytestmark = pytest.mark.slow
+
 CROPS = ("data.augmentation.global_crops=2", "data.augmentation.local_crops=3", "data.image_size=16")
 
 

@@ -9,6 +9,8 @@ from tests.e2e.architectures import Architecture, check
 from torch_bridge.from_torch import from_torch
 from torch_bridge.lowering import UnsupportedModel
 
+pytestmark = pytest.mark.slow
+
 
 class Packed(nn.Module):
     """Lengths are those of the tokens that are not 0."""

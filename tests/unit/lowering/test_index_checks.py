@@ -12,6 +12,8 @@ import jaxtrain
 from jaxtrain import Trainer, TrainingConfig, UserError
 from jaxtrain.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 draw = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 4, generator=draw), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
 IDS = torch.randint(0, 5, (8, 4), generator=draw)

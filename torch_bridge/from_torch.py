@@ -1,10 +1,12 @@
 """`from_torch`: a torch.nn.Module as a flax module with the same parameter names, that computes the same numbers."""
 
+import contextlib
 import inspect
 import logging
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -97,12 +99,18 @@ class Record:
     has. Static data of a ConvertedModule: compared by identity.
     """
 
-    def __init__(self, entry: torch.nn.Module, parts: Mapping[str, str] | None = None):
-        """parts: see `graph_of`."""
-        self.entry, self.parts = entry, parts
+    def __init__(
+        self,
+        entry: torch.nn.Module,
+        parts: Mapping[str, str] | None = None,
+        effects: Callable[[], AbstractContextManager[set[str]]] = lambda: contextlib.nullcontext(set()),
+    ):
+        """parts: see `graph_of`. effects: see `PythonInputs.effects`, of what the entry reads."""
+        self.entry, self.parts, self._effects = entry, parts, effects
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
         self.captured: dict[int, torch.Tensor] = {}  # tensors of elsewhere that the graphs hold as constants
+        self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
         """The graph that holds for these inputs of the entry, and their leaves. Records it when there is none yet."""
@@ -153,7 +161,10 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
                 self.entry.train()
-            return graph_of(recording.export(self.entry, examples, self.captured, self._read), PREFIX, self.parts)
+            with self._effects() as changed:
+                recorded = recording.export(self.entry, examples, self.captured, self._read, self.left)
+            self.left |= changed
+            return graph_of(recorded, PREFIX, self.parts)
         finally:
             before.restore()  # what a train() of the user's own has set beside the modes
             for name, inner in self.entry.named_modules():

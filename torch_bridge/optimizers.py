@@ -36,6 +36,8 @@ def rule_name(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise NoCounterpart(f"optimizer: {kind.__name__} is no torch.optim.Optimizer; {_ADVICE}")
+    if replaced_step(optimizer) is not None:
+        raise NoCounterpart(f"optimizer: the step() of this {kind.__name__} was replaced; {_ADVICE}")
     for base in kind.__mro__:
         own = vars(torch.optim).get(base.__name__)
         if own is base and base is not torch.optim.Optimizer:
@@ -59,6 +61,12 @@ def _plain_step(kind: type) -> Any:
     """step() without the wrapper that torch.optim.Optimizer puts around it for profiling."""
     step = kind.step
     return getattr(step, "__wrapped__", step)
+
+
+def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
+    """The step() that was put on this very object, as a patch of it does; None for its class's and a scheduler's."""
+    own = vars(optimizer).get("step")
+    return None if getattr(own, "_wrapped_by_lr_sched", None) is True else own
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:

@@ -328,8 +328,8 @@ class ForwardRecord:
 
     def __init__(self, module: torch.nn.Module):
         self.module = module
-        self.record = Record(Forward(module))
         self.inputs = PythonInputs(module.forward, {"": module})
+        self.record = Record(Forward(module), effects=self.inputs.effects)
         self._values = self.inputs.values()
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
@@ -337,11 +337,16 @@ class ForwardRecord:
         inputs = bind(self.module, *with_arrays((args, dict(kwargs)), to_batch))
         values = self.inputs.values()
         if values != self._values:  # Python's numbers are constants of a record
-            self.record, self._values = Record(Forward(self.module)), values
+            self.record, self._values = Record(Forward(self.module), effects=self.inputs.effects), values
         try:
             return self.record.graph(inputs, training=False)
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
+
+    @property
+    def left(self) -> set[str]:
+        """Python attributes that a call changes, and that keep their values here."""
+        return self.record.left
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
         """The leaves of the module's outputs, for `graph.in_torch`. Traced."""

@@ -47,16 +47,9 @@ class TorchStep:
         values = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
         return (loss.detach(), values) if values else loss.detach()
 
-    @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs in evaluation mode, whose mode stays as it was."""
-        training = self.module.training
-        self.module.eval()
-        try:
-            args, kwargs = self._moved(args), self._moved(kwargs)
-            return self.module(*args, **kwargs)
-        finally:
-            self.module.train(training)
+        return evaluate(self.module, self._moved(args), self._moved(kwargs))
 
     def _autocast(self) -> Any:
         return torch.autocast(self._device().type, torch.bfloat16, enabled=self.lowered)
@@ -71,6 +64,18 @@ class TorchStep:
         if isinstance(value, Mapping):
             return {name: self._moved(inner) for name, inner in value.items()}
         return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+@torch.no_grad()
+def evaluate(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Call a module in evaluation mode, and set the modes back."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    module.eval()
+    try:
+        return module(*args, **kwargs)
+    finally:
+        for inner, training in modes:
+            inner.training = training
 
 
 def compile_forwards(modules: Iterable[torch.nn.Module]) -> None:

@@ -56,7 +56,10 @@ class StepOrTorch:
         """The loss, or (loss, values to log), as the loss function gives them."""
         if self.compiled is not None:
             try:
-                return self.compiled.prepare(batch, update)()
+                call = self.compiled.prepare(batch, update)
+                if self.compiled.changes:
+                    raise UserError(self.compiled.changes)
+                return call()
             except LateEdit:
                 raise  # steps that are made already went wrong
             except UserError as error:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.compiled_step.averaging import Averaging
+from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
@@ -97,10 +98,9 @@ class CompiledStep:
             refused = None
             try:
                 call = self.prepare(batch, update)
-                left = sorted(self.record.left)
-                if not left or not hasattr(self.optimizer, "param_groups"):
+                reason = self.changes
+                if not reason or not hasattr(self.optimizer, "param_groups"):
                     return call()
-                reason = f"{self.record.name} changes {', '.join(left[:3])} in Python"
             except self.weights.bridge.CannotRecord as error:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
@@ -108,10 +108,14 @@ class CompiledStep:
             self.torch = take_over(self, batch, reason, refused)
         return self.torch(batch, update)
 
+    @property
+    def changes(self) -> str:
+        """What the loss changes in Python, in words; "" for nothing. Known once a call is prepared."""
+        left = ", ".join(sorted(self.record.left)[:3])
+        return left and f"{self.record.name} changes {left} in Python"
+
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
-        if isinstance(self.updates, UpdateInTorch):
-            raise self.weights.bridge.CannotRecord(self.updates.reason)
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         with self.weights.exchange.plainly():  # no values are looked at
             self._refresh()
@@ -121,6 +125,8 @@ class CompiledStep:
             trained, switches = self.updates.trained(), self.updates.switches()
         if structure != self.structure:  # hooks were added or removed
             self._record_anew(structure)
+        if isinstance(self.updates, UpdateInTorch):
+            raise self.weights.bridge.CannotRecord(self.updates.reason)
         self.record.check_captured()
         self._calls += 1
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
@@ -273,44 +279,10 @@ class CompiledStep:
 
         It takes what the module takes and gives torch tensors, always with the newest weights.
         """
-        weights = self.weights
-        name = next(iter(weights.modules)) if name is None else name
-        if name not in weights.modules:
-            raise UserError(f"eval: no module {name!r}; there are {', '.join(weights.modules)}")
-        forward = weights.bridge.ForwardRecord(weights.modules[name])
-        prefix = "" if len(weights.modules) == 1 else f"{name}."
-
-        programs: dict[tuple, Callable] = {}
-
-        def program(graph: Any, places: tuple, constants: tuple) -> Callable:
-            @jax.jit
-            def run(arrays: Arrays, inputs: list) -> list:
-                leaves = list(constants)
-                for place, value in zip(places, inputs, strict=True):
-                    leaves[place] = value
-                own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-                return forward.run(graph, own, leaves)
-
-            return run
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            weights.refresh()
-            if weights.generation != self.generation:
-                raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
-            graph, leaves = forward.graph(args, kwargs)
-            graph.check_indices(leaves)
-            places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
-            constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
-            key = (id(graph), places, constants)  # the record keeps its graphs
-            if key not in programs:
-                programs[key] = program(graph, places, constants)
-            inputs = [weights.exchange.narrow(leaves[i]) for i in places]
-            with weights.exchange.products():
-                outputs = programs[key](weights.state(weights.arrays), inputs)
-            device = weights.exchange.device_of(weights.modules[name])
-            return graph.in_torch(weights.exchange.to_tensors(outputs, device))
-
-        return call
+        name = next(iter(self.weights.modules)) if name is None else name
+        if name not in self.weights.modules:
+            raise UserError(f"eval: no module {name!r}; there are {', '.join(self.weights.modules)}")
+        return CompiledForward(self, name)
 
     def sync(self, overwrite: bool = False) -> None:
         """Put weights, buffers and the optimizer's state back into the torch objects.

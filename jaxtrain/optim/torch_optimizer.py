@@ -46,7 +46,7 @@ class Updates(Protocol):
         """Called when an update of these keys is on its way."""
 
     def regrouped(self) -> bool:
-        """Return True where the user's object holds other parameters than it did."""
+        """Return True where the user's object holds other parameters than it did, or another step()."""
         ...
 
     def edited(self) -> bool:
@@ -175,7 +175,9 @@ class TorchUpdate:
 
     def regrouped(self) -> bool:
         groups = self.optimizer.param_groups
-        return len(groups) != len(self.held) or any(
+        if self.bridge.replaced_step(self.optimizer) is not None or len(groups) != len(self.held):
+            return True
+        return any(
             len(group["params"]) != len(held) or any(map(operator.is_not, group["params"], held))
             for group, held in zip(groups, self.held, strict=True)
         )

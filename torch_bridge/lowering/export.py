@@ -38,7 +38,7 @@ from torch_bridge.lowering.errors import (
 )
 from torch_bridge.lowering.export_patches import recordable
 from torch_bridge.lowering.operators import TABLE
-from torch_bridge.lowering.ready import unready
+from torch_bridge.lowering.ready import mocked, unready
 from torch_bridge.lowering.tracking import untrack
 from torch_bridge.lowering.views import in_order
 
@@ -103,7 +103,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 def _export(
     module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool
 ) -> torch.export.ExportedProgram:
-    parts = list(unready(module))
+    parts = [*unready(module), *mocked(module)]
     if parts:
         raise UnsupportedModel(_name(module), parts, ADVICE_READY)
     unhooked = list(hooks.unsupported(module, parameter_hooks))

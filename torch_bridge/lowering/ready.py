@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,6 +39,14 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
         if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
             kind = type(inner).__name__
             yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
+
+
+def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
+    """Find mocks among the attributes of modules: a record would call them once, and count so."""
+    for name, inner in module.named_modules():
+        for key, value in vars(inner).items():
+            if issubclass(type(value), mock.NonCallableMock):
+                yield Obstacle(f"{key} is a mock, which wants to be called at every step", module=name)
 
 
 def _shared(module: torch.nn.Module) -> Iterator[Obstacle]:

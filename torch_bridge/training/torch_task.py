@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan
 from torch_bridge.training.loss_entry import LossEntry, main_output, with_loss
+
+log = logging.getLogger(__name__)
 
 
 class TorchTask:
@@ -56,9 +59,9 @@ class TorchTask:
         self.entries = tuple(example)
         self.criterion = loss
         self.forward_record = Record(Forward(module))
-        self.loss_record = self._loss_record()
         self._python = PythonInputs(loss or module.forward, {"": module})
         self._values = self._python.values()
+        self.loss_record = self._loss_record()
         self._unread: set[int] = set()
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self._shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
@@ -66,6 +69,9 @@ class TorchTask:
         self._record_first(example, fixed=inputs is not None)
         self.record(example, training=True)
         self._hold_constants()
+        if self.loss_record.left:
+            changed = ", ".join(sorted(self.loss_record.left)[:3])
+            log.warning("%s changes %s in Python, which a compiled run does not", type(module).__name__, changed)
         if adapters is not None:
             lora.check_used(module, self.loss_record.graphs())
         self.trained_loss = self._trained_loss()
@@ -73,7 +79,7 @@ class TorchTask:
             self.trained |= {f"loss.{name}": p.requires_grad for name, p in loss.named_parameters()}
 
     def _loss_record(self) -> Record:
-        return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."})
+        return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."}, self._python.effects)
 
     def _record_first(self, example: Mapping[str, Any], fixed: bool) -> None:
         """Record in evaluation mode, as the first of the calls that torch does not refuse. fixed: the module's

@@ -1,0 +1,76 @@
+"""A compiled forward pass in evaluation mode, with a step's newest weights."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class CompiledForward:
+    """Call it as the module of this name: torch tensors, without gradients.
+
+    step: a CompiledStep. A module whose evaluation changes something in Python (it counts its calls, a hook collects
+    outputs) is evaluated in torch, after a line that says so. `left`: what it changes.
+    """
+
+    def __init__(self, step: Any, name: str):
+        self.step, self.module = step, step.weights.modules[name]
+        self.prefix = "" if len(step.weights.modules) == 1 else f"{name}."
+        self.generation = step.weights.generation
+        self.left: list[str] = []
+        self._structure: tuple | None = None  # hooks, and forwards of their own, that the record holds
+        self._record: Any = None
+        self._programs: dict[tuple, Callable] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        weights = self.step.weights
+        weights.refresh()
+        if weights.generation != self.generation:
+            raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
+        structure = weights.edits.structure_of(weights.submodules)
+        if structure != self._structure:
+            self._structure, self._record = structure, weights.bridge.ForwardRecord(self.module)
+            self._programs, self.left = {}, []
+        if self.left:
+            return self._in_torch(args, kwargs)
+        graph, leaves = self._record.graph(args, kwargs)
+        self.left = sorted(self._record.left)
+        if self.left:
+            changed = ", ".join(self.left[:3])
+            log.warning("%s changes %s in Python: its evaluation runs in torch", type(self.module).__name__, changed)
+            return self._in_torch(args, kwargs)
+        graph.check_indices(leaves)
+        places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
+        constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
+        key = (id(graph), places, constants)  # the record keeps its graphs
+        if key not in self._programs:
+            self._programs[key] = self._program(graph, places, constants)
+        inputs = [weights.exchange.narrow(leaves[i]) for i in places]
+        with weights.exchange.products():
+            outputs = self._programs[key](weights.state(weights.arrays), inputs)
+        return graph.in_torch(weights.exchange.to_tensors(outputs, weights.exchange.device_of(self.module)))
+
+    def _in_torch(self, args: tuple, kwargs: dict) -> Any:
+        from torch_bridge import torch_step
+
+        if self.step.ahead:
+            self.step.write()
+        return torch_step.evaluate(self.module, args, kwargs)
+
+    def _program(self, graph: Any, places: tuple, constants: tuple) -> Callable:
+        record, prefix = self._record, self.prefix
+
+        @jax.jit
+        def run(arrays: dict[str, jax.Array], inputs: list) -> list:
+            leaves = list(constants)
+            for place, value in zip(places, inputs, strict=True):
+                leaves[place] = value
+            own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+            return record.run(graph, own, leaves)
+
+        return run

@@ -1,0 +1,128 @@
+"""Python beside the tensors: counters, hooks, spies and patches are called as often as torch would call them."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import jaxtrain
+from jaxtrain import Trainer, TrainingConfig
+from jaxtrain.compiled_step.or_torch import StepOrTorch
+from tests.e2e.loops import assert_same, batches, mse, net
+
+DATA = batches(4)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear, self.calls = nn.Linear(6, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def compiled(module):
+    return jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.05))
+
+
+def in_torch(module):
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    for batch in DATA:
+        optimizer.zero_grad()
+        mse(module, batch).backward()
+        optimizer.step()
+    return module
+
+
+def test_an_evaluation_that_counts_counts(caplog):
+    module = Counts()
+    forward = compiled(module).eval()
+    outputs = [forward(x) for x, _ in DATA]
+    assert module.calls == 4
+    assert module.training
+    assert "Counts changes calls in Python: its evaluation runs in torch" in caplog.text
+    torch.testing.assert_close(outputs[3], module(DATA[3][0]).detach())
+
+
+def test_a_hook_that_collects_collects_in_training_and_evaluation():
+    module, seen = net(), []
+    step = compiled(module)
+    forward = step.eval()
+    forward(DATA[0][0])
+    module[0].register_forward_hook(lambda *_: seen.append(1))
+    for batch in DATA:
+        step(batch)
+    assert len(seen) == 4
+    for x, _ in DATA:
+        forward(x)
+    assert len(seen) == 8
+    step.sync()
+    assert_same(in_torch(net()), module)
+
+
+def test_a_hook_registered_after_eval_changes_its_outputs():
+    module = net()
+    forward = compiled(module).eval()
+    before = forward(DATA[0][0])
+    module[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    with torch.no_grad():
+        torch.testing.assert_close(forward(DATA[0][0]), module(DATA[0][0]))
+    assert (forward(DATA[0][0]) - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_was_put_on_the_optimizer_is_called(late):
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    own, calls = optimizer.step, []
+
+    def count(*args, **kwargs):
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    step = None
+    if late:
+        step = jaxtrain.compile(module, mse, optimizer)
+        step(DATA[0])
+    optimizer.step = count
+    step = step or jaxtrain.compile(module, mse, optimizer)
+    for batch in DATA[late:]:
+        step(batch)
+    step.sync()
+    assert len(calls) == 4 - late
+    assert_same(in_torch(net()), module)
+
+
+def test_a_spied_forward_is_called_once_a_step():
+    module = net()
+    step = compiled(module)
+    step(DATA[0])
+    with mock.patch.object(module, "forward", wraps=module.forward) as spy:
+        for batch in DATA[1:]:
+            step(batch)
+    assert spy.call_count == 3
+    step.sync()
+    assert_same(in_torch(net()), module)
+
+
+def test_a_trainers_step_of_own_objects_goes_to_torch_where_they_count():
+    module, lines = Counts(), []
+    step = StepOrTorch(module, mse, torch.optim.SGD(module.parameters(), 0.05), say=lines.append)
+    for batch in DATA:
+        step(batch)
+    assert module.calls == 4
+    assert lines == ["training runs in torch, not compiled: mse changes calls in Python"]
+
+
+def test_a_trainer_says_what_a_compiled_run_does_not_change(tmp_path, caplog):
+    module, seen = net(), []
+    module[0].register_forward_hook(lambda *_: seen.append(1))
+    dataset = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*DATA, strict=True)))
+    config = TrainingConfig(train={"steps": 2}, data={"batch_size": 8}, run={"dir": tmp_path})
+    Trainer(module, dataset, None, config, loss=nn.MSELoss())
+    assert seen == []
+    assert "Sequential changes seen in Python, which a compiled run does not" in caplog.text

@@ -77,6 +77,7 @@ ORIGINAL_NAMES = {
     ),
     "original.training": (
         "TrainingConfig",
+        "convert_ddp_state",
         "create_multi_hot_targets",
         "test_model",
         "train_epoch",
@@ -96,6 +97,5 @@ ORIGINAL_NAMES = {
     "original.grid_search": ("grid_search",),
     "original.early_stopping": ("EarlyStopping",),
     "original.torch_compat": ("DataLoader", "DistributedDataParallel", "fit", "save_artifacts"),
-    ":torch_bridge.state_dict": ("convert_ddp_state",),
 }
 __getattr__ = lazy_attributes(__name__, ORIGINAL_NAMES)

@@ -55,8 +55,9 @@ class Build:
         """Points by family."""
         points: dict[str, int] = {}
         for slot in ("head", "clothes", "shoes"):
-            if self.mains[slot] is not None:
-                points[self.mains[slot]] = points.get(self.mains[slot], 0) + MAIN_AP
+            main = self.mains.get(slot)
+            if main is not None:
+                points[main] = points.get(main, 0) + MAIN_AP
         for family, count in self.subs.items():
             points[family] = points.get(family, 0) + SUB_AP * count
         return points

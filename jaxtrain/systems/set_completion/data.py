@@ -128,7 +128,11 @@ def _pad(rows: Sequence) -> np.ndarray:
 
 
 def split_rows(
-    rows: int, fraction: float = 1.0, seed: int | None = None, validation_size: float = 0.1, test_size: float = 0.2
+    rows: int,
+    fraction: float = 1.0,
+    seed: int | np.random.RandomState | None = None,
+    validation_size: float = 0.1,
+    test_size: float = 0.2,
 ) -> dict[str, np.ndarray]:
     """Row positions by split: a shuffled `fraction` of the rows, cut into contiguous pieces.
 
@@ -136,7 +140,8 @@ def split_rows(
     what rounding leaves.
     """
     count = round(fraction * rows)
-    order = np.random.RandomState(seed).choice(rows, size=count, replace=False)
+    generator = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
+    order = generator.choice(rows, size=count, replace=False)
     train, validation = int(count * (1 - validation_size - test_size)), int(count * validation_size)
     pieces = np.split(order, [train, train + validation])
     return dict(zip(("train", "validation", "test"), pieces, strict=True))

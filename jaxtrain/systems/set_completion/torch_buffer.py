@@ -39,9 +39,17 @@ class ActivationBuffer:
     def buf(self) -> torch.Tensor | None:
         return self.buffer
 
+    @buf.setter
+    def buf(self, rows: torch.Tensor | None) -> None:
+        self.buffer = rows
+
     @property
     def ptr(self) -> int:
         return self.position
+
+    @ptr.setter
+    def ptr(self, position: int) -> None:
+        self.position = position
 
     def __len__(self) -> int:
         return self.size if self.full else self.position

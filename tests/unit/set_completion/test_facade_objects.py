@@ -268,3 +268,39 @@ def test_probabilities_come_by_name():
     assert frame["probability"].is_monotonic_decreasing
     with pytest.raises(ValueError, match="not in the vocabulary: t99, weapon_id_1"):
         splatnlp.build_predict_abilities(vocab, weapons)(model, ["t99"], "weapon_id_1")
+
+
+def test_attributes_that_the_originals_users_set_can_be_set():
+    stopping, buffer = splatnlp.EarlyStopping(patience=2), splatnlp.ActivationBuffer(4, d=2)
+    stopping.delta = 0.2
+    assert [stopping(loss) for loss in (1.0, 0.9, 0.85)] == [False, False, True]
+    assert (stopping.min_delta, stopping.best_score) == (0.2, -1.0)
+    buffer.buf, buffer.ptr = torch.ones(4, 2), 3
+    buffer.add(torch.zeros(1, 2))
+    assert buffer.buf.sum() == 6 and buffer.ptr == 0  # noqa: PT018
+
+
+def test_a_random_state_of_numpys_shuffles_as_its_seed_does():
+    frame = pd.DataFrame({"n": range(40)})
+    by_state = splatnlp.generate_tokenized_datasets(frame, 1.0, np.random.RandomState(3))
+    for one, other in zip(by_state, splatnlp.generate_tokenized_datasets(frame, 1.0, 3), strict=True):
+        assert list(one.n) == list(other.n)
+
+
+def test_an_ability_token_takes_its_parts():
+    token = splatnlp.AbilityToken(name="run_speed_up_21", family="run_speed_up", min_ap=12, main_only=False)
+    assert (token.min_ap, splatnlp.AbilityToken("run_speed_up_21").min_ap) == (12, 21)
+    assert splatnlp.Build({"head": "comeback"}, {"run_speed_up": 2}).achieved_ap == {"comeback": 10, "run_speed_up": 6}
+
+
+def test_a_state_dict_loses_ddps_prefix_alone():
+    assert list(splatnlp.convert_ddp_state({"module.module.a": 1, "_orig_mod.b": 2})) == ["module.a", "_orig_mod.b"]
+
+
+def test_a_loader_without_a_batch_divides_by_zero_as_the_original():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ZeroDivisionError, match="no batch with a visible token"):
+        splatnlp.train_epoch(
+            model, [], optimizer, torch.nn.BCEWithLogitsLoss(), splatnlp.TrainingConfig(), {"<PAD>": 0}
+        )

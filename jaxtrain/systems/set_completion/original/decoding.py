@@ -14,19 +14,21 @@ Predict = Callable[[list[str], str], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class AbilityToken:
-    """At least `min_ap` points of a family; read from a token's name. <PAD> and <NULL> raise ValueError."""
+    """At least `min_ap` points of a family; read from a token's name where they are left out. <PAD> and <NULL> raise
+    ValueError."""
 
     name: str
-    family: str = dataclasses.field(init=False)
-    min_ap: int = dataclasses.field(init=False)
-    main_only: bool = dataclasses.field(init=False)
+    family: str | None = None
+    min_ap: int | None = None
+    main_only: bool | None = None
 
     def __post_init__(self) -> None:
         found = builds.read_token(self.name)
         if found is None:
             raise UserError(f"{self.name} asks for no ability")
         for field in ("family", "min_ap", "main_only"):
-            object.__setattr__(self, field, getattr(found, field))
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, getattr(found, field))
 
 
 def names_of(capstones: Iterable[str | AbilityToken]) -> list[str]:

@@ -11,7 +11,7 @@ class EarlyStopping:
     patience: validations. min_delta, in the original's code delta: improvement over best_loss that counts. An equal
     loss is an improvement for a call and none for `check`; a NaN is none. tie_is_improvement: the code to the letter,
     which takes a NaN for a new best. A run of the trainer follows `evaluation.patience` and `evaluation.min_delta`
-    instead.
+    instead. best_score: the best loss with its sign turned; None before the first.
     """
 
     patience: int = 7
@@ -20,6 +20,7 @@ class EarlyStopping:
     counter: int = 0
     tie_is_improvement: bool = False
     early_stop: bool = False
+    best_score: float | None = None
     _seen: bool = dataclasses.field(default=False, repr=False)
     delta: dataclasses.InitVar[float | None] = None
 
@@ -33,7 +34,7 @@ class EarlyStopping:
 
     def _take_in(self, val_loss: float, improves: bool) -> bool:
         if improves:
-            self.best_loss, self.counter = val_loss, 0
+            self.best_loss, self.best_score, self.counter = val_loss, -val_loss, 0
         else:
             self.counter += 1
             self.early_stop = self.early_stop or self.counter >= self.patience
@@ -44,11 +45,6 @@ class EarlyStopping:
         tie = self._seen and val_loss == self.best_loss - self.min_delta
         return self._take_in(val_loss, tie or self._improves(val_loss))
 
-    @property
-    def best_score(self) -> float | None:
-        """The best loss with its sign turned; None before the first."""
-        return -self.best_loss if self._seen else None
-
     def _improves(self, loss: float) -> bool:
         if self.tie_is_improvement:
             # Written as the original compares scores, so that a NaN passes as an improvement.
@@ -57,4 +53,6 @@ class EarlyStopping:
 
 
 # The code's name for min_delta. Set here, because in the class it would be the default of the argument.
-EarlyStopping.delta = property(lambda self: self.min_delta)  # type: ignore[assignment]
+EarlyStopping.delta = property(  # type: ignore[assignment]
+    lambda self: self.min_delta, lambda self, delta: setattr(self, "min_delta", delta)
+)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -39,7 +40,7 @@ def create_collate_fn(pad_token_id: int):
 def generate_tokenized_datasets(
     df,
     frac: float = 0.1,
-    random_state: int | None = None,
+    random_state: int | np.random.RandomState | None = None,
     validation_size: float = 0.1,
     test_size: float = 0.2,
 ):

@@ -6,6 +6,7 @@ import math
 import pathlib
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,15 @@ METRICS = ("loss", "f1", "precision", "recall", "hamming")
 COUNTS = ("tp", "fp", "fn")
 MULTIPLE = 8  # SetCompletionModel's inputs are padded to a multiple of it: few shapes, few compilations
 STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> reference to its last Step
+
+
+class EmptyLoader(UserError, ZeroDivisionError):
+    """Raised for a pass without a batch, where the original divides by their number."""
+
+
+def convert_ddp_state(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Strip one leading `module.` from every key, order kept."""
+    return OrderedDict((key.removeprefix("module."), value) for key, value in state.items())
 
 
 @dataclasses.dataclass
@@ -191,7 +201,7 @@ def train_epoch(
             )
     step.sync()
     if not sums.batches:
-        raise UserError(
+        raise EmptyLoader(
             "train_dl gave no batch with a visible token; are there fewer rows than batch_size, with drop_last?"
         )
     return sums.metrics(), global_step

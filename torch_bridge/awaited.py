@@ -117,6 +117,7 @@ def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
         if found is not None:
             found()
 
+    call.of_a_compiled_step = True  # type: ignore[attr-defined]  # and none of the user's own
     for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
         register = getattr(optimizer, f"register_{moment}_hook", None)
         if register is not None:

@@ -36,8 +36,8 @@ def rule_name(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise NoCounterpart(f"optimizer: {kind.__name__} is no torch.optim.Optimizer; {_ADVICE}")
-    if replaced_step(optimizer) is not None:
-        raise NoCounterpart(f"optimizer: the step() of this {kind.__name__} was replaced; {_ADVICE}")
+    if own_step(optimizer):
+        raise NoCounterpart(f"optimizer: {own_step(optimizer)}; {_ADVICE}")
     for base in kind.__mro__:
         own = vars(torch.optim).get(base.__name__)
         if own is base and base is not torch.optim.Optimizer:
@@ -63,10 +63,18 @@ def _plain_step(kind: type) -> Any:
     return getattr(step, "__wrapped__", step)
 
 
-def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
-    """The step() that was put on this very object, as a patch of it does; None for its class's and a scheduler's."""
-    own = vars(optimizer).get("step")
-    return None if getattr(own, "_wrapped_by_lr_sched", None) is True else own
+def own_step(optimizer: torch.optim.Optimizer) -> str:
+    """Tell what a user has put on this very object's step(): another function, as a patch does, or hooks."""
+    kind, own = type(optimizer).__name__, vars(optimizer).get("step")
+    if own is not None and getattr(own, "_wrapped_by_lr_sched", None) is not True:
+        return f"the step() of this {kind} was replaced"
+    hooks = [
+        hook
+        for moment in ("pre", "post")
+        for hook in getattr(optimizer, f"_optimizer_step_{moment}_hooks", {}).values()
+        if not getattr(hook, "of_a_compiled_step", False)
+    ]
+    return f"hooks are registered on the step() of this {kind}" if hooks else ""
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:

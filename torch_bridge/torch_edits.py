@@ -173,7 +173,7 @@ class ModuleTables:
 
 
 def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = True) -> tuple:
-    """Return what a record takes as it is, beside values and modes: these modules, hooks, forwards set on a module.
+    """Return what a record takes as it is, beside values and modes: modules, hooks, forwards of modules and classes.
 
     Hooks stand there by their numbers, which torch gives out once. parameter_hooks: those of parameters too.
     """
@@ -194,6 +194,7 @@ def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = Tru
         of_all_modules._global_backward_pre_hooks,
     ):
         own += table
+    own += [(kind, kind.forward) for kind in dict.fromkeys(map(type, modules))]
     return tuple(modules), tuple(own)
 
 

@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
+from torch_bridge.lowering.ready import is_mock
 from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
 
@@ -18,7 +18,7 @@ def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
     """Return True for objects of torch's classes, where nothing else that a step calls is a mock: one that is recorded
     would be called once, and count so."""
     torchs = issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
-    return torchs and not any(issubclass(type(one), mock.NonCallableMock) for one in called)
+    return torchs and not any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step)))
 
 
 class TorchStep:

@@ -175,7 +175,7 @@ class TorchUpdate:
 
     def regrouped(self) -> bool:
         groups = self.optimizer.param_groups
-        if self.bridge.replaced_step(self.optimizer) is not None or len(groups) != len(self.held):
+        if self.bridge.own_step(self.optimizer) or len(groups) != len(self.held):
             return True
         return any(
             len(group["params"]) != len(held) or any(map(operator.is_not, group["params"], held))

@@ -97,16 +97,41 @@ def test_a_step_that_was_put_on_the_optimizer_is_called(late):
     assert_same(in_torch(net()), module)
 
 
-def test_a_spied_forward_is_called_once_a_step():
+@pytest.mark.parametrize("moment", ["pre", "post"])
+def test_hooks_of_an_optimizers_step_are_called(moment):
+    module, calls = net(), []
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    getattr(optimizer, f"register_step_{moment}_hook")(lambda *_: calls.append(1))
+    step = jaxtrain.compile(module, mse, optimizer)
+    for batch in DATA:
+        step(batch)
+    step.sync()
+    assert len(calls) == 4
+    assert_same(in_torch(net()), module)
+
+
+@pytest.mark.parametrize("spied", ["object", "class"])
+def test_a_spied_forward_is_called_once_a_step(spied):
     module = net()
     step = compiled(module)
     step(DATA[0])
-    with mock.patch.object(module, "forward", wraps=module.forward) as spy:
+    options = {"wraps": module.forward} if spied == "object" else {"autospec": True, "side_effect": nn.Tanh.forward}
+    with mock.patch.object(module if spied == "object" else nn.Tanh, "forward", **options) as spy:
         for batch in DATA[1:]:
             step(batch)
     assert spy.call_count == 3
     step.sync()
     assert_same(in_torch(net()), module)
+
+
+def test_a_forward_that_a_class_gets_later_counts(monkeypatch):
+    """As a cell of a notebook gives it one, that runs again."""
+    module = Counts()
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.05))
+    monkeypatch.setattr(Counts, "forward", lambda self, x: self.linear(x) + 1)
+    first = float(step(DATA[0]))
+    monkeypatch.setattr(Counts, "forward", lambda self, x: self.linear(x) + 100)
+    assert float(step(DATA[0])) > 50 * first
 
 
 def test_a_trainers_step_of_own_objects_goes_to_torch_where_they_count():

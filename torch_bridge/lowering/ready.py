@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import types
 from collections.abc import Iterator
 from unittest import mock
 
@@ -42,11 +43,18 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
 
 
 def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Find mocks among the attributes of modules: a record would call them once, and count so."""
+    """Find mocks among the attributes and forwards of modules: a record would call them once, and count so."""
     for name, inner in module.named_modules():
-        for key, value in vars(inner).items():
-            if issubclass(type(value), mock.NonCallableMock):
+        for key, value in {**vars(inner), "forward": inner.forward}.items():
+            if is_mock(value):
                 yield Obstacle(f"{key} is a mock, which wants to be called at every step", module=name)
+
+
+def is_mock(value: object) -> bool:
+    """Tell whether a value is one of unittest.mock's objects, or a function that it made (autospec)."""
+    value = getattr(value, "__func__", value) if isinstance(value, types.MethodType) else value
+    inside = vars(value).get("mock") if isinstance(value, types.FunctionType) else value
+    return issubclass(type(inside), mock.NonCallableMock)
 
 
 def _shared(module: torch.nn.Module) -> Iterator[Obstacle]:

@@ -8,6 +8,7 @@ from jaxtrain import nn
 from jaxtrain.errors import UserError
 from jaxtrain.nn.dropout import dropout
 from jaxtrain.runtime import spread
+from jaxtrain.systems.memory_lm.config import check_heads
 
 
 class Rotary(nnx.Module):
@@ -82,10 +83,7 @@ class MemoryCrossAttention(nnx.Module):
 
     def __init__(self, width, memory_width, heads, kv_heads, dropout=0.0, rank=None, reduced=False, *, rngs):
         inner = memory_width if reduced else width
-        if inner % heads or heads % kv_heads:
-            raise UserError(
-                f"memory heads: {heads} heads and {kv_heads} key/value heads do not divide a width of {inner}"
-            )
+        check_heads(inner, heads, kv_heads)
         head = inner // heads
         sizes = {
             "q": (width, inner),

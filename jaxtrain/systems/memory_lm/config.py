@@ -269,3 +269,9 @@ def get_memory_bank_assignments(memory, layers: list[int]) -> dict[int, int]:
             raise UserError(f"memory.memory_sharing_k: {memory.memory_sharing_k}, wanted 1 or more")
         return {layer: i // memory.memory_sharing_k for i, layer in enumerate(layers)}
     raise UserError(f"memory.memory_sharing: {memory.memory_sharing!r} is unknown")
+
+
+def check_heads(width: int, heads: int, kv_heads: int) -> None:
+    """Raise UserError where the heads of a memory attention do not divide its width, memory_rank for reduced_dim."""
+    if width % heads or heads % kv_heads:
+        raise UserError(f"memory heads: {heads} heads and {kv_heads} key/value heads do not divide a width of {width}")

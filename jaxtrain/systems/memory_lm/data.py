@@ -22,6 +22,7 @@ from torch_bridge.atomic_file import replacing
 
 BUILTIN = "python"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 FORMAT = 1  # of the cached rows; a change makes old ones unread
 
 
@@ -99,11 +100,23 @@ def vocabulary(config) -> int:
 
 
 def tokenizer_of(config):
-    """The tokenizer of a config: data.tokenizer, else model.tokenizer_name, else the base model's, else bytes."""
+    """The tokenizer of a config: data.tokenizer, else model.tokenizer_name, else the base model's, else bytes.
+
+    The special ids of the section `model` replace its own, except for bytes.
+    """
     data = config.data
     name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
     texts = lambda: training_texts(config)
-    return load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(data))
+    found = load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(data))
+    return with_special_ids(found, config.model)
+
+
+def with_special_ids(tokenizer, model):
+    """A pretrained tokenizer with the bos_token_id, eos_token_id and pad_token_id of a section `model` that has any."""
+    special = {name: getattr(model, name) for name in SPECIAL if getattr(model, name) is not None}
+    if not special or not isinstance(tokenizer, PretrainedTokenizer):
+        return tokenizer
+    return PretrainedTokenizer(tokenizer.inner, tokenizer.name, special)
 
 
 def tokenizer_files(config) -> dict[str, str]:
@@ -189,7 +202,7 @@ def _load(data, split: str):
         hub.cache_only_if_unreachable()
     import datasets
 
-    options: dict[str, Any] = {"split": split, "streaming": data.streaming}
+    options: dict[str, Any] = {"split": split} | ({"streaming": True} if data.streaming else {})
     try:
         if path.is_file():
             kind = FILE_KINDS.get(path.suffix)
@@ -227,6 +240,7 @@ def _identity(data, compat: str, tokenizer, split: str, num_samples: int | None)
     what |= {"format": FORMAT, "template": tokenizer.chat_template}
     what |= {"files": _files(data.dataset_name), "tokenizer_files": _files(tokenizer.name)}
     what |= {"revision": _revision(data.dataset_name)}
+    what |= {"special": tokenizer.special} if getattr(tokenizer, "special", None) else {}
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import pathlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxtrain import hub
@@ -64,31 +65,40 @@ class ByteTokenizer:
 
 
 class PretrainedTokenizer:
-    """A transformers tokenizer under this module's interface."""
+    """A transformers tokenizer under this module's interface.
 
-    def __init__(self, inner: Any, name: str):
+    special: ids by name (eos_token_id, ...) in place of its own. Raises UserError for one that it has no entry for.
+    """
+
+    def __init__(self, inner: Any, name: str, special: Mapping[str, int] = MappingProxyType({})):
         self.inner = inner
         self.name = name
+        self.special = dict(special)
+        for key, number in self.special.items():
+            if not 0 <= number < len(inner):
+                raise UserError(
+                    f"model.{key}: {number}, wanted one of the {len(inner)} entries of the tokenizer {name}"
+                )
+            setattr(inner, key, number)
         if inner.pad_token_id is None and inner.eos_token_id is None:
             raise UserError(f"data.tokenizer: {name} has neither a padding nor an end token")
         self.pad_token_id = inner.eos_token_id if inner.pad_token_id is None else inner.pad_token_id
-        self.eos_token_id, self.bos_token_id = inner.eos_token_id, inner.bos_token_id
-        self.eos_token = inner.eos_token
-        self.padding_side = inner.padding_side
-        self.chat_template = inner.chat_template
-        self.vocab_size = len(inner)
+        self.eos_token_id, self.bos_token_id = inner.eos_token_id, getattr(inner, "bos_token_id", None)
+        self.eos_token = getattr(inner, "eos_token", None)
+        self.padding_side = getattr(inner, "padding_side", "right")
+        self.chat_template = getattr(inner, "chat_template", None)
+        self.vocab_size = len(inner) if hasattr(inner, "__len__") else getattr(inner, "vocab_size", 0)
 
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
         """special: add what the tokenizer itself adds around a text."""
-        fast = self.inner.is_fast
+        fast = getattr(self.inner, "is_fast", False)
         given = self.inner(
             text,
-            add_special_tokens=special,
-            truncation=max_length is not None,
-            max_length=max_length,
-            return_offsets_mapping=fast,
+            **({} if special else {"add_special_tokens": False}),
+            **({} if max_length is None else {"truncation": True, "max_length": max_length}),
+            **({"return_offsets_mapping": True} if fast else {}),
         )
-        return Tokens(list(given["input_ids"]), list(given["offset_mapping"]) if fast else None)
+        return Tokens(as_ids(given["input_ids"]), list(given["offset_mapping"]) if fast else None)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=skip_special)
@@ -98,6 +108,12 @@ class PretrainedTokenizer:
         with tempfile.TemporaryDirectory() as folder:
             self.inner.save_pretrained(folder)
             return {path.name: path.read_text(encoding="utf-8") for path in sorted(pathlib.Path(folder).iterdir())}
+
+
+def as_ids(encoded: Any) -> list[int]:
+    """The ids of one text that a tokenizer gave as a list, an array or a tensor, with or without an axis for rows."""
+    ids = encoded.tolist() if hasattr(encoded, "tolist") else list(encoded)
+    return ids[0] if ids and isinstance(ids[0], list) else ids
 
 
 def from_json(

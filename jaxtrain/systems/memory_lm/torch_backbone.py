@@ -156,9 +156,9 @@ class LoRALinear(nn.Module):
         return y + (update * self.scale).to(y.dtype)
 
 
-def apply_lora(model: nn.Module, memory) -> None:
+def apply_lora(model: nn.Module, memory, make=LoRALinear) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and any(target in name for target in memory.lora_targets):
             parent = model.get_submodule(name.rpartition(".")[0])
-            layer = LoRALinear(module, memory.lora_rank, memory.lora_alpha, memory.lora_dropout)
+            layer = make(module, memory.lora_rank, memory.lora_alpha, memory.lora_dropout)
             setattr(parent, name.rpartition(".")[2], layer)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.config import check_heads
 from jaxtrain.systems.memory_lm.torch_backbone import Linear, attention
 
 PER_TOKEN = ("token", "prefix")
@@ -248,6 +249,7 @@ class MemoryAttention(nn.Module):
         wide = bank_width(memory, width)
         reduced = memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim"
         inner = wide if reduced else width
+        check_heads(inner, heads, kv_heads)
         self.head = inner // heads
         sizes = {"q": (width, inner), "k": (wide, kv_heads * self.head), "v": (wide, kv_heads * self.head)}
         self.low_rank = memory.use_low_rank_projections and not reduced

@@ -5,7 +5,15 @@ from torch import nn
 from torch.nn import functional
 
 from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
-from jaxtrain.systems.memory_lm.torch_backbone import ACTIVATIONS, CausalLM, RMSNorm, apply_lora, attention, rotate
+from jaxtrain.systems.memory_lm.torch_backbone import (
+    ACTIVATIONS,
+    CausalLM,
+    LoRALinear,
+    RMSNorm,
+    apply_lora,
+    attention,
+    rotate,
+)
 from jaxtrain.systems.memory_lm.torch_memory import MemoryAttention, Router, View, make_bank
 
 IGNORE = -100
@@ -61,7 +69,7 @@ def make_norm(config):
 
 
 class Block(nn.Module):
-    def __init__(self, config, memory, reads: bool):
+    def __init__(self, config, memory, reads: bool, make_attention=MemoryAttention):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = make_norm(config), make_norm(config)
         self.self_attn, self.mlp = SelfAttention(config), FeedForward(config)
@@ -69,7 +77,7 @@ class Block(nn.Module):
         if reads:
             self.memory_layernorm = make_norm(config)
             sizes = (config.hidden_dim, config.num_heads, config.kv_heads)
-            self.memory_attn = MemoryAttention(memory, *sizes, config.dropout)
+            self.memory_attn = make_attention(memory, *sizes, config.dropout)
         if self.variant == "B":
             self.post_memory_layernorm = make_norm(config)
             self.post_memory_mlp = FeedForward(config)
@@ -88,6 +96,8 @@ class Block(nn.Module):
 class MemoryModel(nn.Module):
     """Implement what both models share: banks, routers, and the bank of each layer."""
 
+    make_router, make_attention, make_lora = Router, MemoryAttention, LoRALinear
+
     def place(self, memory, layers: int, width: int, as_set: bool):
         self.memory = memory
         self.reading = get_memory_layer_indices(memory, layers)
@@ -96,7 +106,7 @@ class MemoryModel(nn.Module):
         count = max(self.bank_of.values()) + 1 if self.reading else 0
         self.memory_banks = nn.ModuleList(make_bank(memory, memory.memory_dim or width) for _ in range(count))
         chosen = order if memory.use_chapters else []
-        self.routers = nn.ModuleDict({str(layer): Router(memory, width) for layer in chosen})
+        self.routers = nn.ModuleDict({str(layer): self.make_router(memory, width) for layer in chosen})
 
     def begin(self, view) -> None:
         """Set how this call routes: as in training, or as at inference."""
@@ -124,7 +134,9 @@ class MemoryTransformer(MemoryModel):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.place(memory, config.num_layers, config.hidden_dim, as_set=True)
-        self.layers = nn.ModuleList(Block(config, memory, i in self.bank_of) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            Block(config, memory, i in self.bank_of, self.make_attention) for i in range(config.num_layers)
+        )
         self.norm = make_norm(config)
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -144,10 +156,10 @@ class MemoryTransformer(MemoryModel):
 
 
 class Adapter(nn.Module):
-    def __init__(self, config, memory, dropout: float):
+    def __init__(self, config, memory, dropout: float, make_attention=MemoryAttention):
         super().__init__()
         self.memory_layernorm = RMSNorm(config.hidden_size, 1e-6)
-        self.memory_attn = MemoryAttention(memory, config.hidden_size, config.num_heads, config.kv_heads, dropout)
+        self.memory_attn = make_attention(memory, config.hidden_size, config.num_heads, config.kv_heads, dropout)
 
 
 class MemoryAdapter(MemoryModel):
@@ -157,9 +169,11 @@ class MemoryAdapter(MemoryModel):
         super().__init__()
         self.base_model = CausalLM(config).to(base_dtype)
         if memory.lora:
-            apply_lora(self.base_model, memory)
+            apply_lora(self.base_model, memory, self.make_lora)
         self.place(memory, config.num_layers, config.hidden_size, as_set=False)
-        self.memory_adapters = nn.ModuleDict({str(i): Adapter(config, memory, dropout) for i in self.reading})
+        self.memory_adapters = nn.ModuleDict(
+            {str(i): Adapter(config, memory, dropout, self.make_attention) for i in self.reading}
+        )
 
     def hidden(self, input_ids, view):
         """[batch, time, width] after the last norm."""

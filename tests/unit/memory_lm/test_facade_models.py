@@ -134,6 +134,11 @@ def test_the_router_chooses_and_is_trained_as_the_original():
     assert float(memory.compute_router_auxiliary_loss([])) == 0.0
 
 
+def test_one_layers_router_terms_are_added_up_with_their_coefficients():
+    terms = {"load_balance": torch.tensor(2.0), "z_loss": torch.tensor(3.0)}
+    assert float(memory.compute_total_router_loss(terms, 0.5, 0.0, 0.1)) == pytest.approx(1.3)
+
+
 PARTS = {
     "ChapterRouter": {"hidden_dim": 8, "num_chapters": 6, "top_k": 2, "exclude_prefix_chapters": 1},
     "MemoryCrossAttention": {"hidden_dim": 8, "num_heads": 4, "num_kv_heads": 2, "memory_dim": 6, "projection_rank": 3},

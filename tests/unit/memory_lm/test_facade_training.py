@@ -1,5 +1,6 @@
 """A user's session with the original's Trainer: construct, inspect, step, override, save, load, resume."""
 
+import copy
 import json
 import logging
 import random
@@ -32,6 +33,14 @@ def tiny(folder, name: str = "data", rows: int = 12, **training):
     own |= {"output_dir": str(folder / "out"), "mixed_precision": "no", "gradient_checkpointing": False}
     for key, value in (own | training).items():
         setattr(config.training, key, value)
+    return config
+
+
+def with_tokenizer(config, folder):
+    """Give the config a tokenizer of 264 entries, in a folder of its own."""
+    tokenizer = from_json(train_bpe(["line 1 of text"], 264), pad="<pad>").inner
+    tokenizer.save_pretrained(folder / "tokenizer")
+    config.model.tokenizer_name, config.model.vocab_size = str(folder / "tokenizer"), len(tokenizer)
     return config
 
 
@@ -191,3 +200,121 @@ def test_early_stopping_drifts_as_the_originals(tmp_path):
             stop = trainer.check_early_stopping(float(point["eval_loss"]))
             assert (trainer.patience_counter, stop) == (point["patience"], point["stop"])
             assert trainer.best_loss == float(point["best_loss"])
+
+
+@pytest.mark.slow
+def test_a_second_trainer_in_an_output_dir_trains_the_model_that_it_is_given(tmp_path):
+    few = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
+    memory.Trainer(tiny(tmp_path, **few)).train()
+    config = tiny(tmp_path, **few)
+    model = memory.MemoryTransformer(config)
+    model.norm.weight.data.fill_(5.0)
+    trainer = memory.Trainer(config, model=model)
+    trainer.train()
+    assert trainer.global_step == 2
+    assert (model.norm.weight > 4.9).all()
+    assert trainer.engine.folder == tmp_path / "out" / "run-2"
+    saved = torch.load(tmp_path / "out" / "final_model" / "model.pt", weights_only=True)
+    assert torch.equal(saved["norm.weight"], model.norm.weight)
+
+
+class Batches(list):
+    """A user's own loader: it counts its passes."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.slow
+def test_replaced_parts_are_the_ones_that_train(tmp_path, capsys):
+    trainer = memory.Trainer(with_tokenizer(tiny(tmp_path, max_steps=3, eval_steps=1, save_steps=100), tmp_path))
+    trainer.train_dataloader = Batches(list(trainer.train_dataloader)[:2])
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    losses = iter([3.0, 2.0, 1.0])
+    trainer.evaluate = lambda: {"eval_loss": next(losses)}
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.train()
+    assert (
+        "the loop runs on the host, one compiled call per batch: Trainer.evaluate is your own"
+        in capsys.readouterr().out
+    )
+    assert (trainer.train_dataloader.passes, trainer.global_step, trainer.best_loss) == (3, 3, 1.0)
+    assert all(torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
+
+
+def test_parts_that_cannot_be_replaced_are_refused(tmp_path):
+    trainer = memory.Trainer(tiny(tmp_path))
+    with pytest.raises(ValueError, match=r"pass Trainer\(config, model=...\)"):
+        trainer.model = trainer.model
+    with pytest.raises(ValueError, match="parameters that are not trainer.model's"):
+        trainer.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ValueError, match="without a metric"):
+        trainer.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A trainer after two of an epoch's three updates, and its output_dir."""
+    folder = tmp_path_factory.mktemp("short")
+    options = {"batch_size": 4, "max_steps": 2, "eval_steps": 2, "save_steps": 2, "save_best_model": False}
+    config = with_tokenizer(tiny(folder, **options), folder)
+    config.training.gradient_accumulation_steps = 1
+    trainer = memory.Trainer(config)
+    trainer.train()
+    return trainer, folder / "out"
+
+
+def progress(folder):
+    return json.loads((folder / "trainer_state.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_pass_that_was_cut_off_counts_as_an_epoch(short):
+    trainer, out = short
+    assert trainer.engine.steps_per_epoch == 3
+    assert (trainer.epoch, progress(out / "final_model")["epoch"], progress(out / "checkpoint-2")["epoch"]) == (1, 1, 0)
+
+
+@pytest.mark.slow
+def test_saves_hold_the_whole_config_and_the_loss_of_the_last_update(short):
+    trainer, out = short
+    assert memory.load_config(out / "final_model" / "config.yaml") == trainer.config
+    last = progress(out / "final_model")["loss"]
+    assert progress(out / "checkpoint-2")["loss"] == last
+    assert last != trainer.best_loss
+    assert not (out / "best_model").exists()
+
+
+@pytest.mark.slow
+def test_the_best_model_holds_its_evaluations_loss(tmp_path):
+    trainer = memory.Trainer(tiny(tmp_path, max_steps=2, eval_steps=2, save_steps=2))
+    trainer.train()
+    out = tmp_path / "out"
+    assert progress(out / "best_model")["loss"] == trainer.best_loss
+    assert progress(out / "checkpoint-2")["loss"] == progress(out / "final_model")["loss"] != trainer.best_loss
+
+
+def test_the_originals_own_steps_can_be_called(tmp_path):
+    trainer = memory.Trainer(tiny(tmp_path, early_stopping=True, early_stopping_patience=2))
+    assert isinstance(trainer._create_optimizer(), torch.optim.AdamW)
+    assert trainer._create_scheduler().optimizer is trainer.optimizer
+    trainer.best_loss = 1.0
+    assert [trainer._check_early_stopping(0.5), trainer._check_early_stopping(1.5)] == [False, False]
+    assert (trainer.best_loss, trainer.patience_counter) == (1.0, 1)
+
+
+@pytest.mark.slow
+def test_steps_of_ones_own_go_on_from_a_checkpoint(short, tmp_path):
+    trainer, out = short
+    config = copy.deepcopy(trainer.config)
+    config.training.max_steps, config.training.output_dir = 3, str(tmp_path)
+    config.training.resume_from_checkpoint = str(out / "checkpoint-2")
+    resumed = Counting(config)
+    assert (resumed.global_step, resumed.best_loss) == (2, trainer.best_loss)
+    assert torch.equal(resumed.model.norm.weight, trainer.model.norm.weight)
+    resumed.train()
+    assert (resumed.seen, resumed.global_step, resumed.scheduler.last_epoch) == (1, 3, 3)
+    assert resumed.optimizer.state[resumed.model.norm.weight]["step"] == 3

@@ -42,6 +42,14 @@ def test_a_saved_config_is_read_back(tmp_path):
     assert memory_lm.load_config(tmp_path / "new" / "c.yaml") == config
 
 
+def test_fields_stand_in_the_originals_order(tmp_path):
+    config = memory_lm.Config(memory=memory_lm.MemoryConfig(True, 64))
+    assert config.memory.num_memory_tokens == 64
+    memory_lm.save_config(config, tmp_path / "c.yaml")
+    model = (tmp_path / "c.yaml").read_text().split("memory:")[0].split()
+    assert model.index("base_model_name:") < model.index("use_flash_attention:") < model.index("tie_embeddings:")
+
+
 def test_small_numbers_are_read_as_numbers_and_wrong_keys_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("training: {memory_lr: 1e-4}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original.legacy_config import OWN
+from jaxtrain.systems.memory_lm.original.legacy_config import original_order
 
 GROUPS = ("memory", "memory_bank", "lora", "base_model")  # in this order in optimizer.bin
 
@@ -20,7 +20,8 @@ GROUPS = ("memory", "memory_bank", "lora", "base_model")  # in this order in opt
 def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
     """Write checkpoint-STEP where it is due or the best so far (then best_model, too), and final_model at the end.
 
-    tree: the training state. meta: see TorchTwin.checkpoint. Older checkpoint-* go, all but the newest
+    tree: the training state. meta: see TorchTwin.checkpoint and write_folder. The loss in trainer_state.json is that of
+    the evaluation where the best was saved, otherwise meta["metrics"]'s. Older checkpoint-* go, all but the newest
     checkpoint.keep_last, as the original's save_total_limit has it.
     """
     if meta["final"]:
@@ -33,6 +34,9 @@ def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str,
     if meta["best"]:
         shutil.rmtree(run / "best_model", ignore_errors=True)
         shutil.copytree(folder, run / "best_model")
+        loss = meta["best_metrics"].get("loss")
+        for evaluated in (run / "best_model", *([] if meta["due"] else [folder])):
+            write_progress(evaluated, {**meta, "metrics": {"loss": loss}})
     if meta["due"]:
         for old in kept(run)[: -config.checkpoint.keep_last]:
             shutil.rmtree(old)
@@ -48,12 +52,13 @@ def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Ma
     """model.pt, model.safetensors, optimizer.bin, scheduler.bin, random_states_0.pkl, config.yaml, trainer_state.json.
 
     model.pt holds every key, in checkpoint.save_precision; model.safetensors has a tied lm_head under one name only, as
-    accelerate writes and reads it.
+    accelerate writes and reads it. meta["sections"]: the original's config; model and memory alone if left out.
     """
     from omegaconf import OmegaConf
 
     from torch_bridge import files
 
+    sections = meta["sections"] if "sections" in meta else original_sections(config)
     folder.mkdir(parents=True, exist_ok=True)
     state = dict(tree["model"])
     files.save(files.cast(state, config.checkpoint.save_precision), folder / "model.pt")
@@ -63,7 +68,12 @@ def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Ma
     files.save(optimizer, folder / "optimizer.bin")
     files.save(_reordered(tree["scheduler"], order), folder / "scheduler.bin")
     (folder / "random_states_0.pkl").write_bytes(random_states())
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(original_sections(config))))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(sections)))
+    write_progress(folder, meta)
+
+
+def write_progress(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
+    """trainer_state.json."""
     progress = {
         "best_loss": meta["best_metrics"].get("loss"),
         "epoch": meta["epoch"],
@@ -100,8 +110,10 @@ def _is_tied(key: str, state: Mapping[str, Any]) -> bool:
 
 def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """The optimizer's state with its groups in the original's order and its parameters numbered through, and the former
-    places of the groups."""
+    places of the groups; those of a user's own optimizer, without names, stay where they are."""
     groups = optimizer["param_groups"]
+    if not all("name" in group for group in groups):
+        return dict(optimizer), []
     place = {name: i for i, name in enumerate(GROUPS)}
     order = sorted(range(len(groups)), key=lambda i: place[str(groups[i]["name"]).removesuffix(" without decay")])
     numbers = [number for i in order for number in groups[i]["params"]]
@@ -113,7 +125,8 @@ def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], lis
 
 def _reordered(scheduler: Mapping[str, Any], order: list[int]) -> dict[str, Any]:
     by_group = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
-    return {key: [value[i] for i in order] if key in by_group else value for key, value in scheduler.items()}
+    move = lambda value: [value[i] for i in order] if len(value) == len(order) else value
+    return {key: move(value) if key in by_group else value for key, value in scheduler.items()}
 
 
 def original_sections(config) -> dict[str, dict[str, Any]]:
@@ -124,7 +137,7 @@ def original_sections(config) -> dict[str, dict[str, Any]]:
     foreign += ["model.base_config"] if config.model.base_config is not None else []
     if foreign:
         raise UserError(f"--format original: the original has no {', '.join(foreign)}; take --output F.safetensors")
-    return {name: {k: v for k, v in values.items() if k not in OWN[name]} for name, values in sections.items()}
+    return {name: {key: values[key] for key in original_order(name, values)} for name, values in sections.items()}
 
 
 def _changed(section, key: str) -> bool:

@@ -33,7 +33,7 @@ class TextDataset(torch.utils.data.Dataset):
         self.tokenizer, self.max_length = tokenizer, max_length
         self.text_field, self.training_mode = text_field, training_mode
         self.dataset = list(data.read_rows(section, split, num_samples))
-        self._inner = PretrainedTokenizer(tokenizer, str(tokenizer.name_or_path))
+        self._inner = PretrainedTokenizer(tokenizer, str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__)))
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
 

@@ -21,6 +21,7 @@ class HostLoop:
 
     config: Any
     settings: Any
+    output_dir: pathlib.Path
     global_step: int
     epoch: int
     best_loss: float
@@ -34,18 +35,24 @@ class HostLoop:
         self._made: torch.nn.Module | None = None
         self._taken: Any = None
         self._loaders: dict[str, Any] = {}
+        self._replaced: set[str] = set()  # parts of the user's own, which the engine does not know
+        self._on_host = False  # steps were made here, so the engine's state is older
 
     # --- data ----------------------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the config."""
+        """The tokenizer of the config, with the config's special ids; without a padding token it pads with its end."""
         if "tokenizer" not in self._loaders:
-            from transformers import AutoTokenizer
+            from jaxtrain.systems.memory_lm import data
+            from jaxtrain.systems.memory_lm.tokenizers import load_tokenizer
 
             model = self.config.model
             name = model.tokenizer_name or model.base_model_name or "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-            self._loaders["tokenizer"] = AutoTokenizer.from_pretrained(name)
+            found = data.with_special_ids(load_tokenizer(name), model)
+            self._loaders["tokenizer"] = inner = getattr(found, "inner", found)
+            if inner.pad_token_id is None:
+                inner.pad_token = inner.eos_token
         return self._loaders["tokenizer"]
 
     @tokenizer.setter
@@ -80,6 +87,7 @@ class HostLoop:
     @train_dataloader.setter
     def train_dataloader(self, loader: Any) -> None:
         self._loaders["train"] = loader
+        self._replaced.add("train_dataloader")
 
     @property
     def eval_dataloader(self) -> Any:
@@ -89,6 +97,7 @@ class HostLoop:
     @eval_dataloader.setter
     def eval_dataloader(self, loader: Any) -> None:
         self._loaders["eval"] = loader
+        self._replaced.add("eval_dataloader")
 
     train_loader, val_loader = train_dataloader, eval_dataloader
 
@@ -123,7 +132,7 @@ class HostLoop:
         for index, batch in enumerate(loader):
             place = index + 1
             update = place % training.gradient_accumulation_steps == 0 or place == count
-            found = self.training_step(batch, update)
+            found = self._newest = self.training_step(batch, update)
             if not update:
                 continue
             if self.global_step == 1 or self.global_step % training.logging_steps == 0:
@@ -146,16 +155,21 @@ class HostLoop:
         best = loss < self.best_loss
         stop = self.check_early_stopping(loss)
         if best and self.config.training.save_best_model:
-            self.save_checkpoint(pathlib.Path(self.config.training.output_dir) / "best_model", loss)
+            self.save_checkpoint(self.output_dir / "best_model", loss)
             self.save_checkpoint(loss=loss)
         return stop
 
     def check_early_stopping(self, eval_loss: float) -> bool:
         """Take an evaluation into best_loss and patience_counter; True where the run is to stop."""
+        stop = self._check_early_stopping(eval_loss)
+        self.best_loss = min(self.best_loss, eval_loss) if not math.isnan(eval_loss) else self.best_loss
+        return stop
+
+    def _check_early_stopping(self, eval_loss: float) -> bool:
+        """Take an evaluation into patience_counter alone; True where the run is to stop."""
         training = self.config.training
         better = self.best_loss - eval_loss > training.early_stopping_threshold
         self.patience_counter = 0 if better else self.patience_counter + 1
-        self.best_loss = min(self.best_loss, eval_loss) if not math.isnan(eval_loss) else self.best_loss
         return training.early_stopping and self.patience_counter >= training.early_stopping_patience
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -168,12 +182,14 @@ class HostLoop:
     def train_on_host(self) -> dict[str, Any]:
         self._step()
         histories: list[dict[str, float]] = []
+        self._newest = None
         over = self.global_step >= self.total_steps
         while not over:
             over = self.train_epoch()
             self.epoch += 1
         self._compiled.sync()  # type: ignore[union-attr]
-        self.save_checkpoint(pathlib.Path(self.config.training.output_dir) / "final_model")
+        loss = None if self._newest is None else float(self._newest["loss"])
+        self.save_checkpoint(self.output_dir / "final_model", loss)
         print(f"Training complete! Final step: {self.global_step}\nBest eval loss: {self.best_loss:.4f}", flush=True)
         return {"best_val_loss": self.best_loss, "train_history": histories, "val_history": histories}
 
@@ -201,6 +217,7 @@ class HostLoop:
                     f"training.mixed_precision: {precision} is not offered for steps of your own; take bf16 or no"
                 )
             module, optimizer = self.model, self.optimizer  # with what the engine has trained so far
+            self._on_host = True
             self._compiled = StepOrTorch(
                 module,
                 self._loss,

@@ -1,7 +1,7 @@
 """The original's configs (sections model, memory, training) -> this project's settings."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
@@ -16,6 +16,17 @@ OWN = {  # keys of the two other sections that the original does not have
     "model": ("base_config", "base_dtype", "scan_layers"),
     "memory": ("mask_aware_pooling", "chapter_softmax", "freeze_memory_bank", "freeze_router"),
 }
+
+LAST = {  # keys that the original declares at the end of a section
+    "model": ("tie_embeddings",),
+    "memory": ("use_memory_adapter", "use_both_memory_and_lora"),
+}
+
+
+def original_order(name: str, keys: Iterable[str]) -> list[str]:
+    """The original's keys among those of the section `name`, as it declares them."""
+    known = [key for key in keys if key not in OWN[name]]
+    return [key for key in known if key not in LAST[name]] + [key for key in LAST[name] if key in known]
 
 
 @dataclasses.dataclass
@@ -94,6 +105,7 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
     steps = (
         {"epochs": training["num_epochs"]} if training["num_epochs"] is not None else {"steps": training["max_steps"]}
     )
+    _check_choices(training)
     early = training["early_stopping"]
     strategy = training["distributed_strategy"]
     return {
@@ -147,6 +159,15 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         "init_from": training["resume_from_checkpoint"] or training["init_from_checkpoint"],
         "init_optimizer": training["init_from_checkpoint"] is None,
     }
+
+
+def _check_choices(training: Mapping[str, Any]) -> None:
+    choices = {"mixed_precision": PRECISION}
+    if training["distributed_strategy"] == "fsdp":
+        choices["fsdp_sharding_strategy"] = STRATEGY
+    for name, known in choices.items():
+        if training[name] not in known:
+            raise UserError(f"training.{name}: {training[name]!r}, wanted one of {', '.join(known)}")
 
 
 def _known(section: Mapping[str, Any] | None, names) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.tokenizers import as_ids
 
 
 def generate(
@@ -53,7 +54,9 @@ def generate_batch(
     model.to(device)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     pad = eos if pad is None else pad
-    rows = [tokenizer.encode(prompt) or [eos] for prompt in prompts]
+    rows = [as_ids(tokenizer.encode(prompt)) or [eos] for prompt in prompts]
+    if not rows:
+        return []
     width = max(len(row) for row in rows)
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)

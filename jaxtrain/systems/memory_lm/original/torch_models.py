@@ -10,10 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm import torch_backbone, torch_memory, torch_twin
+from jaxtrain.systems.memory_lm import torch_backbone, torch_twin
 from jaxtrain.systems.memory_lm.config import Memory, Model
 from jaxtrain.systems.memory_lm.original import legacy_config
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
+from jaxtrain.systems.memory_lm.original.torch_parts import (
+    ChapterRouter,
+    LoRALinear,
+    MemoryCrossAttention,
+    compute_router_auxiliary_loss,
+    router_losses,
+)
 from jaxtrain.systems.memory_lm.torch_memory import (
     ChapteredMemoryBank,
     QuantizedMemoryBank,
@@ -21,21 +28,19 @@ from jaxtrain.systems.memory_lm.torch_memory import (
 )
 
 IGNORE = torch_twin.IGNORE
-LOSSES = ("load_balance", "auxiliary", "z_loss")
 
 
-def _dataclass(name: str, section: type, leave_out: Sequence[str] = ()) -> type:
-    """A mutable dataclass with a section's fields and defaults, as the original has it."""
+def _dataclass(name: str, section: type, key: str) -> type:
+    """A mutable dataclass with the fields and defaults of a section, in the original's order."""
     fields = []
-    for key, field in section.model_fields.items():
-        if key not in leave_out:
-            make = field.get_default
-            fields.append((key, Any, dataclasses.field(default_factory=lambda make=make: copy.deepcopy(make()))))
+    for field in legacy_config.original_order(key, section.model_fields):
+        make = section.model_fields[field].get_default
+        fields.append((field, Any, dataclasses.field(default_factory=lambda make=make: copy.deepcopy(make()))))
     return dataclasses.make_dataclass(name, fields, namespace={"__module__": __name__})
 
 
-ModelConfig = _dataclass("ModelConfig", Model, legacy_config.OWN["model"])
-MemoryConfig = _dataclass("MemoryConfig", Memory, legacy_config.OWN["memory"])
+ModelConfig = _dataclass("ModelConfig", Model, "model")
+MemoryConfig = _dataclass("MemoryConfig", Memory, "memory")
 
 
 @dataclasses.dataclass
@@ -47,144 +52,14 @@ class Config:
     training: Any = dataclasses.field(default_factory=TrainingConfig)
 
 
-# --- router's losses ---------------------------------------------------------------------------------------------
-
-
-def router_losses(indices: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """load_balance, auxiliary, z_loss and entropy of a choice: indices [..., k], logits [..., chapter].
-
-    The formulas of `router.router_losses`, over all rows.
-    """
-    chapters = logits.shape[-1]
-    logits = logits.reshape(-1, chapters).float()
-    p = logits.softmax(-1)
-    chosen = functional.one_hot(indices.reshape(len(logits), -1), chapters).sum(1).to(p.dtype)
-    return {
-        "load_balance": chapters * (chosen.mean(0).detach() * p.mean(0)).sum(),
-        "auxiliary": (p.square().mean(0) - 1 / chapters).square().mean(),
-        "z_loss": logits.logsumexp(-1).square().mean(),
-        "entropy": -(p * p.clamp_min(1e-12).log()).sum(-1).mean(),
-    }
-
-
-def compute_router_auxiliary_loss(
-    router_losses: Sequence[Mapping[str, Any]],
-    load_balance_coef: float = 0.01,
-    auxiliary_coef: float = 0.0,
-    z_loss_coef: float = 0.0,
-) -> torch.Tensor:
-    """The terms of each layer times their coefficients, averaged over the layers that have any; 0 for none.
-
-    router_losses: dicts of tensors or numbers. Coefficients <= 0 and absent terms count nothing.
-    """
-    scale = dict(zip(LOSSES, (load_balance_coef, auxiliary_coef, z_loss_coef), strict=True))
-    totals = [
-        sum((torch.as_tensor(terms[name]) * c for name, c in scale.items() if c > 0 and name in terms), torch.zeros(()))
-        for terms in router_losses
-        if terms
-    ]
-    return torch.stack(totals).mean() if totals else torch.zeros(())
-
-
-# --- parts -------------------------------------------------------------------------------------------------------
-
-
-class ChapterRouter(torch_memory.Router):
-    """Choose `top_k` of `num_chapters` chapters; the first exclude_prefix_chapters, which all tokens read, never.
-
-    Raises UserError where top_k does not fit.
-    """
-
-    def __init__(
-        self,
-        hidden_dim: int,
-        num_chapters: int,
-        top_k: int,
-        exclude_prefix_chapters: int = 0,
-        rolling_window_size: int = 128,
-    ):
-        if not 0 < top_k <= num_chapters:
-            raise UserError(f"top_k: {top_k}, wanted 1 to num_chapters={num_chapters}")
-        section = Memory(
-            num_chapters=num_chapters,
-            top_k_chapters=top_k,
-            num_shared_chapters=exclude_prefix_chapters,
-            routing_window_size=rolling_window_size,
-        )
-        super().__init__(section, hidden_dim)
-        self.hidden_dim, self.num_chapters, self.top_k = hidden_dim, num_chapters, top_k
-        self.exclude_prefix_chapters, self.rolling_window_size = exclude_prefix_chapters, rolling_window_size
-
-    def forward(self, hidden_states, routing_strategy: str = "sequence"):  # type: ignore[override]
-        """hidden_states: [batch, time, width] -> indices and weights [batch, k], and the losses; `token` takes the mean
-        of the tokens' logits, see `route_token_level`."""
-        name = routing_strategy.replace("_", "-")
-        if name not in ("sequence", "sequence-rolling", "token"):
-            raise UserError(
-                f"routing strategy {routing_strategy!r} is unknown, wanted sequence, sequence-rolling or token"
-            )
-        ones = torch.ones(hidden_states.shape[:2], device=hidden_states.device)
-        window = self.memory.routing_window_size if name == "sequence-rolling" else None
-        return self._chosen(self.mean(hidden_states, ones, window))  # the router is linear: its mean is the mean's
-
-    def route_token_level(self, hidden_states):
-        """One choice per token: indices and weights [batch, time, k], and the losses."""
-        return self._chosen(hidden_states)
-
-    def _chosen(self, pooled):
-        indices, weights, logits = self.choose(self.router(pooled))
-        return indices, weights, router_losses(indices, logits)
-
-
-class MemoryCrossAttention(torch_memory.MemoryAttention):
-    """Queries from the stream, keys and values from memory tokens [token, width] or [batch, token, width].
-
-    memory_dim: of the memory's vectors. projection_rank: of low-rank projections; None for full ones.
-    """
-
-    def __init__(
-        self,
-        hidden_dim: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        memory_dim: int | None = None,
-        dropout: float = 0.0,
-        projection_rank: int | None = None,
-    ):
-        section = Memory(
-            memory_dim=memory_dim,
-            use_low_rank_projections=projection_rank is not None,
-            projection_rank=projection_rank or 1,
-        )
-        super().__init__(section, hidden_dim, num_heads, num_kv_heads or num_heads, dropout)
-        self.hidden_dim, self.num_heads, self.num_kv_heads = hidden_dim, num_heads, num_kv_heads or num_heads
-        self.memory_dim, self.head_dim, self.projection_rank = memory_dim or hidden_dim, self.head, projection_rank
-
-    def forward(self, hidden_states, memory):  # type: ignore[override]
-        memory = memory if memory.ndim == 3 else memory.expand(len(hidden_states), -1, -1)
-        return self.project("o", self.attend(self.heads("q", hidden_states), memory).flatten(2))
-
-
-class LoRALinear(torch_backbone.LoRALinear):
-    """y = x W^T + b + (drop(x) A^T) B^T alpha / rank; W and b are frozen."""
-
-    def __init__(self, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05):
-        super().__init__(linear, rank, alpha, dropout)
-        self.weight.requires_grad_(False)
-        if self.bias is not None:
-            self.bias.requires_grad_(False)
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05) -> "LoRALinear":
-        """The LoRA of a layer, which keeps its weights."""
-        return cls(linear, rank, alpha, dropout)
-
-
 # --- models ------------------------------------------------------------------------------------------------------
 
 
 class _Model(torch_twin.MemoryModel):
     """The call of the original's two models."""
+
+    make_router, make_attention, make_lora = ChapterRouter.of, MemoryCrossAttention.of, LoRALinear
+    follows_cache = False  # tokens without position_ids stand behind the cache's, whatever position_offset is
 
     def forward(  # type: ignore[override]
         self,
@@ -202,7 +77,7 @@ class _Model(torch_twin.MemoryModel):
         each memory layer, empty in evaluation and without chapters.
 
         attention_mask: [batch, key], those of the cache included. position_offset: of the first token, where there are
-        no position_ids. A cached call without past_key_values begins anew.
+        no position_ids; an adapter counts from the cache's length. A cached call without past_key_values begins anew.
         """
         if use_cache and self.memory.use_chapters and self.memory.routing_strategy_inference == "prefix":
             raise UserError("use_cache: prefix routing has no cache here; jaxtrain.generate decodes with it")
@@ -210,7 +85,7 @@ class _Model(torch_twin.MemoryModel):
             self._windows = {}
         present: list | None = [] if use_cache else None
         mask = None if attention_mask is None else attention_mask.bool()
-        if position_ids is None:
+        if position_ids is None and not self.follows_cache:
             places = torch.arange(input_ids.shape[1], device=input_ids.device) + position_offset
             position_ids = places[None].expand(len(input_ids), -1)
         view = View(input_ids, mask, position_ids, None, past_key_values, present, self._windows if use_cache else None)
@@ -281,6 +156,8 @@ class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
 class MemoryAdapter(_Model, torch_twin.MemoryAdapter):
     """A pretrained model with memory; its weights are read from `model.base_model_name`. Base weights are frozen where
     `model.freeze_base_model` says so, and under LoRA always."""
+
+    follows_cache = True
 
     def __init__(self, config: Config):
         from jaxtrain.systems.memory_lm import adapter, param_groups

@@ -5,10 +5,11 @@ overridden method, a changed model), the loop runs here, with one compiled call 
 """
 
 import copy
-import inspect
+import dataclasses
 import math
 import pathlib
 import random
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,14 +17,26 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original import checkpoint_files, torch_models
+from jaxtrain.systems.memory_lm.original import checkpoint_files, run_folders, torch_models
 from jaxtrain.systems.memory_lm.original.host_loop import HostLoop
-from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
+from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer, place_optimizer
 from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
+from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check
 from torch_bridge.datasets import to_numpy
 
-STEPS = ("training_step", "compute_loss", "train_epoch", "log_metrics", "save_checkpoint", "check_early_stopping")
+STEPS = (
+    "training_step",
+    "compute_loss",
+    "train_epoch",
+    "log_metrics",
+    "evaluate",
+    "save_checkpoint",
+    "check_early_stopping",
+    "_check_early_stopping",
+    "_create_optimizer",
+    "_create_scheduler",
+)
 SCHEDULE = (
     "warmup_ratio",
     "min_lr_ratio",
@@ -51,19 +64,39 @@ class Trainer(HostLoop):
         check(config.training)
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(42)
+        super().__init__()
         self.config, self._given = config, model
+        self._fit_vocabulary()
         self._resume, changes = self._origin(changes)
+        self._started = False  # from what init_from names
         self.settings = checked(config, **changes)
+        self.output_dir, self._claimed = pathlib.Path(self.settings.run.dir).expanduser(), False
         self.global_step = self.epoch = self.patience_counter = 0
         self.best_loss = math.inf
-        self.engine = Engine(config=self.settings, task=find_task(self.settings.task), callbacks=[Follower(self)])
+        if self._resume == "auto" and config.training.resume_from_checkpoint is not None:
+            vars(self).update(run_folders.counters(config.training.resume_from_checkpoint))
+        self._newest: Mapping[str, Any] | None = None  # the engine's metrics of the last update
+        self._best_step: int | None = None  # of the best evaluation
+        task = find_task(self.settings.task)
+        if task.twin is not None:
+            task = dataclasses.replace(task, twin=dataclasses.replace(task.twin, checkpoint=self._write_files))
+        self.engine = Engine(config=self.settings, task=task, callbacks=[Follower(self)])
         self.total_steps = self.engine.total_steps
         if model is not None:
             self.engine.load_state_dict(to_numpy(model.state_dict()))
-        super().__init__()
+
+    def _fit_vocabulary(self) -> None:
+        """Give a model that is made from scratch the size of the tokenizer that its config names."""
+        section = self.config.model
+        if self._given is not None or section.base_model_name is not None or section.tokenizer_name is None:
+            return
+        size = len(self.tokenizer)
+        if section.vocab_size != size:
+            warnings.warn(f"model.vocab_size: {section.vocab_size} becomes {size}, the tokenizer's", stacklevel=3)
+            section.vocab_size = size
 
     def _origin(self, changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """How the engine resumes, and the settings that say from where and into which folder."""
+        """Return how the engine resumes, and the settings that say from where."""
         training = self.config.training
         wanted = {"checkpoint": {**converted(self.config)["checkpoint"], "torch": "original"}}
         if training.resume_from_checkpoint is None:
@@ -71,10 +104,45 @@ class Trainer(HostLoop):
         source = pathlib.Path(training.resume_from_checkpoint).expanduser()
         if not (source / "trainer_state.json").is_file():  # a run folder of this project
             return str(source), {**wanted, "init_from": None, **changes}
-        if source.parent.resolve() == pathlib.Path(training.output_dir).expanduser().resolve():
-            name = source.name.removeprefix("checkpoint-")
-            wanted["run"] = {**converted(self.config)["run"], "dir": str(source.parent / f"resumed-{name}")}
         return "auto", {**wanted, **changes}
+
+    def _claim_folder(self) -> None:
+        """Begin a new run, unless this trainer's has begun or output_dir itself is the run to resume."""
+        output = self.output_dir
+        if (
+            self._claimed
+            or self._resume != "auto"
+            and pathlib.Path(self._resume).expanduser().resolve() == output.resolve()
+        ):
+            return
+        self._claimed = True
+        source, first, numbered = self.config.training.resume_from_checkpoint, output, output / "run"
+        if source is not None and self._resume == "auto" and run_folders.parent(source) == output.resolve():
+            first = numbered = output / f"resumed-{pathlib.Path(source).name.removeprefix('checkpoint-')}"
+        run_folders.claim(self.engine, first, numbered)
+
+    def _start(self) -> None:
+        """Take the checkpoint of resume_from_checkpoint or init_from_checkpoint, unless a run has done so."""
+        if self._started or self._claimed or self.settings.init_from is None:
+            return
+        from jaxtrain.train.checkpoint import init_from
+
+        self._started = True
+        init_from.apply(self.engine.program, self.settings.init_from)
+
+    def _write_files(self, config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
+        """Write the original's files into output_dir, wherever the engine's run folder is."""
+        ended = -(-meta["step"] // meta["steps_per_epoch"]) if meta["final"] else self.epoch
+        loss = None if self._newest is None else float(self._newest["loss"])
+        best = self.config.training.save_best_model and meta["step"] == self._best_step
+        own = self._progress(loss) | {"epoch": ended, "best": best}
+        checkpoint_files.write(config, tree, self.output_dir, {**meta, **own})
+
+    def _progress(self, loss: float | None) -> dict[str, Any]:
+        """Describe the run for a checkpoint folder, see checkpoint_files.write_folder."""
+        best = {} if math.isinf(self.best_loss) else {"loss": self.best_loss}
+        found = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter, "best_metrics": best}
+        return found | {"metrics": {"loss": loss}, "sections": dataclasses.asdict(self.config)}
 
     # --- what a run is made of -----------------------------------------------------------------------------------
 
@@ -85,6 +153,12 @@ class Trainer(HostLoop):
         self._bring_up_to_date()
         return model
 
+    @model.setter
+    def model(self, model: torch.nn.Module) -> None:
+        raise UserError(
+            "Trainer.model: optimizer and scheduler are made for this model; pass Trainer(config, model=...)"
+        )
+
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """torch's optimizer over the model, a group for each part with a rate of its own; with the newest state."""
@@ -92,12 +166,33 @@ class Trainer(HostLoop):
         self._bring_up_to_date()
         return optimizer
 
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take an optimizer over this model's parameters; the scheduler stays with the former one until replaced."""
+        own, given = set(self._module().parameters()), {p for group in optimizer.param_groups for p in group["params"]}
+        if not given <= own:
+            raise UserError("Trainer.optimizer: it holds parameters that are not trainer.model's; make it of those")
+        self._put_back()
+        self._optimizer()
+        self._torch_optimizer = optimizer
+        self._replaced.add("optimizer")
+
     @property
-    def scheduler(self) -> torch.optim.lr_scheduler.LambdaLR:
+    def scheduler(self) -> Any:
         """The learning rates' factor by update."""
         self._optimizer()
         self._bring_up_to_date()
         return self._scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Any) -> None:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UserError(
+                "Trainer.scheduler: it is stepped once an update, without a metric; take one that needs none"
+            )
+        self._optimizer()
+        self._scheduler = scheduler
+        self._replaced.add("scheduler")
 
     lr_scheduler = scheduler
 
@@ -120,9 +215,15 @@ class Trainer(HostLoop):
     def train(self) -> dict[str, Any]:
         """Train to the end; best_val_loss, train_history and val_history."""
         reason = self._own()
+        if reason is not None and self._resume != "auto":
+            raise UserError(
+                f"training.resume_from_checkpoint: {self._resume} is a run folder, and the loop on the host ({reason}) "
+                "goes on from a checkpoint-STEP folder alone"
+            )
         if reason is not None:
             print(f"the loop runs on the host, one compiled call per batch: {reason}", flush=True)
             return self.train_on_host()
+        self._claim_folder()
         history = self.engine.train(resume=self._resume)
         if self._given is not None or self._made is not None:
             self._bring_up_to_date()
@@ -131,21 +232,19 @@ class Trainer(HostLoop):
 
     def evaluate(self) -> dict[str, float]:
         """eval_loss: nats per label over the whole evaluation split."""
-        if self._compiled is not None or self._own() is not None:
+        if self._own() is not None:
             return self.evaluate_on_host()
+        self._start()
         return {"eval_loss": self.engine.evaluate()["loss"]}
 
     def save_checkpoint(self, path: str | pathlib.Path | None = None, loss: float | None = None) -> pathlib.Path:
         """Write a checkpoint folder as the original's: output_dir/checkpoint-STEP if no path is given."""
         from jaxtrain.train.checkpoint import torch_checkpoint
 
-        folder = (
-            pathlib.Path(self.config.training.output_dir) / f"checkpoint-{self.global_step}" if path is None else path
-        )
-        tree = self.host_tree() if self._compiled is not None else torch_checkpoint.of_program(self.engine.program)
-        best = {} if math.isinf(self.best_loss) else {"loss": self.best_loss}
-        meta = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter, "best_metrics": best}
-        checkpoint_files.write_folder(pathlib.Path(folder), self.settings, tree, meta | {"metrics": {"loss": loss}})
+        folder = self.output_dir / f"checkpoint-{self.global_step}" if path is None else path
+        self._start()
+        tree = self.host_tree() if self._own() is not None else torch_checkpoint.of_program(self.engine.program)
+        checkpoint_files.write_folder(pathlib.Path(folder), self.settings, tree, self._progress(loss))
         return pathlib.Path(folder)
 
     @staticmethod
@@ -163,11 +262,13 @@ class Trainer(HostLoop):
 
     def _own(self) -> str | None:
         """Why the engine's own loop would not do what this trainer would; None where it does."""
-        if self._compiled is not None:
+        if self._on_host:
             return "steps were made by hand"
         for name in STEPS:
             if getattr(type(self), name) is not getattr(Trainer, name) or name in vars(self):
                 return f"{type(self).__name__}.{name} is your own"
+        if self._replaced:
+            return f"{type(self).__name__}.{min(self._replaced)} is your own"
         return None if self._given is None else altered(self._given, self.config, self.settings)
 
     def _module(self) -> torch.nn.Module:
@@ -181,20 +282,37 @@ class Trainer(HostLoop):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         if self._torch_optimizer is None:
-            training = self.config.training
-            self._torch_optimizer = make_optimizer(self._module(), self.settings, training)
-            options = {name: getattr(training, name) for name in SCHEDULE}
-            factor = original_schedule(training.scheduler, self.total_steps, training.warmup_steps, **options)
-            self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._torch_optimizer, factor)
+            self._torch_optimizer = self._create_optimizer()
+            self._scheduler = self._create_scheduler()
             self._taken = None
         return self._torch_optimizer
+
+    def _create_optimizer(self) -> torch.optim.Optimizer:
+        """A new optimizer over the model."""
+        return make_optimizer(self._module(), self.settings, self.config.training)
+
+    def _create_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
+        """A new schedule of the trainer's optimizer."""
+        training = self.config.training
+        options = {name: getattr(training, name) for name in SCHEDULE}
+        factor = original_schedule(training.scheduler, self.total_steps, training.warmup_steps, **options)
+        return torch.optim.lr_scheduler.LambdaLR(self._torch_optimizer or self._optimizer(), factor)
+
+    def _put_back(self) -> None:
+        """Put the compiled step's state into torch's objects and forget the step: the next has the new parts."""
+        if self._compiled is not None:
+            self._compiled.sync()
+            self._compiled = None
 
     def _bring_up_to_date(self) -> None:
         """Put what the engine, or the compiled step, has trained into torch's objects."""
         if self._compiled is not None:
             self._compiled.sync()
+        if self._on_host:
             return
         from jaxtrain.train.checkpoint import torch_checkpoint
+
+        self._start()
 
         program = self.engine.program
         now = (id(program.state), self._torch_optimizer is not None)
@@ -202,11 +320,14 @@ class Trainer(HostLoop):
             return
         self._taken = now
         self._module().load_state_dict(program_state(self.engine))
-        if self._torch_optimizer is not None and int(program.state.updates):
+        if self._torch_optimizer is None or not int(program.state.updates):
+            return
+        if "optimizer" not in self._replaced:
             tree = torch_checkpoint.of_program(program)
             place_optimizer(self._torch_optimizer, self._module(), tree["optimizer"])
+        if "scheduler" not in self._replaced:
             self._scheduler.last_epoch = int(program.state.updates)
-            self._scheduler._last_lr = [group["lr"] for group in self._torch_optimizer.param_groups]
+            self._scheduler._last_lr = [group["lr"] for group in self._scheduler.optimizer.param_groups]
 
 
 class Follower:
@@ -216,15 +337,23 @@ class Follower:
         self.trainer = trainer
 
     def on_train_start(self, engine: Any) -> None:
-        self.trainer.global_step = int(engine.state.step)
+        step = self.trainer.global_step = int(engine.state.step)
+        self.trainer.epoch = step // engine.steps_per_epoch
 
     def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
-        self.trainer.global_step, self.trainer.epoch = step, step // engine.steps_per_epoch
+        trainer = self.trainer
+        trainer.global_step, trainer.epoch, trainer._newest = step, (step - 1) // engine.steps_per_epoch, metrics
 
     def on_evaluation_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
         trainer, loss = self.trainer, metrics["loss"]
+        trainer._best_step = step if loss < trainer.best_loss else trainer._best_step
         trainer.check_early_stopping(loss)
         print(f"Step {step}: eval_loss = {loss:.4f}", flush=True)
+
+    def on_train_end(self, engine: Any) -> None:
+        self.trainer.epoch = -(
+            -self.trainer.global_step // engine.steps_per_epoch
+        )  # also after a pass that was cut off
 
     def state_dict(self) -> dict[str, Any]:
         best = self.trainer.best_loss
@@ -238,8 +367,6 @@ class Follower:
 
 def converted(config: Config) -> dict[str, Any]:
     """This project's settings, before they are checked."""
-    import dataclasses
-
     from jaxtrain.systems.memory_lm.original import legacy_config
 
     return legacy_config.convert(dataclasses.asdict(config))
@@ -247,78 +374,3 @@ def converted(config: Config) -> dict[str, Any]:
 
 def program_state(engine: Any) -> dict[str, np.ndarray]:
     return engine.state_dict()
-
-
-def check(training: TrainingConfig) -> None:
-    """Raise UserError, a ValueError, for settings that no run can have."""
-    if training.resume_from_checkpoint and training.init_from_checkpoint:
-        raise UserError("training: resume_from_checkpoint and init_from_checkpoint exclude each other; give one")
-    positive = ("batch_size", "gradient_accumulation_steps", "max_steps", "num_epochs", "eval_steps", "save_steps")
-    for name in (*positive, "logging_steps", "num_gpus", "save_total_limit"):
-        value = getattr(training, name)
-        if value is not None and value <= 0:
-            raise UserError(f"training.{name}: {value}, wanted more than 0")
-    for name in ("warmup_steps", "max_grad_norm"):
-        if getattr(training, name) < 0:
-            raise UserError(f"training.{name}: {getattr(training, name)}, wanted 0 or more")
-    if training.early_stopping and training.early_stopping_patience <= 0:
-        raise UserError(f"training.early_stopping_patience: {training.early_stopping_patience}, wanted more than 0")
-
-
-def make_optimizer(model: torch.nn.Module, settings: Any, training: TrainingConfig) -> torch.optim.Optimizer:
-    """The original's optimizer: one group per part in its order, each with its name and rate.
-
-    Raises UserError, a ValueError, where nothing is trained.
-    """
-    from jaxtrain.systems.memory_lm.param_groups import param_group
-
-    members: dict[str, list] = {name: [] for name in checkpoint_files.GROUPS}
-    for key, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            members[param_group(key, settings)].append(parameter)
-    rates = {name: group.lr for name, group in settings.optim.groups.items()}
-    groups = [{"params": params, "lr": rates[name], "name": name} for name, params in members.items() if params]
-    if not groups:
-        raise UserError("nothing to train: every parameter is frozen")
-    optim = settings.optim
-    adam = {"betas": (optim.beta1, optim.beta2), "eps": optim.eps, "weight_decay": optim.weight_decay}
-    if training.optimizer == "adamw":
-        return torch.optim.AdamW(groups, **adam)
-    if training.optimizer == "adam":
-        return torch.optim.Adam(groups, **adam)
-    return torch.optim.SGD(groups, lr=groups[0]["lr"], momentum=0.9, weight_decay=optim.weight_decay)
-
-
-def place_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Put a training state's moments and rates into torch's optimizer, by the parameters' names."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for group in saved["param_groups"]:
-        name = str(group["name"]).removesuffix(" without decay")
-        for mine in optimizer.param_groups:
-            if mine["name"] == name:
-                mine["lr"] = group["lr"]
-        for number, key in zip(group["params"], group["param_names"], strict=True):
-            if number in saved["state"]:
-                entry = {field: torch_models.as_tensor(value) for field, value in saved["state"][number].items()}
-                optimizer.state[own[key]] = entry
-
-
-def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:
-    """Name what makes a module another one than its config describes; None for the original's own."""
-    from jaxtrain.systems.memory_lm.param_groups import trainable
-
-    kinds = (torch_models.MemoryTransformer, torch_models.MemoryAdapter)
-    if type(model) not in kinds:
-        return f"the model is a {type(model).__name__}"
-    if "forward" in vars(model) or any(inner._forward_hooks or inner._forward_pre_hooks for inner in model.modules()):
-        return "the model has hooks or a forward of its own"
-    own = {inspect.getfile(kind) for kind in (torch_models.MemoryTransformer, *kinds[1].__mro__[1:3])}
-    foreign = [
-        type(x).__name__ for x in model.modules() if type(x).__module__.split(".")[0] not in ("torch", "jaxtrain")
-    ]
-    if foreign and own:
-        return f"it holds a {foreign[0]}"
-    for key, parameter in model.named_parameters():
-        if parameter.requires_grad != trainable(key, settings):
-            return f"requires_grad of {key} was changed"
-    return None

@@ -1,0 +1,48 @@
+"""Check a Trainer's settings, and find what makes a given model another than its config's."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.systems.memory_lm.original import torch_models
+from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
+from jaxtrain.systems.memory_lm.original.torch_models import Config
+
+
+def check(training: TrainingConfig) -> None:
+    """Raise UserError, a ValueError, for settings that no run can have."""
+    if training.resume_from_checkpoint and training.init_from_checkpoint:
+        raise UserError("training: resume_from_checkpoint and init_from_checkpoint exclude each other; give one")
+    positive = ("batch_size", "gradient_accumulation_steps", "max_steps", "num_epochs", "eval_steps", "save_steps")
+    for name in (*positive, "logging_steps", "num_gpus", "save_total_limit"):
+        value = getattr(training, name)
+        if value is not None and value <= 0:
+            raise UserError(f"training.{name}: {value}, wanted more than 0")
+    for name in ("warmup_steps", "max_grad_norm"):
+        if getattr(training, name) < 0:
+            raise UserError(f"training.{name}: {getattr(training, name)}, wanted 0 or more")
+    if training.early_stopping and training.early_stopping_patience <= 0:
+        raise UserError(f"training.early_stopping_patience: {training.early_stopping_patience}, wanted more than 0")
+
+
+def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:
+    """Name what makes a module another one than its config describes; None for the original's own."""
+    from jaxtrain.systems.memory_lm.param_groups import trainable
+
+    kinds = (torch_models.MemoryTransformer, torch_models.MemoryAdapter)
+    if type(model) not in kinds:
+        return f"the model is a {type(model).__name__}"
+    if "forward" in vars(model) or any(inner._forward_hooks or inner._forward_pre_hooks for inner in model.modules()):
+        return "the model has hooks or a forward of its own"
+    own = {inspect.getfile(kind) for kind in (torch_models.MemoryTransformer, *kinds[1].__mro__[1:3])}
+    foreign = [
+        type(x).__name__ for x in model.modules() if type(x).__module__.split(".")[0] not in ("torch", "jaxtrain")
+    ]
+    if foreign and own:
+        return f"it holds a {foreign[0]}"
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad != trainable(key, settings):
+            return f"requires_grad of {key} was changed"
+    return None

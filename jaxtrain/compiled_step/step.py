@@ -110,7 +110,7 @@ class CompiledStep:
 
     @property
     def changes(self) -> str:
-        """What the loss changes in Python, in words; "" for nothing. Known once a call is prepared."""
+        """Name what the loss changes in Python, in words; "" for nothing. Known once a call is prepared."""
         left = ", ".join(sorted(self.record.left)[:3])
         return left and f"{self.record.name} changes {left} in Python"
 

@@ -109,7 +109,9 @@ ORIGINAL_NAMES = {
         "create_ema_scheduler",
         "create_lr_scheduler",
     ),
+    "original.features": ("JEPAEvalTransform", "JEPATransform", "LinearProbe", "extract_features"),
     "original.rope": ("VisionRoPE2D",),
+    "torch_twin": ("ActionPredictor", "FrameEncoder"),
     "original.world_model": ("CEMPlanner", "LeWM", "create_lewm"),
     "original.torch_checkpoint": ("CheckpointManager",),
     "original.torch_compat": (

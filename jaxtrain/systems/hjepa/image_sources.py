@@ -19,11 +19,16 @@ from jaxtrain.systems.hjepa.transforms import as_image, center_crop, eval_transf
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
+class NoImages(UserError, FileNotFoundError):
+    """Class folders or their images are not there."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
     """Files under `folder`/<class>/**, classes numbered from 0 in sorted order. read: (image, index) -> array.
 
-    classes: take only these folders. Source: torchvision ImageFolder's layout and numbering.
+    classes: take only these folders. samples: (path, label) each. names: of the classes, by label. Source:
+    torchvision ImageFolder's layout and numbering.
     """
 
     folder: pathlib.Path
@@ -33,19 +38,21 @@ class ImageFolder:
     def __post_init__(self):
         found = sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
         if not found:
-            raise UserError(f"{self.folder}: no class folders; wanted {self.folder}/<class>/<image file>")
+            raise NoImages(f"{self.folder}: no class folders; wanted {self.folder}/<class>/<image file>")
         missing = sorted(set(self.classes or ()) - set(found))
         if missing:
             raise UserError(f"{self.folder}: {len(missing)} classes of the list are missing, first {missing[0]}")
+        names = found if self.classes is None else sorted(self.classes)
         samples = [
             (path, label)
-            for label, name in enumerate(found if self.classes is None else sorted(self.classes))
+            for label, name in enumerate(names)
             for path in sorted((self.folder / name).rglob("*"))
             if path.suffix.lower() in SUFFIXES
         ]
         if not samples:
-            raise UserError(f"{self.folder}: holds no image file ({', '.join(SUFFIXES)})")
+            raise NoImages(f"{self.folder}: holds no image file ({', '.join(SUFFIXES)})")
         object.__setattr__(self, "samples", samples)
+        object.__setattr__(self, "names", names)
 
     def __len__(self) -> int:
         return len(self.samples)  # pyright: ignore[reportAttributeAccessIssue]
@@ -152,6 +159,15 @@ def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, n
             parts.append(_Arrays(handle, encoding="bytes").load())
     images = np.concatenate([np.asarray(part[b"data"], np.uint8) for part in parts]).reshape(-1, 3, 32, 32)
     return images, np.concatenate([np.asarray(part[key]) for part in parts])
+
+
+def cifar100_names(path: pathlib.Path) -> list[str]:
+    """Class names by label, from the authors' `meta` file. Raises UserError where it is not there."""
+    file = path / "cifar-100-python" / "meta"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; it lies in the archive of https://www.cs.toronto.edu/~kriz/cifar.html")
+    with open(file, "rb") as handle:
+        return [name.decode() for name in _Arrays(handle, encoding="bytes").load()[b"fine_label_names"]]
 
 
 class _Arrays(pickle.Unpickler):

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.nn.vit import overrides, vit_size
+from jaxtrain.errors import UserError
+from jaxtrain.nn.vit import INIT_STD, overrides, vit_size
 from jaxtrain.systems.hjepa import device_images, device_masks
 from jaxtrain.systems.hjepa.losses import jepa_options, level_weights
 from jaxtrain.systems.hjepa.pretraining import momentum
@@ -87,13 +88,11 @@ class HJEPA(nn.Module):
             "rope_theta": model.rope.theta if model.rope.use_rope else None,
             "layerscale_init": model.layerscale.init_value if model.layerscale.use_layerscale else None,
         }
-        self.context_encoder = Encoder(config.data.image_size, size, **options)
+        self.context_encoder = self._new_encoder("context", config, size, options)
         if model.use_target_encoder:
-            self.target_encoder = Encoder(config.data.image_size, size, **options).requires_grad_(False)
-        predictor = model.predictor
-        self.predictor = Predictor(
-            width, predictor.depth, predictor.num_heads, predictor.mlp_ratio, model.drop_path_rate
-        )
+            self.target_encoder = self._new_encoder("target", config, size, options)
+            self.target_encoder.requires_grad_(False)
+        self.predictor = self._new_predictor(width, model)
         fpn_width = (model.fpn.feature_dim or width) if model.fpn.use_fpn else width
         self.hierarchy_projections = nn.ModuleList(
             nn.Sequential(nn.Linear(fpn_width, width), *NORMS[model.projection_norm](width)) for _ in range(levels)
@@ -106,6 +105,14 @@ class HJEPA(nn.Module):
             self.fpn_top_down_convs = nn.ModuleList(pair(fpn_width, fpn_width) for _ in range(levels - 1))
             if self.concat:
                 self.fpn_fusion_convs = nn.ModuleList(pair(2 * fpn_width, fpn_width) for _ in range(levels - 1))
+
+    def _new_encoder(self, role, config, size, options):
+        """role: "context" or "target"."""
+        return Encoder(config.data.image_size, size, **options)
+
+    def _new_predictor(self, width, model):
+        predictor = model.predictor
+        return Predictor(width, predictor.depth, predictor.num_heads, predictor.mlp_ratio, model.drop_path_rate)
 
     def forward(self, images, mask):
         """mask: bool [batch, patch], the same count in every row. Gives predictions, targets (per level), context and
@@ -171,6 +178,8 @@ class ModulatedBlock(nn.Module):
         self.attn = nn.MultiheadAttention(width, num_heads, dropout, batch_first=True)
         self.mlp = mlp(width, int(width * mlp_ratio), dropout)
         self.modulation = nn.Linear(width, 6 * width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x, action):
         scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(action).chunk(6, dim=-1)
@@ -181,15 +190,24 @@ class ModulatedBlock(nn.Module):
 
 
 class ActionPredictor(nn.Module):
-    def __init__(self, width, action_dim, depth, num_heads, mlp_ratio, dropout, max_seq_len):
+    """Embeddings [batch, step, width] and actions [batch, step, action] -> the next embedding of every step."""
+
+    def __init__(self, embed_dim, action_dim, depth=6, num_heads=16, mlp_ratio=4.0, dropout=0.1, max_seq_len=256):
         super().__init__()
+        width = embed_dim
         self.pos_embed = nn.Parameter(torch.zeros(1, max_seq_len, width))
+        nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.action_embed = nn.Sequential(nn.Linear(action_dim, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(ModulatedBlock(width, num_heads, mlp_ratio, dropout) for _ in range(depth))
         self.final_norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
 
     def forward(self, embeddings, actions):
+        if embeddings.ndim != 3 or actions.ndim != 3 or embeddings.shape[:2] != actions.shape[:2]:
+            shapes = f"embeddings {list(embeddings.shape)} and actions {list(actions.shape)}"
+            raise UserError(f"{shapes}: wanted [batch, step, width] and [batch, step, action] of equal batch and step")
+        if embeddings.shape[1] > self.pos_embed.shape[1]:
+            raise UserError(f"{embeddings.shape[1]} steps are more than max_seq_len={self.pos_embed.shape[1]}")
         x = embeddings + self.pos_embed[:, : embeddings.shape[1]]
         action = self.action_embed(actions)
         for block in self.blocks:

@@ -6,9 +6,12 @@ from torch.nn import functional
 
 
 class PatchEmbed(nn.Module):
-    def __init__(self, patch_size, in_chans, width):
+    def __init__(self, img_size, patch_size, in_chans, width):
         super().__init__()
         self.proj = nn.Conv2d(in_chans, width, patch_size, stride=patch_size)
+        self.img_size, self.patch_size = (img_size,) * 2, (patch_size,) * 2
+        self.grid_size = (img_size // patch_size,) * 2
+        self.num_patches = self.grid_size[0] ** 2
 
     def forward(self, images):
         return self.proj(images).flatten(2).transpose(1, 2)
@@ -19,7 +22,9 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.num_heads = num_heads
+        self.proj_drop = nn.Dropout(0.0)
+        self.num_heads, self.head_dim = num_heads, width // num_heads
+        self.scale = self.head_dim**-0.5
 
     def forward(self, x, rotation=None):
         batch, tokens, width = x.shape
@@ -27,7 +32,7 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotation(q), rotation(k)
         y = functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        return self.proj_drop(self.proj(y.transpose(1, 2).reshape(batch, tokens, width)))
 
 
 class RotaryAttention(nn.Module):
@@ -38,6 +43,7 @@ class RotaryAttention(nn.Module):
         self.attn = attn
         self.qkv = attn.qkv
         self.proj = attn.proj
+        self.num_heads, self.head_dim, self.scale = attn.num_heads, attn.head_dim, attn.scale
 
     def forward(self, x, rotation=None):
         return self.attn(x, rotation)
@@ -70,7 +76,18 @@ def drop_path(x, rate, training):
     return x * keep / (1 - rate)
 
 
+class DropPath(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.drop_prob = rate
+
+    def forward(self, x):
+        return drop_path(x, self.drop_prob, self.training)
+
+
 class Block(nn.Module):
+    """A pre-norm block. `ls1` and `ls2` are timm's places of a scale: the original puts its own beside them."""
+
     def __init__(self, size, rate, rope, layerscale_init):
         super().__init__()
         width = size.embed_dim
@@ -82,26 +99,35 @@ class Block(nn.Module):
         scaled = layerscale_init is not None
         self.ls_attn = LayerScale(width, layerscale_init) if scaled else nn.Identity()
         self.ls_mlp = LayerScale(width, layerscale_init) if scaled else nn.Identity()
-        self.rate = rate
+        self.ls1, self.ls2 = nn.Identity(), nn.Identity()
+        self.drop_path1, self.drop_path2 = (DropPath(rate) if rate else nn.Identity() for _ in range(2))
 
     def forward(self, x, rotation=None):
-        x = x + drop_path(self.ls_attn(self.attn(self.norm1(x), rotation)), self.rate, self.training)
-        return x + drop_path(self.ls_mlp(self.mlp(self.norm2(x))), self.rate, self.training)
+        x = x + self.drop_path1(self.ls1(self.ls_attn(self.attn(self.norm1(x), rotation))))
+        return x + self.drop_path2(self.ls2(self.ls_mlp(self.mlp(self.norm2(x)))))
 
 
 class VisionTransformer(nn.Module):
-    """Arguments, calls and shapes as in `jaxtrain.nn.vit.VisionTransformer`."""
+    """Arguments, calls and shapes as in `jaxtrain.nn.vit.VisionTransformer`, attributes as timm's without a head."""
 
     def __init__(self, img_size, size, drop_path=0.0, rope_theta=None, layerscale_init=None):
         super().__init__()
         grid = img_size // size.patch_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, size.embed_dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, grid * grid + 1, size.embed_dim))
-        self.patch_embed = PatchEmbed(size.patch_size, size.in_chans, size.embed_dim)
+        self.patch_embed = PatchEmbed(img_size, size.patch_size, size.in_chans, size.embed_dim)
+        self.pos_drop = nn.Dropout(0.0)
         rates = [drop_path * i / max(1, size.depth - 1) for i in range(size.depth)]
         self.blocks = nn.ModuleList(Block(size, rate, rope_theta is not None, layerscale_init) for rate in rates)
         self.norm = nn.LayerNorm(size.embed_dim, eps=1e-6)
+        self.head = nn.Identity()
         self.size, self.grid, self.rope_theta = size, grid, rope_theta
+        self.embed_dim = self.num_features = size.embed_dim
+        self.num_prefix_tokens = 1
+
+    def forward_features(self, images):
+        """Tokens [batch, 1 + patch, width] behind the last norm, under timm's name."""
+        return self(images)
 
     def forward(self, images, mask=None, keep=None):
         x = self.patch_embed(images) + self.pos_embed[:, 1:]
@@ -110,11 +136,11 @@ class VisionTransformer(nn.Module):
         if keep is not None:
             x = x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
         first = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)
-        x = torch.cat([first, x], dim=1)
+        x = self.pos_drop(torch.cat([first, x], dim=1))
         rotation = self._rotation(x, keep)
         for block in self.blocks:
             x = block(x, rotation)
-        return self.norm(x)
+        return self.head(self.norm(x))
 
     def _rotation(self, x, keep):
         if self.rope_theta is None:

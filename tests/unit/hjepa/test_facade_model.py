@@ -75,6 +75,32 @@ def test_attributes_are_the_constructors_arguments():
     assert hjepa.HJEPA(**SMALL, use_target_encoder=False).target_encoder is None
 
 
+def test_its_parts_are_the_public_classes():
+    model = hjepa.HJEPA(**SMALL, ema_momentum=0.9)
+    assert isinstance(model.context_encoder, hjepa.ContextEncoder)
+    assert isinstance(model.target_encoder, hjepa.TargetEncoder)
+    assert isinstance(model.predictor, hjepa.Predictor)
+    for encoder in (model.context_encoder, model.target_encoder):
+        assert (encoder.embed_dim, encoder.num_patches, encoder.patch_size) == (24, 16, 8)
+    assert model.target_encoder.update_from_context_encoder(model.context_encoder, 0) == 0.9
+    images = torch.randn(1, 3, 32, 32, requires_grad=True)
+    assert not model.target_encoder(images).requires_grad
+    assert model.context_encoder(images).requires_grad
+
+
+def test_the_encoder_has_timms_attributes():
+    vit = hjepa.HJEPA(**SMALL, drop_path_rate=0.1).context_encoder.vit
+    embed, block = vit.patch_embed, vit.blocks[0]
+    assert (embed.num_patches, embed.patch_size, embed.grid_size, embed.img_size) == (16, (8, 8), (4, 4), (32, 32))
+    assert (vit.embed_dim, vit.num_features, vit.num_prefix_tokens) == (24, 24, 1)
+    assert isinstance(vit.head, torch.nn.Identity)
+    assert (block.attn.head_dim, block.attn.scale) == (12, 12**-0.5)
+    assert all(hasattr(block, name) for name in ("drop_path1", "drop_path2", "ls1", "ls2"))
+    assert vit.pos_drop.p == block.attn.proj_drop.p == 0
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(vit.eval().forward_features(images), vit(images))
+
+
 def test_it_is_seeded_copied_and_pickled_as_a_torch_module():
     torch.manual_seed(3)
     model = hjepa.HJEPA(**SMALL)
@@ -95,6 +121,13 @@ def test_one_level_without_projection():
     found = model(torch.randn(2, 3, 32, 32), mask, return_all_levels=False)
     assert [x.shape for x in found["predictions"]] == [(2, 5, 24)]
     assert found["mask_valid"].sum(1).tolist() == [5, 3]
+
+
+def test_one_level_without_projection_takes_one_masked_patch():
+    mask = torch.zeros(1, 16)
+    mask[0, 7] = 1
+    found = hjepa.HJEPA(**SMALL)(torch.randn(1, 3, 32, 32), mask, return_all_levels=False)
+    assert found["predictions"][0].shape == (1, 1, 24)
 
 
 def test_the_target_follows_with_the_momentum_of_the_step():
@@ -144,6 +177,32 @@ def test_the_factories_take_what_the_class_takes():
     assert hjepa.create_hjepa("vit_tiny_patch16_224", 32, 192).img_size == 32
 
 
+def test_a_model_from_a_config_reads_its_sizes_only():
+    config = {"model": {"encoder_type": "vit_tiny_patch16_224", "vit": SMALL["vit"], "ema": {"momentum": 0.9}}}
+    config |= {"data": {"image_size": 32, "dataset": "synthetic"}, "loss": {"type": "custom"}}
+    config |= {"training": {"optimizer": "lion", "drop_path_rate": 0.2, "epochs": 0}}
+    model = hjepa.create_hjepa_from_config(config)
+    assert (model.img_size, model.embed_dim, model.ema_momentum) == (32, 24, 0.9)
+    assert model.section.drop_path_rate == 0.2
+
+
+@pytest.mark.parametrize("name", ["create_hjepa_from_config", "create_lewm"])
+def test_factories_follow_torchs_seed(name):
+    config = {"encoder_type": "vit_tiny_patch16_224", "vit": SMALL["vit"]}
+    build = {
+        "create_hjepa_from_config": lambda: hjepa.create_hjepa_from_config(
+            {"model": config, "data": {"image_size": 32}}
+        ),
+        "create_lewm": lambda: hjepa.create_lewm(**config, img_size=32, predictor_depth=1, predictor_num_heads=2),
+    }[name]
+    drawn = []
+    for seed in (0, 1, 0):
+        torch.manual_seed(seed)
+        drawn.append(torch.cat([parameter.flatten() for parameter in build().parameters()]))
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
 def test_a_dataset_is_indexed_as_a_sequence(tmp_path):
     for name in ("train/a", "train/b"):
         (tmp_path / name).mkdir(parents=True)
@@ -153,5 +212,23 @@ def test_a_dataset_is_indexed_as_a_sequence(tmp_path):
     assert data[-1][1] == 1
     with pytest.raises(IndexError):
         data[2]
+
+
+def test_a_folder_that_is_not_there_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder"):
         hjepa.build_dataset("imagenet", tmp_path / "none")
+    (tmp_path / "train/a").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="val: no class folders"):
+        hjepa.build_dataset("imagenet", tmp_path, split="val")
+
+
+def test_a_dataset_names_its_classes(tmp_path):
+    for name in ("b", "a", "c"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 36)).save(tmp_path / "train" / name / "0.png")
+    data = hjepa.build_dataset("imagenet", tmp_path, image_size=32)
+    assert (data.classes, data.class_to_idx) == (["a", "b", "c"], {"a": 0, "b": 1, "c": 2})
+    (tmp_path / "list.txt").write_text("c\nb\n")
+    few = hjepa.build_dataset("imagenet100", tmp_path, image_size=32, class_list=tmp_path / "list.txt")
+    assert few.class_to_idx == {"b": 0, "c": 1}
+    assert hjepa.build_dataset("digits", "").classes[9] == "9"

@@ -146,8 +146,9 @@ def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
     with mock.patch.object(trainer.metrics_logger, "log_metrics") as logged:
         trainer.train()
     told = [(call.args[2], call.args[1]) for call in logged.call_args_list]
-    assert told == [("train/", 2), ("val/", 2), ("train/", 4), ("val/", 4)]
-    assert {"loss", "lr"} <= set(logged.call_args_list[0].args[0])
+    names = ("train_epoch/", "train/", "val/")
+    assert told == [(name, step) for step in (2, 4) for name in names]
+    assert {"loss", "lr"} <= set(logged.call_args_list[1].args[0])
 
 
 def test_online_neighbours_vote_on_the_validation_rows(tmp_path):
@@ -183,7 +184,8 @@ def test_early_stopping_ends_a_run_of_the_engine_and_keeps_its_count(validated, 
 def test_the_engines_next_run_knows_the_best_epoch_of_the_first(tmp_path):
     first = real(tmp_path)
     first.train()
-    again = real(tmp_path, training={"epochs": 3})
+    file = first.checkpoint_manager.checkpoint_dir / "checkpoint_latest.pth"
+    again = real(tmp_path, training={"epochs": 3}, resume_checkpoint=file)
     again.train()
     assert again.global_step == 6
     assert again.best_val_loss <= first.best_val_loss

@@ -83,6 +83,21 @@ def test_metrics_may_hold_text_and_a_schedule_without_state_leaves_none(tmp_path
     assert (saved["metrics"], saved["scheduler_state_dict"]) == ({"val_loss": 0.5, "note": "first"}, None)
 
 
+@pytest.mark.parametrize("kind", [mock.Mock, mock.MagicMock])
+def test_a_mock_of_a_schedule_leaves_none(kind, tmp_path):
+    module = torch.nn.Linear(2, 2)
+    path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, module, scheduler=kind())
+    assert torch.load(path, weights_only=True)["scheduler_state_dict"] is None
+
+
+def test_a_file_without_a_best_metric_leaves_the_managers(tmp_path):
+    content = {"epoch": 3, "model_state_dict": torch.nn.Linear(2, 2).state_dict(), "best_metric": None}
+    torch.save(content, tmp_path / "x.pth")
+    manager = hjepa.CheckpointManager(tmp_path, mode="max")
+    assert manager.load_checkpoint(tmp_path / "x.pth", torch.nn.Linear(2, 2))["epoch"] == 3
+    assert manager.best_metric == float("-inf")
+
+
 def test_a_part_called_module_is_saved_with_the_rest(tmp_path):
     model = nn.ModuleDict({"module": nn.Linear(3, 2), "head": nn.Linear(2, 1)})
     path = hjepa.CheckpointManager(tmp_path).save_checkpoint(0, model)

@@ -36,6 +36,13 @@ def test_outputs_and_rollouts_are_the_originals(golden):
     np.testing.assert_allclose(cost, tensors["out/plan_cost"], rtol=1e-4)
 
 
+def test_a_predictors_mistakes_are_value_errors():
+    predictor = hjepa.ActionPredictor(8, 2, depth=1, num_heads=2, max_seq_len=4)
+    for embeddings, actions in (((2, 3, 8), (2, 4, 2)), ((3, 8), (3, 2)), ((2, 5, 8), (2, 5, 2))):
+        with pytest.raises(ValueError, match="wanted|more than"):
+            predictor(torch.zeros(embeddings), torch.zeros(actions))
+
+
 def test_planning_beats_no_plan_and_leaves_the_modes(golden):
     model, tensors = golden
     model.train()

@@ -13,7 +13,11 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.config import DATASETS
 from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.device_images import normalise
+from jaxtrain.systems.hjepa.image_sources import ImageFolder, cifar100_names
 from jaxtrain.systems.hjepa.original import legacy_config
+
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
+STL10 = "airplane bird car cat deer dog horse monkey ship truck".split()
 
 
 class Images(Dataset):
@@ -24,7 +28,7 @@ class Images(Dataset):
 
     def __init__(self, config: Any, split: str):
         """config: of `hjepa.pretrain`, checked. split: "train", "validation" or "test"."""
-        self.size, self.split = config.data.image_size, split
+        self._data, self.size, self.split = config.data, config.data.image_size, split
         self.source = build_data(config, split)
         self._items: Any = self.source
         if split == "train" and config.data.dataset != "digits":
@@ -34,6 +38,21 @@ class Images(Dataset):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes by label. Raises UserError where no file tells them."""
+        if isinstance(self.source, ImageFolder):
+            return list(self.source.names)  # pyright: ignore[reportAttributeAccessIssue]
+        if self._data.datasets:
+            raise UserError("classes: several datasets at once have no common class names")
+        if self._data.dataset == "cifar100":
+            return cifar100_names(pathlib.Path(self._data.path))
+        return list({"cifar10": CIFAR10, "stl10": STL10, "digits": map(str, range(10))}[self._data.dataset])
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         index = range(len(self))[index]
@@ -63,11 +82,14 @@ def build_dataset(
     image_size: int = 224,
     color_jitter: float = 0.4,
     download: bool = False,
+    *,
+    class_list: str | pathlib.Path | None = None,
 ) -> Images:
     """imagenet, imagenet100, cifar10, cifar100 or stl10 under data_path, in the layout of its authors.
 
-    split: train, or val or test. download: without effect, nothing is fetched here. Raises ValueError for another name
-    and FileNotFoundError for a data_path that is not there.
+    split: train, or val or test. download: without effect, nothing is fetched here. class_list: imagenet100 among other
+    folders; a file with the names of its 100, one per line, which are numbered from 0. Raises ValueError for another
+    name and FileNotFoundError for a data_path, or a split's folder of classes, that is not there.
     """
     name = dataset_name.lower()
     if name not in DATASETS:
@@ -76,7 +98,10 @@ def build_dataset(
         raise FileNotFoundError(f"data_path: {data_path} is no folder")
     data = {"dataset": name, "data_path": str(data_path), "image_size": image_size}
     data["augmentation"] = {"color_jitter": color_jitter}
-    return Images(checked({"data": data}), "train" if split == "train" else "validation")
+    config = checked({"data": data})
+    if class_list is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"class_list": str(class_list)})})
+    return Images(config, "train" if split == "train" else "validation")
 
 
 def create_train_loader(config: Mapping[str, Any]) -> DataLoader:

@@ -1,10 +1,13 @@
 """The original's two encoders and its predictor as torch modules, with its arguments and attributes."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
 from jaxtrain.errors import UserError
-from jaxtrain.nn.vit import INIT_STD, vit_size
+from jaxtrain.nn.vit import INIT_STD, ViTSize, vit_size
 from jaxtrain.systems.hjepa import torch_twin
 from jaxtrain.systems.hjepa.torch_vit import Encoder
 
@@ -48,17 +51,26 @@ class _Encoder(Encoder):
         """vit: timm-style overrides of the preset's sizes (patch_size, embed_dim, depth, num_heads, ...)."""
         check_not_pretrained(pretrained)
         size = vit_size(encoder_type, **(vit or {}))
-        super().__init__(
-            img_size,
-            size,
-            drop_path=drop_path_rate,
-            rope_theta=rope_theta if use_rope else None,
-            layerscale_init=layerscale_init if use_layerscale else None,
-        )
-        self.encoder_type, self.img_size, self.use_rope = encoder_type, img_size, use_rope
+        options = {
+            "drop_path": drop_path_rate,
+            "rope_theta": rope_theta if use_rope else None,
+            "layerscale_init": layerscale_init if use_layerscale else None,
+        }
+        self._build(encoder_type, img_size, size, options)
+        initialize(self)
+
+    @classmethod
+    def of_size(cls, encoder_type: str, img_size: int, size: ViTSize, options: Mapping[str, Any]):
+        """An encoder as HJEPA builds it, with weights that are not drawn yet. options: of VisionTransformer."""
+        module = cls.__new__(cls)
+        module._build(encoder_type, img_size, size, options)
+        return module
+
+    def _build(self, encoder_type: str, img_size: int, size: ViTSize, options: Mapping[str, Any]) -> None:
+        Encoder.__init__(self, img_size, size, **options)
+        self.encoder_type, self.img_size, self.use_rope = encoder_type, img_size, options["rope_theta"] is not None
         self.embed_dim, self.patch_size = size.embed_dim, size.patch_size
         self.num_patches = self.vit.grid**2
-        initialize(self)
 
 
 class ContextEncoder(_Encoder):
@@ -77,9 +89,11 @@ class TargetEncoder(_Encoder):
         **options,
     ):
         super().__init__(*args, **options)
-        self.ema_momentum, self.ema_momentum_end = ema_momentum, ema_momentum_end
-        self.ema_warmup_steps = ema_warmup_steps
+        self.set_momentum(ema_momentum, ema_momentum_end, ema_warmup_steps)
         self.requires_grad_(False)
+
+    def set_momentum(self, start: float, end: float, warmup_steps: int) -> None:
+        self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps = start, end, warmup_steps
 
     @torch.no_grad()
     def forward(self, images):
@@ -128,14 +142,24 @@ class Predictor(torch_twin.Predictor):
     ):
         if embed_dim % num_heads:
             raise UserError(f"predictor: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
-        super().__init__(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
-        self.embed_dim, self.depth, self.num_heads = embed_dim, depth, num_heads
+        self._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
         for block in self.blocks:
             block.attn.dropout = dropout
             for layer in block.mlp:
                 if isinstance(layer, nn.Dropout):
                     layer.p = dropout
         initialize(self)
+
+    @classmethod
+    def of_size(cls, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float):
+        """A predictor as HJEPA builds it, with weights that are not drawn yet."""
+        module = cls.__new__(cls)
+        module._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
+        return module
+
+    def _build(self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float) -> None:
+        torch_twin.Predictor.__init__(self, embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
+        self.embed_dim, self.depth, self.num_heads = embed_dim, depth, num_heads
 
     def forward(self, context_features, mask_indices, pos_embed=None):
         return super().forward(context_features, mask_indices, pos_embed)

@@ -11,7 +11,15 @@ from jaxtrain.errors import UserError
 from jaxtrain.nn.vit import overrides, vit_size
 from jaxtrain.systems.hjepa import torch_twin
 from jaxtrain.systems.hjepa.config import ModelConfig
-from jaxtrain.systems.hjepa.original.encoders import check_not_pretrained, initialize, momentum_at, move
+from jaxtrain.systems.hjepa.original.encoders import (
+    ContextEncoder,
+    Predictor,
+    TargetEncoder,
+    check_not_pretrained,
+    initialize,
+    momentum_at,
+    move,
+)
 from jaxtrain.systems.hjepa.torch_twin import pool
 
 
@@ -28,7 +36,7 @@ class HJEPA(torch_twin.HJEPA):
         self,
         encoder_type: str = "vit_base_patch16_224",
         img_size: int = 224,
-        embed_dim: int = 768,
+        embed_dim: int | None = 768,
         predictor_depth: int = 6,
         predictor_num_heads: int = 12,
         predictor_mlp_ratio: float = 4.0,
@@ -100,6 +108,8 @@ class HJEPA(torch_twin.HJEPA):
         self.embed_dim, self.num_hierarchies = size.embed_dim, section.num_hierarchies
         self.encoder_type, self.use_target_encoder = section.encoder_type, section.use_target_encoder
         self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps = start, end, warmup_steps
+        if self.target_encoder is not None:
+            self.target_encoder.set_momentum(start, end, warmup_steps)
         self.fpn_fusion_method = section.fpn.fusion_method
         self.fpn_feature_dim = section.fpn.feature_dim or size.embed_dim
         self.projection_norm = section.projection_norm
@@ -108,25 +118,38 @@ class HJEPA(torch_twin.HJEPA):
             nn.AvgPool1d(1 << level, 1 << level) if level else nn.Identity() for level in range(self.levels)
         )
 
+    def _new_encoder(self, role, config, size, options):
+        kind = {"context": ContextEncoder, "target": TargetEncoder}[role]
+        return kind.of_size(config.model.encoder_type, config.data.image_size, size, options)
+
+    def _new_predictor(self, width, model):
+        sizes = model.predictor
+        return Predictor.of_size(width, sizes.depth, sizes.num_heads, sizes.mlp_ratio, model.drop_path_rate)
+
     def forward(self, images, mask, return_all_levels: bool = True) -> dict[str, Any]:
         """images: [batch, channel, S, S]. mask: bool, int or float [batch, patch], 1 = predict.
 
         Gives predictions, targets and masks_valid (per level [batch, token, width], and bool [batch, token]),
         context_features and target_features [batch, 1 + patch, width]. Rows with fewer masked patches than the fullest
         are filled up with patch 0, which masks_valid says. return_all_levels=False: one level without projection, and
-        mask_valid. Raises ValueError where too few patches are masked for the levels.
+        mask_valid. Raises ValueError where too few patches are masked for the levels, or none.
         """
-        indices, valid = self.masked_patches(mask)
+        indices, valid = self.masked_patches(mask, self.levels if return_all_levels else 1)
         return self.forward_indices(images, mask, indices, valid, return_all_levels)
 
-    def masked_patches(self, mask) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ascending masked places of each row, filled up with 0 to the most of the batch: int, bool [batch, masked]."""
+    def masked_patches(self, mask, levels: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ascending masked places of each row, filled up with 0 to the most of the batch: int, bool [batch, masked].
+
+        levels: of pooling that they have to suffice for; the model's if left out.
+        """
+        levels = self.levels if levels is None else levels
         hidden = mask > 0.5 if mask.dtype is not torch.bool else mask
         counts = hidden.sum(1)
         most = int(counts.max()) if len(counts) else 0
-        if most < 1 << (self.levels - 1):
+        if most < 1 << (levels - 1):
             raise UserError(
-                f"mask: at most {most} patches of an image are masked, {self.levels} levels want {1 << self.levels - 1}"
+                f"mask: at most {most} patches of an image are masked, {levels} level{'s' * (levels > 1)} "
+                f"want{'s' * (levels == 1)} {1 << levels - 1}"
             )
         order = hidden.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
         valid = torch.arange(most, device=mask.device) < counts[:, None]
@@ -192,20 +215,42 @@ def create_hjepa(*arguments: Any, **options: Any) -> HJEPA:
 
 
 def create_model(config: Mapping[str, Any]) -> HJEPA:
-    """The original's HJEPA from its nested config; weights as a run with this seed starts. An epoch of
+    """The original's HJEPA from its nested config, of which only `model`, data.image_size and, of `training`,
+    drop_path_rate and use_gradient_checkpointing are read. Weights follow torch.manual_seed. An epoch of
     `momentum_warmup_epochs` is 1,000 steps of `update_target_encoder`, as there."""
-    from jaxtrain import config_io
-    from jaxtrain.systems.hjepa.evals.extraction import initial
-    from jaxtrain.systems.hjepa.original import legacy_config
-    from torch_bridge.datasets import to_torch
-    from torch_bridge.state_dict import state_dict
+    from jaxtrain.systems.hjepa.original.datasets import checked
 
-    checked = config_io.check(legacy_config.convert(config), "the original's config")[1]
-    module = HJEPA.of_section(checked.model, checked.data.image_size)
-    ema = (config.get("model") or {}).get("ema") or {}
-    module.ema_warmup_steps = 1000 * ema.get("momentum_warmup_epochs", 30)
-    module.load_state_dict({key: to_torch(value) for key, value in state_dict(initial(checked)).items()})
-    return module
+    model, training, data = (config.get(name) or {} for name in ("model", "training", "data"))
+    given = {name: value for name, value in model.items() if name != "ema"}  # not a run's: it has no steps yet
+    read = {name: training[name] for name in ("drop_path_rate", "use_gradient_checkpointing") if name in training}
+    image = {"image_size": data["image_size"]} if "image_size" in data else {}
+    settings = checked({"model": given, "training": read, "data": image})
+    section, ema = settings.model, model.get("ema") or {}
+    return HJEPA(
+        section.encoder_type,
+        settings.data.image_size,
+        section.embed_dim,
+        section.predictor.depth,
+        section.predictor.num_heads,
+        section.predictor.mlp_ratio,
+        section.num_hierarchies,
+        ema.get("momentum", 0.996),
+        ema.get("momentum_end", 1.0),
+        1000 * ema.get("momentum_warmup_epochs", 30),
+        drop_path_rate=section.drop_path_rate,
+        use_fpn=section.fpn.use_fpn,
+        fpn_feature_dim=section.fpn.feature_dim,
+        fpn_fusion_method=section.fpn.fusion_method,
+        use_gradient_checkpointing=section.gradient_checkpointing,
+        use_layerscale=section.layerscale.use_layerscale,
+        layerscale_init=section.layerscale.init_value,
+        use_flash_attention=model.get("use_flash_attention", True),
+        use_target_encoder=section.use_target_encoder,
+        projection_norm=section.projection_norm,
+        vit=overrides(section.vit),
+        use_rope=section.rope.use_rope,
+        rope_theta=section.rope.theta,
+    )
 
 
 create_hjepa_model = create_hjepa_from_config = create_model  # the names in the README's example and in the code

@@ -4,6 +4,7 @@ What has none keeps the loop on the host; `obstacles` says why, in the user's wo
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from jaxtrain.systems.hjepa.config import LossConfig
+from jaxtrain.systems.hjepa.config import DATASETS, LossConfig
 from jaxtrain.systems.hjepa.original import legacy_config
 from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss, build_loss
 from jaxtrain.systems.hjepa.original.datasets import Images
@@ -22,7 +23,9 @@ from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from torch_bridge.datasets import to_torch
+from torch_bridge.optimizers import own_step
 
+UNREAD = 100  # steps whose metrics are left on the device at least, so that nothing waits for them
 ATTEMPTS = 10  # of a block to find room, as the engine's masks have
 OPTIMIZERS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
 PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # options that the engine has not
@@ -140,7 +143,7 @@ def _known_masks(trainer: Any) -> bool:
 def _optim(trainer: Any) -> dict[str, Any] | None:
     """The engine's `optim` keys of the optimizer; None where it has no such one."""
     optimizer = trainer.optimizer
-    if type(optimizer) not in OPTIMIZERS or len(optimizer.param_groups) != 1:
+    if type(optimizer) not in OPTIMIZERS or len(optimizer.param_groups) != 1 or _is_watched(optimizer):
         return None
     group = optimizer.param_groups[0]
     own = [id(parameter) for parameter in trainer.model.parameters()]
@@ -154,6 +157,13 @@ def _optim(trainer: Any) -> dict[str, Any] | None:
     if "betas" in group:
         found |= dict(zip(("beta1", "beta2"), group["betas"], strict=True)) | {"eps": group["eps"]}
     return found | ({"momentum": group["momentum"]} if "momentum" in group else {})
+
+
+def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether someone waits for this very optimizer's calls: by a method set on it, or by a hook."""
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    replaced = bool(own_step(optimizer)) or "zero_grad" in vars(optimizer)
+    return replaced or any(getattr(optimizer, name, None) for name in hooks)
 
 
 def _plain_loader(loader: Any) -> bool:
@@ -172,6 +182,12 @@ def settings(trainer: Any) -> Any:
 
     loader, model = trainer.train_loader, trainer.model
     values = legacy_config.convert(trainer.config, accelerator=jax.default_backend() != "cpu")
+    named = values["data"].get("dataset")
+    values["data"] = {  # the loaders are there: what they read is not the config's to say
+        key: value
+        for key, value in values["data"].items()
+        if key not in ("datasets", "sampling_strategy") and (key != "dataset" or named in DATASETS)
+    }
     values["model"] = model.section.model_dump(exclude={"ema", "encoder_weights"}) | {"ema": values["model"]["ema"]}
     values["data"] |= {
         "image_size": model.img_size,
@@ -190,11 +206,9 @@ def settings(trainer: Any) -> Any:
     values["optim"] |= _optim(trainer) | {"lr": trainer.lr_scheduler.base_value, "clip_norm": trainer.clip_grad}
     values["train"] |= {"epochs": trainer.epochs, "accumulate_steps": trainer.accumulation_steps}
     values["compat"] = "original" if trainer.original_procedure else "correct"
-    values["run"]["dir"] = str(trainer.checkpoint_manager.checkpoint_dir)
     if trainer.resumed_from is not None:
         values["init_from"] = str(trainer.resumed_from)
-        if _newest(trainer.checkpoint_manager.checkpoint_dir) not in (None, trainer.resumed_step):
-            values["run"]["dir"] = str(_apart(trainer))
+    values["run"]["dir"] = str(trainer.checkpoint_manager.checkpoint_dir / _engine_folder(trainer))
     return config_io.check(values, "the original's config")[1]
 
 
@@ -210,9 +224,24 @@ def _newest(folder: pathlib.Path) -> int | None:
     return max(steps, default=None)
 
 
-def _apart(trainer: Any) -> pathlib.Path:
-    """A folder for the engine's own state, where that in checkpoint_dir is of another step than the file named."""
-    return trainer.checkpoint_manager.checkpoint_dir / f"from_{pathlib.Path(trainer.resumed_from).stem}"
+def _engine_folder(trainer: Any) -> str:
+    """The folder of the engine's own state, below checkpoint_dir.
+
+    That of this trainer's last train(), or of the run that the resumed file was written in, where the newest state is
+    the file's. Else one without a state: checkpoint_dir itself, from_FILE for a file, run_2, run_3, ... for a model.
+    """
+    place, file = trainer.checkpoint_manager.checkpoint_dir, trainer.resumed_from
+    if trainer.begun:
+        return trainer.engine_folder
+    if file is not None and trainer.engine_folder is not None:
+        own = pathlib.Path(file).resolve().parent == place.resolve()
+        if own and _newest(place / trainer.engine_folder) == trainer.resumed_step:
+            return trainer.engine_folder
+    if _newest(place) is None:
+        return "."
+    if file is not None:
+        return f"from_{pathlib.Path(file).stem}"
+    return next(name for number in itertools.count(2) if _newest(place / (name := f"run_{number}")) is None)
 
 
 def run(trainer: Any) -> dict[str, Any]:
@@ -220,12 +249,14 @@ def run(trainer: Any) -> dict[str, Any]:
     from jaxtrain import Trainer
     from jaxtrain.systems.hjepa import TASKS
 
+    trainer.engine_folder = _engine_folder(trainer)
+    trainer.begun = True
     checked = settings(trainer)
     task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # the loaders' data only
     datasets = [_engines_data(loader) for loader in (trainer.train_loader, trainer.val_loader)]
     engine = Trainer(None, *datasets, checked, task=task, callbacks=[Follow(trainer)])
     engine.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})
-    history = engine.train(str(engine.folder) if trainer.resumed_from and engine.checkpoints().latest() else "auto")
+    history = engine.train(str(engine.folder) if engine.checkpoints().latest() else "auto")
     take_over(trainer, engine)
     trainer.metrics_logger.finish()
     return history
@@ -233,14 +264,15 @@ def run(trainer: Any) -> dict[str, Any]:
 
 class Follow:
     """Keeps a trainer's attributes true while the engine trains; after its epochs writes the original's files, and the
-    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too. What the trainer knows of its
-    best epochs is kept in the engine's checkpoints, and comes back with them."""
+    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too, and accumulates all. What the
+    trainer knows of its best epochs is kept in the engine's checkpoints, and comes back with them."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
         self.every = 5 * trainer.log_frequency
         self.newest: Mapping[str, float] = {}
-        self.steps: list[Mapping[str, float]] = []  # of the epoch, where training losses decide when to stop
+        self.unread: list[Mapping[str, float]] = []  # of the last steps: reading waits for a step's end
+        self.losses: list[float] = []  # of the epoch's other steps
 
     def state_dict(self) -> dict[str, Any]:
         trainer, manager = self.trainer, self.trainer.checkpoint_manager
@@ -260,27 +292,49 @@ class Follow:
         if trainer.early_stopping is not None and "early_stopping" in state:
             trainer.early_stopping.load_state_dict(state["early_stopping"])
 
+    def on_train_start(self, engine: Any) -> None:
+        self.trainer.progress_tracker.start_epoch(self.trainer.global_step // engine.program.steps_per_epoch)
+
     def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
         self.newest = metrics
-        if self.trainer.val_loader is None and self.trainer.early_stopping is not None:
-            self.steps.append(metrics)
+        self.trainer.progress_tracker.step()
+        self.unread.append(metrics)
+        if len(self.unread) > 2 * UNREAD:
+            self._read(UNREAD)
         if step % self.every == 0:
             self._log(step, metrics, "train/")
 
     def on_epoch_end(self, engine: Any, epoch: int) -> None:
         trainer = self.trainer
         trainer.current_epoch = epoch - 1
-        self._log(epoch * engine.program.steps_per_epoch, self.newest, "train/")
-        trainer.progress_tracker.start_epoch(epoch)
+        self._read(len(self.unread))
+        losses, self.losses = self.losses, []
+        step = epoch * engine.program.steps_per_epoch
+        if jax.process_index() == 0:
+            trainer.metrics_logger.log_accumulated_metrics(step, "train_epoch/")
+        self._log(step, self.newest, "train/")
         if trainer.val_loader is None:
-            self._save(engine, None)
-            losses, self.steps = [step["loss"] for step in self.steps], []
-            self._stop(engine, float(np.mean(losses)) if losses else 0.0)
+            self._close(engine, None, float(np.mean(losses)) if losses else 0.0)
 
     def on_evaluation_end(self, engine: Any, step: int, metrics: dict[str, float]) -> None:
         self._log(step, metrics, "val/")
-        self._save(engine, metrics["loss"])
-        self._stop(engine, metrics["loss"])
+        self._close(engine, metrics["loss"], metrics["loss"])
+
+    def _read(self, count: int) -> None:
+        ready, self.unread = self.unread[:count], self.unread[count:]
+        for metrics in map(dict, ready):
+            self.losses.append(metrics["loss"])
+            if jax.process_index() == 0:
+                self.trainer.metrics_logger.accumulate_metrics(metrics)
+
+    def _close(self, engine: Any, val_loss: float | None, judged: float) -> None:
+        """End the epoch: its files, early stopping, the next one's clock."""
+        trainer = self.trainer
+        self._save(engine, val_loss)
+        self._stop(engine, judged)
+        trainer.progress_tracker.end_epoch()
+        if trainer.current_epoch + 1 < trainer.epochs:
+            trainer.progress_tracker.start_epoch(trainer.current_epoch + 1)
 
     def _stop(self, engine: Any, loss: float) -> None:
         trainer = self.trainer
@@ -295,8 +349,7 @@ class Follow:
     def _save(self, engine: Any, loss: float | None) -> None:
         trainer, epoch = self.trainer, self.trainer.current_epoch
         is_best = loss is not None and trainer._note_validation(loss)
-        last = epoch + 1 == trainer.epochs
-        if trainer.checkpoint_manager.should_save(epoch) or is_best or last:
+        if trainer.checkpoint_manager.should_save(epoch) or is_best:
             take_over(trainer, engine)
             if jax.process_index() == 0:
                 trainer._save_checkpoint(epoch, loss, is_best)

@@ -89,7 +89,8 @@ class CheckpointManager:
         config: Mapping | None = None,
     ) -> pathlib.Path:
         """model: an object with a state_dict(), as torch's modules (also inside DataParallel), this system's model, or
-        a state dict. scheduler: an object with a state_dict(), or a dict of values; of any other nothing is kept.
+        a state dict. scheduler: an object whose state_dict() is a dict, or a dict of values; of any other nothing is
+        kept.
         extra_state: further entries. Numpy's numbers are kept as Python's and paths as text, which torch.load takes
         without trust. Gives the file's path."""
         content: dict[str, Any] = {
@@ -146,7 +147,8 @@ class CheckpointManager:
         for target, key in parts:
             if hasattr(target, "load_state_dict") and content.get(key) is not None:
                 target.load_state_dict(content[key])
-        self.best_metric = float(content["best_metric"])
+        if content["best_metric"] is not None:
+            self.best_metric = float(content["best_metric"])
         return content
 
     def get_latest_checkpoint(self) -> pathlib.Path | None:
@@ -194,9 +196,8 @@ def _state_of(model: Any) -> Any:
 
 
 def _schedule_of(scheduler: Any) -> Any:
-    if hasattr(scheduler, "state_dict"):
-        return scheduler.state_dict()
-    return scheduler if isinstance(scheduler, dict) else None
+    found = scheduler.state_dict() if hasattr(scheduler, "state_dict") else scheduler
+    return found if isinstance(found, dict) else None
 
 
 def _measured(value: Any) -> Any:

@@ -110,6 +110,8 @@ class HJEPATrainer(TrainerSteps):
         self.best_val_loss = float("inf")
         self.epochs_without_improvement = 0
         self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
+        self.begun = False  # on the engine
+        self.engine_folder = None  # below checkpoint_dir, of the engine's run or that of the resumed file
         self.resumed_from = resume_checkpoint
         if resume_checkpoint is not None:
             self._load_checkpoint(resume_checkpoint)
@@ -201,8 +203,12 @@ class HJEPATrainer(TrainerSteps):
     def train(self) -> dict[str, Any]:
         """Train from current_epoch to the end; gives train_history and val_history (a dict per epoch), best_val_loss.
 
-        Writes checkpoint_epoch_*.pth, checkpoint_latest.pth and checkpoint_best.pth on the way.
+        Writes checkpoint_epoch_*.pth and checkpoint_latest.pth every save_frequency epochs and after the best ones,
+        those as checkpoint_best.pth too. Without resume_checkpoint it begins with the model as it is given, whatever
+        lies in checkpoint_dir.
         """
+        if self.epochs < 1:
+            return self._train_on_host()  # which has nothing to do
         reasons = list(native_run.obstacles(self))
         if not reasons:
             return native_run.run(self)

@@ -184,13 +184,15 @@ class TrainerSteps(TrainerParts):
         found = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
         extra = {"global_step": step, "best_val_loss": float(self.best_val_loss)}
         extra["epochs_without_improvement"] = self.epochs_without_improvement
+        if self.begun:
+            extra["engine_folder"] = self.engine_folder
         if self.early_stopping is not None:
             extra["early_stopping"] = self.early_stopping.state_dict()
         return self.checkpoint_manager.save_checkpoint(
             epoch,
             self.model,
             self.optimizer,
-            {"lr": self.optimizer.param_groups[0]["lr"], "ema_momentum": self.ema_scheduler(step)},
+            {"lr": self.lr_scheduler(step), "ema_momentum": self.ema_scheduler(step)},
             self.scaler,
             found,
             is_best,
@@ -203,8 +205,9 @@ class TrainerSteps(TrainerParts):
         found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler)
         self.current_epoch = int(found.get("epoch", -1)) + 1
         self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
+        self.engine_folder = found.get("engine_folder")
         best = found.get("best_val_loss", found.get("best_metric", self.best_val_loss))
-        self.best_val_loss = float(best)
+        self.best_val_loss = self.best_val_loss if best is None else float(best)
         self.epochs_without_improvement = int(found.get("epochs_without_improvement", 0))
         if self.early_stopping is not None and "early_stopping" in found:
             self.early_stopping.load_state_dict(found["early_stopping"])
@@ -316,7 +319,7 @@ class TrainerSteps(TrainerParts):
                 self.metrics_logger.log_metrics(_scalars(validated), self.global_step, "val/")
             judged = (validated or trained).get("loss", float("nan"))
             is_best = "loss" in validated and self._note_validation(judged)
-            if self.checkpoint_manager.should_save(epoch) or is_best or epoch + 1 == self.epochs:
+            if self.checkpoint_manager.should_save(epoch) or is_best:
                 self._save_checkpoint(epoch, validated.get("loss"), is_best)
             if (epoch + 1) % 10 == 0:
                 self.metrics_logger.log_system_metrics(self.global_step)

@@ -4,17 +4,56 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import torch_twin
-from torch_bridge.datasets import to_torch
+from jaxtrain.systems.hjepa.original.encoders import initialize
 
 
 class LeWM(torch_twin.LeWorldModel):
     """frames [batch, step, channel, S, S], actions [batch, step, action] -> a dict of embeddings and predictions."""
+
+    def __init__(
+        self,
+        encoder_type: str = "vit_tiny_patch16_224",
+        img_size: int = 224,
+        embed_dim: int | None = None,
+        action_dim: int = 4,
+        predictor_depth: int = 6,
+        predictor_num_heads: int = 16,
+        predictor_mlp_ratio: float = 4.0,
+        predictor_dropout: float = 0.1,
+        predictor_max_seq_len: int = 256,
+        projection_norm: str = "batchnorm",
+        use_gradient_checkpointing: bool = False,
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
+        *,
+        vit: dict[str, Any] | None = None,
+    ):
+        """embed_dim: the encoder's width if left out. vit: timm-style overrides of the preset's sizes. Weights follow
+        torch.manual_seed. Raises ValueError for sizes that do not fit each other."""
+        from jaxtrain import config_io
+
+        model = {
+            "encoder_type": encoder_type,
+            "vit": vit or {},
+            "embed_dim": embed_dim,
+            "action_dim": action_dim,
+            "predictor_depth": predictor_depth,
+            "predictor_num_heads": predictor_num_heads,
+            "predictor_mlp_ratio": predictor_mlp_ratio,
+            "predictor_dropout": predictor_dropout,
+            "predictor_max_seq_len": predictor_max_seq_len,
+            "projection_norm": projection_norm,
+            "gradient_checkpointing": use_gradient_checkpointing,
+            "layerscale": {"use_layerscale": use_layerscale, "init_value": layerscale_init},
+        }
+        values = {"task": "hjepa.world_model", "model": model, "data": {"image_size": img_size}}
+        super().__init__(config_io.check(values, "create_lewm")[1])
+        initialize(self.frame_encoder.encoder)
 
     def forward(self, frames, actions) -> dict[str, torch.Tensor]:
         """embeddings, predictions: [batch, step, width]; prediction_inputs, target_embeddings: [batch, step - 1,
@@ -40,53 +79,9 @@ class LeWM(torch_twin.LeWorldModel):
         }
 
 
-def create_lewm(
-    encoder_type: str = "vit_tiny_patch16_224",
-    img_size: int = 224,
-    embed_dim: int | None = None,
-    action_dim: int = 4,
-    predictor_depth: int = 6,
-    predictor_num_heads: int = 16,
-    predictor_mlp_ratio: float = 4.0,
-    predictor_dropout: float = 0.1,
-    predictor_max_seq_len: int = 256,
-    projection_norm: str = "batchnorm",
-    use_gradient_checkpointing: bool = False,
-    use_layerscale: bool = False,
-    layerscale_init: float = 1e-5,
-    *,
-    vit: dict[str, Any] | None = None,
-) -> LeWM:
-    """The original's world model as a torch module; weights as a run of `hjepa.world_model` with seed 0 starts.
-
-    embed_dim: the encoder's width if left out. vit: timm-style overrides of the preset's sizes. Raises ValueError for
-    sizes that do not fit each other.
-    """
-    from jaxtrain import config_io
-    from jaxtrain.runtime.prng import initial_rngs
-    from jaxtrain.systems.hjepa import world_model
-    from torch_bridge.state_dict import state_dict
-
-    model = {
-        "encoder_type": encoder_type,
-        "vit": vit or {},
-        "embed_dim": embed_dim,
-        "action_dim": action_dim,
-        "predictor_depth": predictor_depth,
-        "predictor_num_heads": predictor_num_heads,
-        "predictor_mlp_ratio": predictor_mlp_ratio,
-        "predictor_dropout": predictor_dropout,
-        "predictor_max_seq_len": predictor_max_seq_len,
-        "projection_norm": projection_norm,
-        "gradient_checkpointing": use_gradient_checkpointing,
-        "layerscale": {"use_layerscale": use_layerscale, "init_value": layerscale_init},
-    }
-    values = {"task": "hjepa.world_model", "model": model, "data": {"image_size": img_size}}
-    checked = config_io.check(values, "create_lewm")[1]
-    module = LeWM(checked)
-    start = state_dict(world_model.build_model(checked, initial_rngs(0)))
-    module.load_state_dict({key: to_torch(np.asarray(value)) for key, value in start.items()})
-    return module
+def create_lewm(*arguments: Any, **options: Any) -> LeWM:
+    """LeWM under the original's factory name."""
+    return LeWM(*arguments, **options)
 
 
 def goal_distance(trajectory, goal):

@@ -1,0 +1,37 @@
+"""The original's transforms, features and linear probe in torch."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jaxtrain.systems import hjepa
+from tests.unit.hjepa.test_facade_model import SMALL
+
+
+def test_training_images_follow_torchs_seed_and_evaluations_are_the_same():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    train, evaluation = hjepa.JEPATransform(32), hjepa.JEPAEvalTransform(32)
+    torch.manual_seed(0)
+    first, second = train(image), train(image)
+    torch.manual_seed(0)
+    assert torch.equal(train(image), first)
+    assert not torch.equal(second, first)
+    assert evaluation(image).shape == first.shape == (3, 32, 32)
+    assert torch.equal(evaluation(image), evaluation(image))
+
+
+def test_features_of_a_loader_are_the_models():
+    model = hjepa.HJEPA(**SMALL)
+    images, labels = torch.randn(6, 3, 32, 32), torch.arange(6)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 4)
+    features, found = hjepa.extract_features(model, loader, 1, pool=True, max_samples=5)
+    np.testing.assert_allclose(features, model.extract_features(images[:5], 1).mean(1), atol=1e-6)
+    assert found.tolist() == [0, 1, 2, 3, 4]
+    assert model.training
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention", "cls"])
+def test_a_probe_takes_tokens_and_rows(pooling):
+    probe = hjepa.LinearProbe(8, 3, pooling=pooling, normalize=True)
+    assert probe(torch.randn(2, 5, 8)).shape == probe(torch.randn(2, 8)).shape == (2, 3)

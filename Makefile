@@ -1,4 +1,4 @@
-# make run: the quick start. make test: the tests of a change, in twenty minutes on two cores. make test-all: every test.
+# make run: the quick start. make test: the tests of a change, in ten minutes on two cores. make test-all: every test.
 # All targets make .venv on first use and install nothing the second time.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c con
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: run test test-all lint typecheck docs clean
+.PHONY: run test test-contracts test-all lint typecheck docs clean
 
 run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
@@ -14,10 +14,13 @@ run: .venv/installed-run
 test: .venv/installed-test
 	$(PYTEST) tests -m "not slow"
 
-# What the originals recorded is compared with programs compiled as a user's run compiles them.
-test-all: test
-	$(PYTEST) tests --ignore tests/parity -m slow
+# Every task's whole contract. What the originals recorded is compared with programs compiled as a user's run is.
+test-contracts: .venv/installed-test
+	$(PYTEST) tests/contract -m slow
 	$(PYTEST) tests/parity --optimised
+
+test-all: test test-contracts
+	$(PYTEST) tests --ignore tests/contract --ignore tests/parity -m slow
 	bash tests/newest_jax.sh
 
 lint: .venv/installed-test

@@ -213,6 +213,7 @@ NOT_RUN = {
         "make run",
         "make test",
         "make test-all",
+        "make test-contracts",
         "make typecheck",
         "pip install -e '.[cuda,torch]'",
         "pip install -e '.[torch]'",

@@ -10,7 +10,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar, cast
 
 import pydantic
@@ -26,7 +26,8 @@ from jaxtrain.task import Task, find_task
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
-BEST = "best_config="  # of an override that names a file with the best values of a search
+BEST = "best_config"  # key of an override that names a file with the best values of a search
+WARMUPS = tuple(f"optim.schedule.{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_ratio"))  # one counts
 TEXTS = ("run.name", "run.dir", "init_from", "task")  # settings whose value on a command line is a text as it is
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
@@ -47,14 +48,18 @@ def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
 
 def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The nested values of a YAML file, an original's translated, overrides and interpolations applied; unchecked."""
-    best = [override.partition("=")[2] for override in overrides if override.startswith(BEST)]
-    values, translation, own = _opened(path, [one for one in overrides if not one.startswith(BEST)])
+    best = [one.partition("=")[2] for one in overrides if _is_best(one)]
+    values, translation, own = _opened(path, overrides)
     settings = values if translation is None else translation.settings
     asked = [override.partition("=")[2] for override in own if override.startswith("task=")]
     found = [
         one for file in best for one in _best(pathlib.Path(file), str(asked[-1] if asked else settings.get("task")))
     ]
     return _merge(settings, [*found, *own], path)
+
+
+def _is_best(override: str) -> bool:
+    return "=" in override and hydra_configs.key_of(override) == BEST
 
 
 def _best(file: pathlib.Path, name: str) -> list[str]:
@@ -73,6 +78,8 @@ def _best(file: pathlib.Path, name: str) -> list[str]:
         found = {**(best(others) if others and best is not None else {}), **own}
     except UserError as error:
         raise UserError(f"best_config={file}: {error}") from None
+    if not found.keys().isdisjoint(WARMUPS):  # that of the file gives way
+        found = dict.fromkeys(WARMUPS) | found
     return [f"{key}={json.dumps(value)}" for key, value in found.items() if is_setting(kind, key)]
 
 
@@ -81,7 +88,7 @@ def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Trans
 
     Raises UserError where it could be of several and no override `task=...` says of which.
     """
-    return _opened(pathlib.Path(path), [one for one in overrides if not one.startswith(BEST)])[1]
+    return _opened(pathlib.Path(path), overrides)[1]
 
 
 def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, frozenset[str]]:
@@ -100,10 +107,10 @@ def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Ta
 def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Translation | None, list[str]]:
     """A file's values, their translation where it is an original's, and the overrides that are this project's.
 
-    The others are in the original's own names (training.epochs=20, model=roberta_base) and are applied before the
-    translation; a name that both have is this project's.
+    The others are in the original's own names (training.epochs=20, model=roberta_base, ~mlflow) and are applied before
+    the translation; a name that both have is this project's. best_config=FILE is left out.
     """
-    values, own = read(path), list(overrides)
+    values, own = read(path), [one for one in overrides if not _is_best(one)]
     if {"method", "parameters"} <= values.keys() and {"program", "command", "metric"} & values.keys():
         raise UserError(
             f"{path}: is a W&B sweep, not a run: write its `parameters` as a search space and start python -m "
@@ -111,22 +118,30 @@ def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
         )
     if "task" in values and not isinstance(values["task"], Mapping):
         return values, None, own
+    chosen = None
     if hydra_configs.is_composed(values):
-        values, own = hydra_configs.compose(locate(path), own)
+        values, own, chosen = hydra_configs.compose(locate(path), own)
     asked = [override.partition("=")[2] for override in own if override.startswith("task=")]
+    task = asked[-1] if asked else None
     try:
-        found = recognise(values, asked[-1] if asked else None)
+        found = recognise(values, task)
         if found is None:
             return values, None, own
         original, name = found
         kind, keys = schema(find_task(name)), original.keys | {key for key, _ in leaves(values)}
-        theirs = [one for one in own if (key := one.partition("=")[0]) in keys and not is_setting(kind, key)]
-        if theirs:
-            values = _plain(OmegaConf.merge(OmegaConf.create(values), OmegaConf.from_dotlist(theirs)))
-        values = hydra_configs.resolve(values)
-        return values, translate(original, values), [one for one in own if one not in theirs]
+        theirs = [one for one in own if _is_originals(one, keys, kind)]
+        values = hydra_configs.resolve(hydra_configs.override(values, theirs))
+        own = [one.lstrip("+") for one in own if one not in theirs]
+        return values, translate(original, values, task or chosen), own
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _is_originals(override: str, keys: Set[str], kind: type[TrainingConfig]) -> bool:
+    """Tell whether an override is of a key or a whole section of the original, and of no setting here."""
+    key = hydra_configs.key_of(override)
+    known = "=" in override and (key in keys or any(one.startswith(f"{key}.") for one in keys))
+    return override.startswith("~") or (known and not is_setting(kind, key))
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:

@@ -1,6 +1,7 @@
 """Configs that Hydra composes: `defaults:`, config groups, ${now:}. Composing needs the extra `jaxtrain[hydra]`."""
 
 import datetime
+import os
 import pathlib
 import re
 import warnings
@@ -9,10 +10,13 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from jaxtrain.errors import UserError
 
 NOW = re.compile(r"\$\{now:([^}]*)\}")
+FOLDER = re.compile(r"\$\{hydra:runtime\.cwd\}")
+OPTION = re.compile(r"[\w./-]+")  # the name of a file in a config group
 
 
 def is_composed(values: Mapping[str, Any]) -> bool:
@@ -20,11 +24,12 @@ def is_composed(values: Mapping[str, Any]) -> bool:
     return isinstance(values.get("defaults"), list)
 
 
-def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Compose the file with Hydra, from the config groups beside it; return its values and the overrides left over.
+def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str], str | None]:
+    """Compose the file with Hydra, from the config groups beside it.
 
-    Hydra takes `group=option` where the group's folder holds that option, and what starts with + or ~. Raises UserError
-    where Hydra is not installed, or cannot compose it.
+    Return its values, the overrides left over, and the option of the group `task`, if there is one. Hydra takes
+    `group=option`, +group=option and ~group where the group has a folder. Raises UserError where Hydra is not
+    installed, cannot compose the file, or the group has no such option.
     """
     try:
         import hydra
@@ -39,27 +44,64 @@ def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Hydra about newer versions of OmegaConf
             with hydra.initialize_config_dir(str(folder), version_base="1.3"):
-                composed = hydra.compose(path.stem, theirs)
+                composed = hydra.compose(path.stem, theirs, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{path}: Hydra cannot compose it: {' '.join(str(error).split())}") from None
     values = cast(dict[str, Any], OmegaConf.to_container(composed))
-    return values, [override for override in overrides if override not in theirs]
+    task = values.pop("hydra")["runtime"]["choices"].get("task")
+    left = [override for override in overrides if override not in theirs]
+    return values, left, task if isinstance(task, str) else None
 
 
 def _is_hydras(override: str, folder: pathlib.Path) -> bool:
-    group, _, option = override.partition("=")
-    if override[:1] in ("+", "~"):
+    group, option = key_of(override).partition("@")[0], override.partition("=")[2]
+    if not group or not (folder / group).is_dir():
+        return False
+    if override.startswith("~") or (OPTION.fullmatch(option) and (folder / group / f"{option}.yaml").is_file()):
         return True
-    return (folder / group).is_dir() and (folder / group / f"{option}.yaml").is_file()
+    if group == "task" or option == "null" or not OPTION.fullmatch(option):  # a task of this project, or a section
+        return False
+    known = sorted(file.stem for file in (folder / group).glob("*.yaml"))
+    raise UserError(f"{override}: {folder / group} has no {option}.yaml, wanted one of {', '.join(known)}")
+
+
+def key_of(override: str) -> str:
+    """The dotted key of an override, without the +, ++ or ~ that Hydra has in front of it."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply overrides as Hydra does: `key=value`, +key=value, ++key=value, and ~key, which removes a key.
+
+    A key is set whether or not it is there. Raises UserError where one to remove is not.
+    """
+    for one in overrides:
+        if one.startswith("~"):
+            values = _without(values, key_of(one).split("."), one)
+    given = [one.lstrip("+") for one in overrides if not one.startswith("~")]
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(dict(values)), OmegaConf.from_dotlist(given))
+        return cast(dict[str, Any], OmegaConf.to_container(merged))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{' '.join(given)}: {' '.join(str(error).split())}") from None
+
+
+def _without(values: Any, key: Sequence[str], asked: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping) or key[0] not in values:
+        raise UserError(f"override {asked}: there is no {key[0]} to remove")
+    if len(key) > 1:
+        return {**values, key[0]: _without(values[key[0]], key[1:], asked)}
+    return {name: value for name, value in values.items() if name != key[0]}
 
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve interpolations, Hydra's ${now:%Y-%m-%d} among them. Raises UserError for one that cannot be."""
+    """Resolve interpolations, ${now:%Y-%m-%d} and ${hydra:runtime.cwd} too. Raises UserError for one that cannot be."""
     started = datetime.datetime.now()
     try:
         # Written out, because OmegaConf keeps resolvers for the whole process.
         dated = _mapped(values, lambda text: NOW.sub(lambda found: started.strftime(found[1]), text))
-        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(dated), resolve=True))
+        placed = _mapped(dated, lambda text: FOLDER.sub(lambda _: os.getcwd(), text))
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(placed), resolve=True))
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from None
 

@@ -91,24 +91,25 @@ def originals() -> dict[str, tuple[LegacyConfig, str]]:
     return found
 
 
-def translate(original: LegacyConfig, values: Mapping[str, Any]) -> Translation:
+def translate(original: LegacyConfig, values: Mapping[str, Any], task: str | None = None) -> Translation:
     """Convert a recognised config; every key that nothing read is listed, with the reason where there is one.
 
-    Raises UserError for a value of another kind than the original's, with its key.
+    task: the one that is asked for, or Hydra's choice of the group `task`, for a conversion that depends on it. Raises
+    UserError for a value of another kind than the original's, with its key.
     """
     _check_sections(original, values)
-    read = ReadMapping(values)
+    read = ReadMapping(values, task=task)
     try:
         settings = plain(original.convert(read))
     except UserError:
         raise
     except UNUSABLE as error:
-        raise UserError(_blame(original, values, error)) from None
+        raise UserError(_blame(original, values, error, task)) from None
     left = [key for key, _ in leaves(values) if key not in read.seen]
     reasons = {key: _reason(original, key) for key in left}
     replaced = {key: why for key, why in reasons.items() if why is not None}
     unknown = [key for key in left if key not in replaced]
-    near = {key: difflib.get_close_matches(key, original.keys - read.seen, 1, 0.85) for key in unknown}
+    near = {key: difflib.get_close_matches(key, original.keys - read.seen - {key}, 1, 0.85) for key in unknown}
     meant = {key: found[0] for key, found in near.items() if found}
     return Translation(original.name, settings, replaced, unknown, meant)
 
@@ -125,7 +126,7 @@ def _check_sections(original: LegacyConfig, values: Mapping[str, Any]) -> None:
             raise UserError(f"{key}: got {place!r}, wanted a section with keys such as {', '.join(inside)}")
 
 
-def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception) -> str:
+def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception, task: str | None) -> str:
     """Name the value without which a config is converted, and why it could not be used."""
     first = error.errors(include_url=False)[0] if isinstance(error, pydantic.ValidationError) else None
     why = str(error) if first is None else first["msg"].removeprefix("Value error, ")
@@ -134,7 +135,7 @@ def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception) 
     parents = {key[:place]: None for key in candidates for place, letter in enumerate(key) if letter == "."}
     for key, value in (candidates | dict(sorted(parents.items(), key=lambda one: -one[0].count(".")))).items():
         try:
-            original.convert(ReadMapping(_without(values, key)))
+            original.convert(ReadMapping(_without(values, key), task=task))
         except UNUSABLE:
             continue
         return f"{key}: {'what it holds' if key in parents else repr(value)} cannot be used here: {why}"
@@ -153,10 +154,12 @@ def _reason(original: LegacyConfig, key: str) -> str | None:
 
 
 class ReadMapping(Mapping):
-    """A mapping that remembers, as dotted keys, which of its leaves were looked at."""
+    """Remember, as dotted keys, which leaves of a mapping were looked at. task: the one that is asked for, if any."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "", seen: set[str] | None = None):
-        self._values, self._prefix = values, prefix
+    def __init__(
+        self, values: Mapping[str, Any], prefix: str = "", seen: set[str] | None = None, task: str | None = None
+    ):
+        self._values, self._prefix, self.task = values, prefix, task
         self.seen: set[str] = set() if seen is None else seen
 
     def __getitem__(self, key: str) -> Any:

@@ -188,7 +188,8 @@ def evaluator_scores(
 ) -> dict[str, Any]:
     """Return the original Evaluator's metrics. task_type: criteria or evidence; any other raises TypeError, as there.
 
-    Raises ValueError where a class occurs neither in truth nor in prediction, as scikit-learn's report by names does.
+    class_names: of all classes, for classification_report, which is left out without them. Raises ValueError where a
+    named class occurs neither in truth nor in prediction, as scikit-learn's report does.
     """
     if task_type not in ("criteria", "evidence"):
         raise TypeError(f"task_type {task_type!r} is unknown, wanted criteria or evidence")
@@ -211,10 +212,10 @@ def evaluator_scores(
         swapped = ((labels == 0) & (predictions == 1)) | ((labels == 1) & (predictions == 0))
         found["partial_match"] = 1.0 - float(swapped.mean())
     found["confusion_matrix"] = confusion_matrix(labels, predictions).tolist()
-    names = list(class_names or map(str, range(np.asarray(logits).shape[1])))
-    found["classification_report"] = classification_report(
-        labels, predictions, output_dict=True, zero_division=0, target_names=names
-    )
+    if class_names:
+        found["classification_report"] = classification_report(
+            labels, predictions, output_dict=True, zero_division=0, target_names=list(class_names)
+        )
     found["loss"] = mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size)
     return found
 

@@ -32,6 +32,24 @@ def test_the_flat_best_values_of_a_search_become_settings(tmp_path):
         config_io.load(TINY, [f"best_config={best}"])
 
 
+def test_the_best_warm_up_takes_the_place_of_the_one_in_the_originals_file(tmp_path):
+    path, best = tmp_path / "train.yaml", tmp_path / "best_config.yaml"
+    path.write_text("project: criteria\ntraining: {scheduler: {name: linear, warmup_steps: 0}}\n")
+    for text in ("warmup_ratio: 0.1\n", "optim.schedule.warmup_ratio: 0.1\n"):
+        best.write_text(text)
+        schedule = config_io.load(path, [f"best_config={best}"])[1].optim.schedule
+        assert (schedule.warmup_steps, schedule.warmup_ratio) == (None, 0.1)
+
+
+def test_best_values_are_taken_with_hydras_plus(tmp_path):
+    pytest.importorskip("hydra")
+    path, best = tree(tmp_path), tmp_path / "best_config.yaml"
+    best.write_text("learning_rate: 3e-5\n")
+    assert config_io.load(path, [f"+best_config={best}"])[1].optim.lr == 3e-5
+    with pytest.raises(ValueError, match="nowhere.yaml: no such config file"):
+        config_io.load(path, ["+best_config=nowhere.yaml"])
+
+
 def test_a_task_is_named_by_its_last_part():
     assert config_io.load("configs/evidence_tiny.yaml", ["task=evidence"])[0].report is not None
     with pytest.raises(ValueError, match="'classification' is unknown"):

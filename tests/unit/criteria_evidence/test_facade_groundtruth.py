@@ -32,6 +32,23 @@ def test_both_tables_are_the_originals_and_are_written(tmp_path):
     assert len(loaders.load_splits_json(paths["splits"])["train"]) == 14
 
 
+def test_annotations_without_rows_give_tables_without_rows():
+    values = given()[1]
+    empty = {**values, "annotations": values["annotations"][:0]}
+    criteria = groundtruth_frames.create_criteria_groundtruth(**empty)
+    assert (list(criteria.columns), len(criteria)) == (list(groundtruth_frames.CRITERIA_COLUMNS), 0)
+    evidence = groundtruth_frames.create_evidence_groundtruth(**empty)
+    assert (list(evidence.columns), len(evidence)) == (list(groundtruth_frames.EVIDENCE_COLUMNS), 0)
+    with pytest.raises(ValueError, match="missing columns status"):
+        groundtruth_frames.create_criteria_groundtruth(
+            **{**empty, "annotations": empty["annotations"].drop(columns="status")}
+        )
+
+
+def test_a_missing_value_of_pandas_is_no_status():
+    assert groundtruth_frames.groundtruth.normalize_status(pandas.NA) is None
+
+
 def test_leaks_and_unknown_ids_are_refused():
     values = given()[1]
     criteria = groundtruth_frames.create_criteria_groundtruth(**values)

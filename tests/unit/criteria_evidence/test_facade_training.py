@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -255,11 +256,33 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     trainer = small_trainer(tmp_path, early_stopping_metric="val_span_em")
     trainer.train_epoch = trainer.validate = lambda epoch: {"val_loss": 1.0}
     trainer.scheduler = None
-    with pytest.raises(ValueError, match="early_stopping_metric: 'val_span_em' is not among"):
-        trainer.train()
+    for error in (ValueError, KeyError):
+        with pytest.raises(error, match="early_stopping_metric: 'val_span_em' is not among"):
+            trainer.train()
     for options in ({"early_stopping_mode": "up"}, {"amp_dtype": "float8"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             small_trainer(tmp_path, **options)
+
+
+def test_steps_of_ones_own_may_leave_out_the_epoch():
+    class Short(psy.Trainer):
+        def validate(self):
+            return {"val_f1_macro": 0.5}
+
+    trainer = small_trainer(None, Short)
+    trainer.train_epoch = lambda: {"train_loss": 0.0}
+    assert trainer.train() == {"best_val_f1_macro": 0.5, "total_epochs": 1}
+
+
+@pytest.mark.parametrize("target", ["mlflow.log_metrics", f"{psy.Trainer.__module__}.mlflow"])
+def test_patched_mlflow_sees_the_metrics_without_a_run(target):
+    pytest.importorskip("mlflow")
+    trainer = small_trainer(None, psy.Trainer)
+    trainer.train_epoch = trainer.validate = lambda: {"val_f1_macro": 0.5}
+    with mock.patch(target) as patched:
+        trainer.train()
+    log = patched if target.endswith("log_metrics") else patched.log_metrics
+    assert [call.kwargs.get("step") for call in log.call_args_list] == [0, None]
 
 
 @pytest.mark.parametrize("case", table("early_stopping")["cases"])

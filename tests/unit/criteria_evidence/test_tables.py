@@ -98,6 +98,7 @@ def test_validation_scores_are_the_originals(case):
 @pytest.mark.parametrize("case", CLASSIFICATION, ids=lambda case: case["name"])
 def test_evaluator_scores_are_the_originals(case, kind):
     arguments = (kind, case["logits"], case["labels"], case["batch_size"], case.get("criterion_ids", ()))
+    arguments += ([str(index) for index in range(len(case["logits"][0]))],)
     if isinstance(case[f"Evaluator.{kind}"], str):
         with pytest.raises(ValueError, match="Number of classes"):
             metrics.evaluator_scores(*arguments)
@@ -116,6 +117,12 @@ def test_evaluation_report_is_the_originals_where_it_gives_one(case):
         if both_classes:
             assert_near(found, case["eval_criteria.evaluate_model"])
     assert_near(metrics.engine_scores(case["labels"], predictions), case["engine._classification_metrics"])
+
+
+def test_an_evaluator_without_class_names_makes_no_report_and_takes_a_single_class():
+    found = metrics.evaluator_scores("criteria", [[0.0, 1.0], [0.0, 2.0]], [1, 1], 2)
+    assert found["accuracy"] == 1.0
+    assert "classification_report" not in found
 
 
 def test_an_unknown_evaluator_task_raises_typeerror_as_the_original():

@@ -1,6 +1,7 @@
 """YAML files of the torch originals are configs: recognised by their keys, translated, nothing dropped in silence."""
 
 import contextlib
+import dataclasses
 
 import pytest
 from omegaconf import OmegaConf
@@ -147,6 +148,32 @@ def test_overrides_in_the_originals_names_come_before_the_translation(write):
     assert (config.data.batch_size, config.optim.lr) == (8, 0.5)
 
 
+def test_hydras_signs_before_an_override_are_taken_without_hydra(write):
+    values, _ = CASES["psy"]
+    path = write({key: value for key, value in values.items() if key != "amp"} | {"mlflow": {"tracking_uri": "x.db"}})
+    given = ["+training.use_amp=false", "++training.seed=7", "+optim.lr=0.5", "~mlflow"]
+    config = config_io.load(path, given)[1]
+    assert (config.precision.policy, config.seed, config.optim.lr) == ("fp32", 7, 0.5)
+    assert config.tracking.mlflow_uri == "sqlite:///mlflow.db"
+    with pytest.raises(UserError, match="override ~training.fish: there is no fish to remove"):
+        config_io.load(path, ["~training.fish"])
+
+
+def test_an_override_may_be_of_a_whole_section_of_the_original(write):
+    path = write({"project": "criteria", "training": {"optimizer": {"name": "adamw"}, "scheduler": {"name": "linear"}}})
+    given = ["training.scheduler=null", "training.optimizer={name: adam, weight_decay: 0.1}"]
+    optim = config_io.load(path, given)[1].optim
+    assert (optim.schedule.name, optim.name, optim.weight_decay) == ("constant", "adam", 0.1)
+
+
+def test_a_key_of_the_original_is_not_asked_about_as_itself():
+    original = next(one for name, (one, _) in original_configs.originals().items() if name.startswith("psy"))
+    unread = dataclasses.replace(original, convert=lambda values: {"task": "criteria_evidence.criteria"})
+    found = original_configs.translate(unread, {"model": {"gradient_checkpointing": True}})
+    assert found.unknown == ["model.gradient_checkpointing"]
+    assert found.meant.get("model.gradient_checkpointing") != "model.gradient_checkpointing"
+
+
 @pytest.fixture
 def composed(tmp_path):
     pytest.importorskip("hydra")
@@ -158,6 +185,7 @@ def composed(tmp_path):
         "model/bert_base": "{encoder_name: bert-base-uncased, dropout: 0.2}",
         "training/default": "{num_epochs: 10, batch_size: 32, early_stopping: {metric: val_f1_macro, mode: max}}",
         "task/criteria": "{type: binary_classification}",
+        "task/evidence": "{type: multi_label_classification}",
     }
     for name, text in groups.items():
         path = tmp_path / f"{name}.yaml"
@@ -173,6 +201,26 @@ def test_hydras_groups_and_overrides_are_composed(composed):
     assert (merged["seed"], merged["train"]["epochs"], merged["optim"]["lr"]) == (7, 3, 1e-3)
     assert merged["model"] == {"pretrained": "bert-base-uncased", "criteria": {"dropout": 0.2}}
     assert config_io.translated(composed, overrides).unknown == []
+
+
+def test_the_group_task_chooses_the_task_and_its_metric(composed):
+    translated = config_io.translated(composed, ["task=evidence"]).settings
+    assert (translated["task"], translated["evaluation"]["metric"]) == ("criteria_evidence.evidence", "span_em")
+    translated = config_io.translated(composed, ["task=joint"]).settings  # not among the group's options
+    assert (translated["task"], translated["evaluation"]["metric"]) == ("criteria_evidence.joint", "joint_score")
+
+
+@pytest.mark.parametrize("override", ["model=nonexistent", "+model=nonexistent"])
+def test_an_option_that_a_group_lacks_is_refused_with_those_it_has(composed, override):
+    with pytest.raises(UserError, match=r"has no nonexistent.yaml, wanted one of bert_base, roberta_base"):
+        config_io.merged(composed, [override])
+
+
+def test_hydras_working_directory_is_resolved(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values, _ = CASES["psy"]
+    path = write(values | {"dataset": {"path": "${hydra:runtime.cwd}/rows.csv"}})
+    assert config_io.load(path)[1].data.path == f"{tmp_path}/rows.csv"
 
 
 def test_what_hydra_cannot_compose_is_one_sentence(composed):

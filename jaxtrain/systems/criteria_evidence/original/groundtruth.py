@@ -39,7 +39,8 @@ EVIDENCE_COLUMNS = ("post_id", "criterion_id", "case_id", "evidence_text", "star
 
 
 def missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    """Tell whether a value is None, NaN or pandas' NA, which refuses comparisons."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
 
 
 def normalize_status(value: Any, status_values: Mapping[str, Sequence] = FIELD_MAP["status_values"]) -> int | None:
@@ -79,16 +80,18 @@ def criteria_table(
     posts: Iterable[Mapping[str, Any]],
     criterion_ids: Iterable[str],
     field_map: Mapping[str, Any] = FIELD_MAP,
+    columns: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """post_id, criterion_id, status, label: one row per pair, the first one kept.
+    """Make the rows post_id, criterion_id, status, label: one per pair, the first one kept.
 
-    Rows whose status means nothing are dropped with a warning (labels are then floats, as pandas keeps them). Raises
-    UserError for a missing column, an unknown criterion or post; AssertionError where status is mapped elsewhere.
+    columns: of the annotations, for a table without rows. Rows whose status means nothing are dropped with a warning
+    (labels are then floats, as pandas keeps them). Raises UserError for a missing column, an unknown criterion or post;
+    AssertionError where status is mapped elsewhere.
     """
     names = field_map["annotations"]
     assert names.get("status") == "status", "criteria ground truth reads the column `status` and nothing else"
-    columns = _columns(annotations, names, ("post_id", "criterion_id", "status"))
-    rows = [{new: row.get(old) for new, old in columns.items()} for row in annotations]
+    read = _columns(annotations, names, ("post_id", "criterion_id", "status"), columns)
+    rows = [{new: row.get(old) for new, old in read.items()} for row in annotations]
     for row in rows:
         row["label"] = normalize_status(row["status"], field_map["status_values"])
     kept = [row for row in rows if row["label"] is not None]
@@ -111,20 +114,21 @@ def evidence_table(
     posts: Iterable[Mapping[str, Any]],
     criterion_ids: Iterable[str],
     field_map: Mapping[str, Any] = FIELD_MAP,
+    columns: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id: one row per passage.
+    """Make the rows post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id, one per passage.
 
-    case_id counts the passages of a (post, criterion) pair. Raises as `criteria_table`.
+    case_id counts the passages of a (post, criterion) pair. columns, errors: as in `criteria_table`.
     """
     names = field_map["annotations"]
     assert names.get("cases") == "cases", "evidence ground truth reads the column `cases` and nothing else"
-    columns = _columns(annotations, names, ("post_id", "criterion_id", "cases"))
+    read = _columns(annotations, names, ("post_id", "criterion_id", "cases"), columns)
     fields = field_map["cases_structure"]["fields"]
     counts: dict[tuple, int] = {}
     rows = []
     for annotation in annotations:
-        post, criterion = annotation.get(columns["post_id"]), annotation.get(columns["criterion_id"])
-        for case in parse_cases(annotation.get(columns["cases"])):
+        post, criterion = annotation.get(read["post_id"]), annotation.get(read["criterion_id"])
+        for case in parse_cases(annotation.get(read["cases"])):
             if not case:
                 continue
             case = case if isinstance(case, Mapping) else {}
@@ -146,9 +150,11 @@ def validate_strict_separation(criteria: Sequence[Mapping], evidence: Sequence[M
         raise UserError(f"the criteria table has evidence columns ({', '.join(sorted(leaked))})")
 
 
-def _columns(annotations: Sequence[Mapping], names: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
+def _columns(
+    annotations: Sequence[Mapping], names: Mapping[str, str], wanted: Sequence[str], given: Iterable[str]
+) -> dict[str, str]:
     columns = {name: names.get(name, name) for name in wanted}
-    known = {key for row in annotations for key in row}
+    known = {*map(str, given), *(key for row in annotations for key in row)}
     absent = [column for column in columns.values() if column not in known]
     if absent:
         raise UserError(f"annotations: missing columns {', '.join(absent)}; they have {', '.join(sorted(known))}")

@@ -25,7 +25,8 @@ def create_criteria_groundtruth(
 
     Raises as groundtruth.criteria_table. Needs pandas.
     """
-    rows = groundtruth.criteria_table(_records(annotations), _records(posts), valid_criterion_ids, field_map)
+    rows, columns = _records(annotations), getattr(annotations, "columns", ())
+    rows = groundtruth.criteria_table(rows, _records(posts), valid_criterion_ids, field_map, columns)
     return _frame(rows, CRITERIA_COLUMNS, output_path)
 
 
@@ -40,7 +41,8 @@ def create_evidence_groundtruth(
 
     Raises as groundtruth.evidence_table. Needs pandas.
     """
-    rows = groundtruth.evidence_table(_records(annotations), _records(posts), valid_criterion_ids, field_map)
+    rows, columns = _records(annotations), getattr(annotations, "columns", ())
+    rows = groundtruth.evidence_table(rows, _records(posts), valid_criterion_ids, field_map, columns)
     return _frame(rows, EVIDENCE_COLUMNS, output_path)
 
 

@@ -16,6 +16,7 @@ METRICS = {  # the original's names without val_ or validation_ -> those here; t
     "evidence": {"span_em": "span_em", "span_f1": "span_f1"},
     "share": {"joint_score": "joint_score", "criteria_f1": "criteria_f1", "evidence_span_em": "evidence_span_em"},
 }
+TASKS = {"binary_classification": "criteria", "multi_label_classification": "evidence"}  # task.type of the group `task`
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -33,6 +34,11 @@ class Found:
                 if value is not None:
                     return value
         return default
+
+    def is_null(self, name: str) -> bool:
+        """Tell whether `training.<name>` or the name itself is there and null."""
+        sections = (self.values, self.values.get("training"))
+        return any(isinstance(one, Mapping) and name in one and one[name] is None for one in sections)
 
     def one(self, known: Mapping[str, str], *names: str, default: str) -> str:
         """The same for a name that has to be known."""
@@ -53,12 +59,14 @@ def _at(values: Any, path: list[str]) -> Any:
 def convert(original: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings. What the file leaves out takes the value of the original's configs/training/default.yaml.
 
-    The architecture is `project`, or what the columns and models say; criteria where nothing does. The original's batch
-    is one micro-batch: data.batch_size is batch x accumulation.
+    The architecture is the task that is asked for or Hydra's choice of one, `project`, the section `task`, or what the
+    columns and models say; criteria where nothing does. The original's batch is one micro-batch: data.batch_size is
+    batch x accumulation.
     """
     found = Found(original)
     accumulate = found.get("gradient_accumulation_steps", "gradient_accumulation", default=1)
     architecture = _architecture(original)
+    checkpointing = [found.get(name) for name in ("gradient_checkpointing", "model.gradient_checkpointing")]
     return {
         "task": f"criteria_evidence.{architecture}",
         "seed": found.get("seed", default=42),
@@ -71,7 +79,7 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
             epochs=found.get("epochs", "num_epochs", default=10),
             accumulate_steps=accumulate,
             log_every_steps=found.get("logging_steps"),
-            remat="full" if found.get("gradient_checkpointing", "model.gradient_checkpointing") else None,
+            remat="full" if any(checkpointing) else None,
         ),
         "evaluation": _evaluation(found, architecture),
         "precision": {"policy": _precision(found), "matmul": _matmul(found)},
@@ -89,8 +97,11 @@ def _section(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _architecture(original: Mapping[str, Any]) -> str:
-    if original.get("project") in ARCHITECTURES:
-        return original["project"]
+    asked = (getattr(original, "task", None) or "").rpartition(".")[2]
+    named = (asked, original.get("project"), _at(original, ["task", "name"]))
+    for name in (*named, TASKS.get(str(_at(original, ["task", "type"])))):
+        if name in ARCHITECTURES:
+            return name
     dataset, model = (original.get(name) or {} for name in ("dataset", "model"))
     if "criteria_model" in model:
         return "joint"
@@ -129,7 +140,7 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int) -> dict[str
         sentence_column=dataset.get("text_column", dataset.get("answer_column", dataset.get("sentence_column"))),
         status_column=dataset.get("label_column"),
         context_column=dataset.get("context_column"),
-        max_length=found.get("criteria_max_length", "max_length"),
+        max_length=found.get("criteria_max_length", "max_length", "model.max_length"),
         evidence_max_length=found.get("evidence_max_length"),
         batch_size=found.get("train_batch_size", "batch_size", default=16) * accumulate,
         eval_batch_size=found.get("eval_batch_size", default=32),
@@ -140,7 +151,8 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int) -> dict[str
 
 def _optim(found: Found) -> dict[str, Any]:
     beta1, beta2 = found.get("optimizer.betas", default=(0.9, 0.999))
-    schedule = {"name": found.one(SCHEDULES, "scheduler.type", "scheduler.name", default="cosine")}
+    default = "constant" if found.is_null("scheduler") else "cosine"
+    schedule = {"name": found.one(SCHEDULES, "scheduler.type", "scheduler.name", default=default)}
     steps = found.get("scheduler.warmup_steps")
     if schedule["name"] != "constant":
         ratio = found.get("scheduler.warmup_ratio", "warmup_ratio", default=0.06)
@@ -163,6 +175,8 @@ def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
     known = METRICS.get(architecture, METRICS["share"]) | {"loss": "loss"}
     named = str(found.get("early_stopping.metric", "monitor_metric", default=next(iter(known))))
     metric = named.removeprefix("validation_").removeprefix("val_")
+    if architecture != "criteria" and metric in METRICS["criteria"] and isinstance(found.get("task"), Mapping):
+        metric = next(iter(known))  # the group `training` watches the classifier, whatever the group `task` says
     if metric not in known:
         raise UserError(f"early_stopping.metric is {named!r}, wanted val_ and one of {', '.join(known)}")
     return {
@@ -175,7 +189,7 @@ def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
 
 
 def _precision(found: Found) -> str:
-    enabled = found.get("amp.enabled", "use_amp", default=True)
+    enabled = all([found.get("amp.enabled", default=True), found.get("use_amp", default=True)])
     policy = found.one(PRECISIONS, "amp.dtype", "amp_dtype", default="float16")
     return policy if enabled else "fp32"
 
@@ -233,7 +247,7 @@ TRAINING = (
     "gradient_accumulation_steps max_grad_norm gradient_clip logging_steps eval_steps seed deterministic "
     "cudnn_benchmark amp_dtype tf32_enabled compile_model compile_mode gradient_checkpointing device "
     "monitor_metric monitor_mode num_workers pin_memory persistent_workers prefetch_factor max_length warmup_ratio "
-    "amp.enabled amp.dtype optimizer.name optimizer.betas optimizer.eps optimizer.weight_decay scheduler.type "
+    "use_amp amp.enabled amp.dtype optimizer.name optimizer.betas optimizer.eps optimizer.weight_decay scheduler.type "
     "scheduler.name scheduler.warmup_ratio scheduler.warmup_steps scheduler.num_cycles early_stopping.metric "
     "early_stopping.mode early_stopping.patience early_stopping.min_delta loss_weights.criteria loss_weights.evidence"
 ).split()
@@ -244,7 +258,7 @@ DATASET = (
 MODEL = (
     "pretrained_model encoder_name criteria_model evidence_model dropout classifier_dropout classifier_layer_num "
     "classifier_hidden_dims gradient_checkpointing fusion.dropout lora.enabled lora.r lora.alpha lora.dropout "
-    "criteria.dropout criteria.layer_num criteria.hidden_dims evidence.dropout"
+    "criteria.dropout criteria.layer_num criteria.hidden_dims evidence.dropout max_length"
 ).split()
 
 ORIGINAL = LegacyConfig(
@@ -256,7 +270,8 @@ ORIGINAL = LegacyConfig(
         | {"project", "hydra.run.dir", "best_config", "checkpoint"}
         | {f"mlflow.{name}" for name in ("tracking_uri", "experiment", "artifact_location", "tags.project")}
         | {f"optuna.{name}" for name in ("storage", "study_name", "direction")}
-        | {"project.name", "mlflow.experiment_name", "data.source", "task.type", "task.loss", "task.label_column"}
+        | {"project.name", "mlflow.experiment_name", "data.source", "task.name", "task.type", "task.loss"}
+        | {"task.label_column"}
     ),
     convert=convert,
     best=best,
@@ -272,6 +287,7 @@ ORIGINAL = LegacyConfig(
         "optuna.*": "jaxtrain.tune takes them on its command line and in its search space",
         "hpo.*": "jaxtrain.tune takes a search space by --space and its stages from configs/hpo",
         "paths.*": "everything is written under run.dir",
+        "model.max_length": "max_length of the section training or dataset wins over it",
         "project.name": "run.name names a run",
         "data.*": "a run reads one CSV, data.path; original/groundtruth.py makes tables of posts and annotations",
         "task.*": "the task decides labels, loss and metrics",

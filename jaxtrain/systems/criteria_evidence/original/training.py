@@ -6,12 +6,13 @@ model, loss or optimizer cannot be compiled (a branch on a tensor's values, a mo
 the steps.
 """
 
+import inspect
 import logging
 import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,22 @@ from torch_bridge.datasets import to_numpy
 log = logging.getLogger(__name__)
 
 Scores = dict[str, Any]
+
+
+def __getattr__(name: str) -> Any:
+    """Give `mlflow`, which the original's module imports: a test can patch it here. It is imported on first use."""
+    if name == "mlflow":
+        import mlflow
+
+        return mlflow
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class UnknownMetric(UserError, KeyError):
+    """early_stopping_metric is not among the metrics of an epoch."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _alias(name: str) -> Any:
@@ -225,7 +242,7 @@ class Trainer:
         epochs = 0
         for epoch in range(self.num_epochs):
             self.current_epoch, started = epoch, time.time()
-            found = {**self.train_epoch(epoch), **self.validate(epoch)}
+            found = {**_of_epoch(self.train_epoch, epoch), **_of_epoch(self.validate, epoch)}
             if self.scheduler is not None:
                 self.scheduler.step()
             found |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
@@ -234,7 +251,7 @@ class Trainer:
             print(self.epoch_summary(found), flush=True)
             epochs = epoch + 1
             if self.early_stopping_metric not in found:
-                raise UserError(
+                raise UnknownMetric(
                     f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(found))}"
                 )
             improved = self.check_improvement(found[self.early_stopping_metric])
@@ -264,9 +281,9 @@ class Trainer:
         return f"Epoch {found['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {found['epoch_time']:.1f}s"
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
-        """To the MLflow run that the script has started, if there is one."""
-        mlflow = sys.modules.get("mlflow")
-        if mlflow is None or mlflow.active_run() is None:
+        """Log to the MLflow run that the script has started, if there is one, or to what a test put in its place."""
+        mlflow = globals().get("mlflow", sys.modules.get("mlflow"))
+        if mlflow is None or not (_is_patched(mlflow) or mlflow.active_run() is not None):
             return
         numbers = {name: value for name, value in values.items() if value is not None}
         mlflow.log_metrics(numbers) if step is None else mlflow.log_metrics(numbers, step=step)
@@ -309,3 +326,18 @@ class Trainer:
         self.best_metric_value = state["best_metric_value"]
         self._forget()
         return state
+
+
+def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
+    """Call train_epoch or validate; one of the user's own may leave out the epoch."""
+    try:
+        inspect.signature(method).bind(epoch)
+    except TypeError:
+        return method()
+    return method(epoch)
+
+
+def _is_patched(mlflow: Any) -> bool:
+    """Tell whether mlflow.log_metrics is another function than MLflow's own."""
+    own = sys.modules.get("mlflow.tracking.fluent")
+    return own is not None and mlflow.log_metrics is not own.log_metrics

@@ -176,7 +176,10 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, dataloader: Any) -> dict[str, Any]:
-        """accuracy, precision, recall, F1, AUROC, per_criterion_f1, confusion_matrix, classification_report, loss."""
+        """Score the loader: accuracy, precision, recall, F1, AUROC, per_criterion_f1, confusion_matrix, loss.
+
+        classification_report too where the classes have names.
+        """
         was = self.model.training
         self.model.eval()
         logits, labels, ids, losses = [], [], [], []

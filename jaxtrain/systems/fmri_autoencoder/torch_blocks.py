@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.blocks import Widths
 from jaxtrain.systems.fmri_autoencoder.config import ModelOptions
+from jaxtrain.systems.fmri_autoencoder.errors import UnknownOption
 from jaxtrain.systems.fmri_autoencoder.torch_losses import internal_losses
 
 KINDS = ("video", "audio", "text")
@@ -21,10 +22,13 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> ModelOptions:
-    """Options of a kind. Raises UserError for an unknown name or an impossible value."""
+    """Options of a kind. Raises UserError for an impossible value, and UnknownOption for an unknown name."""
     from jaxtrain import config_io
 
-    return config_io.validate(kind, options, who)
+    try:
+        return config_io.validate(kind, options, who)
+    except UserError as error:
+        raise UnknownOption(str(error)) if set(options) - set(kind.model_fields) else error from None
 
 
 def keep(module: nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -57,6 +61,12 @@ def encoder_dropout(options: ModelOptions):
     return (lambda own: own) if rate is None else (lambda own: rate)
 
 
+def in_its_types(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state in the module's own dtypes, as a copy into its tensors would leave it."""
+    own = module.state_dict()
+    return {key: value.to(own[key].dtype) if key in own else value for key, value in state.items()}
+
+
 def parameter_counts(module: nn.Module) -> dict[str, int]:
     """Parameters of every child by its name, and their `total`."""
     count = lambda part: sum(parameter.numel() for parameter in part.parameters())
@@ -71,18 +81,19 @@ class Dense(nn.Module):
         for number, size in enumerate(sizes, 1):
             setattr(self, f"fc{number}", nn.Linear(inputs, size))
             setattr(self, f"bn{number}", nn.BatchNorm1d(size))
+            setattr(self, f"dropout{number}", nn.Dropout(dropouts[number - 1]))
             inputs = size
-        self.dropouts, self.relu_first = dropouts, relu_first
+        self.layers, self.relu_first = len(sizes), relu_first
 
     def forward(self, x):
         x = (x if x.is_floating_point() else x.float()).flatten(1)
-        for number, _ in enumerate(self.dropouts, 1):
+        for number in range(1, self.layers + 1):
             x = self.layer(number, x)
         return x
 
     def layer(self, number, x):
         x = getattr(self, f"bn{number}")(getattr(self, f"fc{number}")(x))
-        drop = lambda y: functional.dropout(y, self.dropouts[number - 1], self.training)
+        drop = getattr(self, f"dropout{number}")
         return drop(x.relu()) if self.relu_first else drop(x).relu()
 
 
@@ -140,15 +151,13 @@ class Decoder(nn.Module):
         return self.head("text", self.trunk(bottleneck))
 
     def get_layer_outputs(self, bottleneck) -> dict[str, torch.Tensor]:
-        """Every layer's output by name; `video`, `audio`, `text` are the last layers' raw outputs."""
+        """Every layer's output by name; `audio` is the last layer's, before what follows on it."""
         outputs, x = {}, bottleneck
         for number in self.trunk_layers:
             outputs[f"layer{number}"] = x = getattr(self, f"layer{number}")(x)
-        for kind in KINDS:
-            outputs[f"layer{self.trunk_layers[-1] + 1}_{kind}"] = y = self.branch(kind, x)
-            last = self.last(kind)
-            outputs[kind] = last[0](y) if kind == "video" else last(y)
-        return outputs
+        branches = {kind: self.branch(kind, x) for kind in KINDS}
+        outputs |= {f"layer{self.trunk_layers[-1] + 1}_{kind}": y for kind, y in branches.items()}
+        return outputs | {kind: self.last(kind)(y) for kind, y in branches.items()}
 
     def count_parameters(self) -> dict[str, int]:
         """Parameters by layer, and their `total`."""
@@ -216,8 +225,6 @@ class Autoencoder(nn.Module):
         options: what `architecture` does not hold (features, dropout, widths, and for a Trainer's file the sizes).
         Raises UserError for a file without weights.
         """
-        from jaxtrain.errors import UserError
-
         device = device or "cpu"
         found = torch.load(path, map_location=device, weights_only=True)
         if "model_state_dict" not in found:
@@ -225,7 +232,7 @@ class Autoencoder(nn.Module):
         sizes = cls.sizes_of_old_files | {**found.get("architecture", {}), **options}
         with torch.device("meta"):  # filled below: the weights exist once
             model = cls.of(checked(cls.OPTIONS, sizes, "load_checkpoint"))
-        model.load_state_dict(found["model_state_dict"], assign=True)
+        model.load_state_dict(in_its_types(model, found["model_state_dict"]), assign=True)
         return model.eval(), found
 
     sizes_of_old_files: Mapping[str, Any] = {}

@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from jaxtrain.systems.fmri_autoencoder.blocks import Widths
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options
@@ -34,12 +33,12 @@ class Conv(nn.Module):
             setattr(self, f"bn{number}", norm(size))
             inputs = size
         self.fc = nn.Linear(flat, features)
-        self.layers, self.dropout = len(channels), dropout
+        self.layers, self.dropout = len(channels), nn.Dropout(dropout)
 
     def forward(self, x):
         for number in range(1, self.layers + 1):
             x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)).relu()
-        return functional.dropout(self.fc(x.flatten(1)), self.dropout, self.training).relu()
+        return self.dropout(self.fc(x.flatten(1))).relu()
 
 
 def flattened(channels: int, space: int, widths, channel_widths) -> int:

@@ -208,18 +208,18 @@ def criterion(config) -> CombinedAutoEncoderLoss:
     return next(kind for kind in kinds if kind.JAX is type(in_jax))(**vars(in_jax))
 
 
-def compute_correlation_metric(prediction, target, dim: int = 1):
+def compute_correlation_metric(pred, target, dim: int = 1):
     """Pearson correlation along `dim`; a constant slice gives 0. dim=1: over voxels, one value per volume."""
-    if not tensors_among((prediction, target)):
-        return metrics.compute_correlation_metric(prediction, target, dim)
-    x, y = (z - z.mean(dim, keepdim=True) for z in (wide(prediction), wide(target)))
+    if not tensors_among((pred, target)):
+        return metrics.compute_correlation_metric(pred, target, dim)
+    x, y = (z - z.mean(dim, keepdim=True) for z in (wide(pred), wide(target)))
     return (x * y).sum(dim) / (x.square().sum(dim).sqrt() * y.square().sum(dim).sqrt() + metrics.EPSILON)
 
 
-def compute_r2_score(prediction, target, dim: int = 1):
+def compute_r2_score(pred, target, dim: int = 1):
     """1 - residual / total sum of squares along `dim`."""
-    if not tensors_among((prediction, target)):
-        return metrics.compute_r2_score(prediction, target, dim)
-    prediction, target = wide(prediction), wide(target)
+    if not tensors_among((pred, target)):
+        return metrics.compute_r2_score(pred, target, dim)
+    pred, target = wide(pred), wide(target)
     total = (target - target.mean(dim, keepdim=True)).square().sum(dim)
-    return 1 - (target - prediction).square().sum(dim) / (total + metrics.EPSILON)
+    return 1 - (target - pred).square().sum(dim) / (total + metrics.EPSILON)

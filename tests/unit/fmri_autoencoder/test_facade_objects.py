@@ -82,8 +82,15 @@ def test_evaluation_gives_the_outputs_alone_and_the_parts_agree(model, generatio
     for name, value in zip(OUTPUTS, (bottleneck, voxels, video, audio, text), strict=True):
         torch.testing.assert_close(out[name], value)
     assert model.encode_only(*inputs(generation))[1] is None
-    layers = model.decoder.get_layer_outputs(bottleneck)
-    torch.testing.assert_close(layers["video"].sigmoid(), out["video_recon"])
+
+
+def test_the_decoders_layers_come_in_the_originals_order_and_the_video_as_its_layer_gives_it(model, generation):
+    decoder, bottleneck = model.decoder.eval(), torch.rand(2, 12 if generation == "gen1" else 28)
+    layers = decoder.get_layer_outputs(bottleneck)
+    trunk = decoder.trunk_layers
+    branches = [f"layer{trunk[-1] + 1}_{kind}" for kind in ("video", "audio", "text")]
+    assert list(layers) == [*(f"layer{n}" for n in trunk), *branches, "video", "audio", "text"]
+    torch.testing.assert_close(layers["video"], decoder.decode_video_only(bottleneck))
 
 
 def test_copies_and_pickles_compute_the_same(model, generation):
@@ -149,6 +156,11 @@ def test_the_readmes_generation_has_encoders_and_a_decoder_under_the_originals_n
     audio = torch_gen1.AudioEncoder(input_mels=8, output_features=5).eval()
     assert audio(torch.rand(2, 8)).shape == (2, 5)
     assert torch_gen1.MultimodalDecoder is giblet.SherlockDecoder
+
+
+def test_the_seconds_per_volume_choose_the_second_generation_and_its_frames():
+    with torch.device("meta"):
+        assert giblet.create_autoencoder(tr=2.0).video_frames_per_tr == 25
 
 
 def test_sizes_may_be_given_by_place():
@@ -223,6 +235,33 @@ def test_metrics_are_torchs():
     torch.testing.assert_close(correlation, torch.stack(pearson), atol=1e-5, rtol=1e-5)
     assert torch.equal(giblet.compute_r2_score(target, target), torch.ones(5))
     assert giblet.compute_correlation_metric(torch.ones(5, 9), target).abs().max() == 0
+
+
+def test_the_metrics_call_their_argument_as_the_original_does():
+    prediction, target = torch.rand(5, 9), torch.rand(5, 9)
+    found = giblet.compute_correlation_metric(pred=prediction, target=target, dim=1)
+    assert torch.equal(found, giblet.compute_correlation_metric(prediction, target))
+
+
+def test_a_checkpoint_in_half_precision_makes_a_float32_model(model, generation, tmp_path):
+    model.bfloat16().save_checkpoint(tmp_path / "m.pt")
+    rest = model.options.model_dump(exclude=set(model.SAVED))
+    again, _ = type(model).load_checkpoint(tmp_path / "m.pt", **rest)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+
+
+def test_dropout_is_switched_off_through_its_modules(model, generation):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    first, second = (model(*inputs(generation))["predicted_fmri"] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("make", [giblet.SherlockAutoencoder, giblet.MultimodalEncoder, giblet.create_autoencoder])
+def test_an_unknown_keyword_is_a_type_error(make):
+    with pytest.raises(TypeError, match="nonsense: unknown key"):
+        make(nonsense=1)
 
 
 def test_the_perceptual_loss_is_refused_as_in_the_original():

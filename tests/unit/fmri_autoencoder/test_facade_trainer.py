@@ -11,7 +11,7 @@ import tqdm
 from jaxtrain.errors import UserError
 from jaxtrain.systems import fmri_autoencoder as giblet
 from jaxtrain.systems.fmri_autoencoder.original import engine_run
-from tests.unit.fmri_autoencoder.test_facade_objects import GEN1, batch
+from tests.unit.fmri_autoencoder.test_facade_objects import GEN1, HEAD, batch
 
 CALM = {**GEN1, "encoder_dropout": 0.0, "decoder_dropout": 0.0}
 
@@ -51,6 +51,12 @@ def test_a_new_trainer_has_what_its_users_touch(tmp_path):
     assert isinstance(trainer.criterion, giblet.CombinedAutoEncoderLoss)
     assert trainer.checkpoint_dir.is_dir()
     assert trainer.log_dir.is_dir()
+
+
+@pytest.mark.parametrize(("generation", "start"), [("gen1", 1e-4), ("head", 1e-5)])
+def test_the_warm_up_starts_at_the_originals_rate(generation, start, tmp_path):
+    model = giblet.create_autoencoder(**{"gen1": CALM, "head": HEAD}[generation])
+    assert make(tmp_path / "run", model=model).optimizer.param_groups[0]["lr"] == pytest.approx(start)
 
 
 @pytest.mark.slow
@@ -114,6 +120,29 @@ def test_files_and_lines_are_the_originals(trained):
     assert f"Model parameters: {sum(p.numel() for p in trainer.model.parameters()):,}" in log
     first = history["train_history"][0], history["val_history"][0]
     assert f"Epoch 1/2 | Train Loss: {first[0]['total_loss']:.4f} | Val Loss: {first[1]['total_loss']:.4f} | " in log
+
+
+def test_every_second_epoch_is_validated_from_the_first_on(tmp_path):
+    trainer = make(tmp_path / "run", num_epochs=4, validate_every=2)
+    assert len(trainer.train()["val_history"]) == 2
+    lines = [line for line in (trainer.log_dir / "training.log").read_text().splitlines() if line.startswith("Epoch ")]
+    assert ["Val Loss" in line for line in lines] == [True, False, True, False]
+
+
+def test_a_second_run_in_a_folder_trains_anew_and_replaces_the_files(tmp_path):
+    for rate in (1e-3, 1e-2):
+        trainer = make(tmp_path / "run", num_epochs=1, learning_rate=rate)
+        assert len(trainer.train()["train_history"]) == 1
+    final = torch.load(tmp_path / "run" / "final_checkpoint.pt", weights_only=True)
+    assert (trainer.global_step, final["config"]["learning_rate"]) == (2, 1e-2)
+
+
+def test_a_run_folder_is_gone_on_with(tmp_path):
+    first = make(tmp_path / "run", num_epochs=1)
+    first.train()
+    second = make(tmp_path / "run", num_epochs=2, resume_from=str(tmp_path / "run"))
+    assert (len(second.train()["train_history"]), second.global_step) == (2, 4)
+    assert not (tmp_path / "run" / "run_2").exists()
 
 
 @pytest.mark.slow
@@ -192,7 +221,7 @@ def test_a_criterion_of_the_users_own_trains(kind, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda t: t.optimizer.param_groups[0].update(lr=1e-4), "param_groups were changed"),
+        (lambda t: t.optimizer.param_groups[0].update(lr=5e-4), "param_groups were changed"),
         (lambda t: setattr(t, "optimizer", torch.optim.SGD(t.model.parameters(), lr=0.1)), "trainer.optimizer is your"),
         (
             lambda t: setattr(t.model.encoder.text_encoder, "fc1", torch.nn.Linear(6, 8, bias=False)),
@@ -226,10 +255,34 @@ def test_save_and_load_by_hand(tmp_path):
         other.load_checkpoint(tmp_path / "none.pt")
 
 
+def test_a_checkpoint_of_another_model_is_a_runtime_error(tmp_path):
+    path = make(tmp_path / "run").save_checkpoint(0)
+    other = make(tmp_path / "other", model=giblet.create_autoencoder(**{**CALM, "n_voxels": 9}))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_checkpoint(path)
+
+
 def test_early_stopping_counts_as_the_original_says(tmp_path):
     trainer = make(tmp_path / "run", early_stopping_patience=2, early_stopping_delta=0.1)
     assert [trainer.check_early_stopping(loss) for loss in (1.0, 0.95, 0.8, 0.75, float("nan"))] == [False] * 4 + [True]
-    assert (trainer.best_val_loss, trainer.epochs_without_improvement) == (0.75, 2)
+    assert (trainer.best_val_loss, trainer.epochs_without_improvement) == (0.8, 2)
+
+
+def test_the_best_file_is_the_least_loss_even_within_the_delta(tmp_path):
+    trainer = make(tmp_path / "run", early_stopping_delta=0.1)
+    for epoch, loss in enumerate((0.8, 0.75, 0.77)):
+        trainer.end_epoch(epoch, {"total_loss": 1.0}, {"total_loss": loss})
+    assert torch.load(tmp_path / "run" / "best_checkpoint.pt", weights_only=True)["val_loss"] == 0.75
+
+
+def test_the_final_file_has_the_configs_epochs_after_early_stopping_too(tmp_path):
+    trainer = make(tmp_path / "run", num_epochs=5, early_stopping_patience=1, early_stopping_delta=1e9)
+    assert len(trainer.train()["train_history"]) == 2
+    assert torch.load(tmp_path / "run" / "final_checkpoint.pt", weights_only=True)["epoch"] == 5
+
+
+def test_the_cosine_lasts_from_the_warm_up_to_the_end(tmp_path):
+    assert make(tmp_path / "run", num_epochs=3, warmup_epochs=1).scheduler.T_max == 4
 
 
 @pytest.mark.slow

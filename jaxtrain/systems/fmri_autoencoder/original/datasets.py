@@ -2,7 +2,7 @@
 
 import pathlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions
+from jaxtrain.systems.fmri_autoencoder.errors import UnknownOption
 from jaxtrain.systems.fmri_autoencoder.pipeline import Pipeline, Settings
 from jaxtrain.systems.fmri_autoencoder.sources import ScanSource, split_volumes
 
@@ -28,6 +29,7 @@ class SherlockDataset(ScanSource, Dataset):
     """
 
     generation = "gen1"
+    OWN: tuple[str, ...] = ("shared_data",)  # keywords that are no setting of the pipeline
 
     def __init__(
         self,
@@ -42,6 +44,9 @@ class SherlockDataset(ScanSource, Dataset):
         max_trs: int | None = None,
         **options: Any,
     ):
+        unknown = sorted(set(options) - {*Data.model_fields, *self.OWN})
+        if unknown:
+            raise UnknownOption(f"{type(self).__name__}: unexpected keyword argument {', '.join(unknown)}")
         if split not in SPLITS:
             raise UserError(f"split is {split!r}, wanted train, val or None")
         subjects = [subjects] if isinstance(subjects, int) else subjects
@@ -50,7 +55,7 @@ class SherlockDataset(ScanSource, Dataset):
         self.cache_dir = pathlib.Path(cache_dir or self.data_dir / "cache")
         shared = options.pop("shared_data", None)
         if shared is not None:
-            recording = shared
+            recording = shared.recording if isinstance(shared, DataDict) else _of_arrays(shared, "shared_data")
         else:
             original = self._original_cache(self.cache_dir, subjects, apply_hrf, options)
             data = {"data_dir": str(data_dir), "cache_dir": cache_dir, "subjects": subjects, "apply_hrf": apply_hrf}
@@ -96,6 +101,10 @@ class SherlockDataset(ScanSource, Dataset):
         item = super().__getitem__(index)
         return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in item.items()}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the arrays that `stimuli` and `fmri` are views of: a worker process would get them twice."""
+        return vars(self) | {"shared": {name: value for name, value in self.shared.items() if name != "arrays"}}
+
     @property
     def n_subjects(self) -> int:
         return len(self.subject_ids)
@@ -116,9 +125,33 @@ class SherlockDataset(ScanSource, Dataset):
 
     # --- what the original offers besides ----------------------------------------------------------------------
 
-    def get_data_dict(self) -> dict[str, Any]:
-        """Return the data that another split can share: `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
-        return self.shared
+    @property
+    def video_features(self) -> np.ndarray:
+        """The film [subject, volume of the split, column]."""
+        return self._features("video")
+
+    @property
+    def audio_features(self) -> np.ndarray:
+        """The sound [subject, volume of the split, column]."""
+        return self._features("audio")
+
+    @property
+    def text_features(self) -> np.ndarray:
+        """The annotations [subject, volume of the split, column]."""
+        return self._features("text")
+
+    @property
+    def fmri_features(self) -> np.ndarray:
+        """The voxels as items have them [subject, volume of the split, voxel]."""
+        return self._features("fmri")
+
+    def _features(self, kind: str) -> np.ndarray:
+        return _array(self.shared, kind, slice(self.times.start, self.times.stop))
+
+    def get_data_dict(self) -> "DataDict":
+        """Return the data of all volumes, which another split can share:
+        `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
+        return DataDict(self.shared)
 
     def get_batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         return torch.utils.data.default_collate([self[int(i)] for i in indices])
@@ -148,21 +181,32 @@ class MultimodalDataset(SherlockDataset):
     """
 
     generation = "head"
+    OWN = ("shared_data", "use_encodec", "encodec_sample_rate")
 
     def __init__(
         self,
-        *arguments,
+        data_dir: str = "data/",
+        subjects: str | int | Sequence[int] = "all",
+        split: str | None = None,
+        apply_hrf: bool = True,
+        mode: str = "per_subject",
+        cache_dir: str | None = None,
+        preprocess: bool = True,
+        tr: float = 1.5,
+        max_trs: int | None = None,
         use_encodec: bool = True,
         encodec_bandwidth: float = 3.0,
         encodec_sample_rate: int = 12000,
         frame_skip: int = 2,
+        shared_data: Mapping[str, Any] | None = None,
         normalize_fmri: bool = True,
-        **options,
+        **options: Any,
     ):
         self.use_encodec, self.frame_skip, self.normalize_fmri = use_encodec, frame_skip, normalize_fmri
         self.encodec_bandwidth, self.encodec_sample_rate = encodec_bandwidth, encodec_sample_rate
         super().__init__(
-            *arguments,
+            *(data_dir, subjects, split, apply_hrf, mode, cache_dir, preprocess, tr, max_trs),
+            shared_data=shared_data,
             use_encodec=use_encodec,
             encodec_bandwidth=encodec_bandwidth,
             encodec_sample_rate=encodec_sample_rate,
@@ -226,15 +270,66 @@ def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         try:
             found = _Unpickler(file).load()
-            stimuli = [
-                {name: found[f"{name}_features"][i] for name in KINDS[:3]} for i in range(len(found["fmri_features"]))
-            ]
-            fmri, metadata = list(found["fmri_features"]), found["metadata"]
-        except (pickle.UnpicklingError, KeyError, EOFError, TypeError) as error:
+            return _of_arrays(found, path)
+        except (pickle.UnpicklingError, UserError, EOFError, TypeError) as error:
             raise UserError(
                 f"{path}: not a cache of the original: {error}. Remove it to prepare the data anew"
             ) from None
-    return {"stimuli": stimuli, "fmri": fmri, "mean": None, "std": None, "metadata": metadata}
+
+
+def _of_arrays(found: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """The recording of the original's arrays [subject, volume, column]. Raises UserError where one is missing."""
+    missing = [name for name in DataDict.KEYS if name not in found]
+    if missing:
+        held = ", ".join(map(str, list(found)[:6]))
+        raise UserError(f"{source}: has no {', '.join(missing)}; it holds {held}")
+    arrays = {kind: found[f"{kind}_features"] for kind in KINDS}
+    stimuli = [{kind: arrays[kind][i] for kind in KINDS[:3]} for i in range(len(arrays["fmri"]))]
+    scale = {"mean": None, "std": None}
+    return {"stimuli": stimuli, "fmri": list(arrays["fmri"]), **scale, "metadata": found["metadata"], "arrays": arrays}
+
+
+def _array(recording: Mapping[str, Any], kind: str, times: slice) -> np.ndarray:
+    """A modality as [subject, volume, column], scaled; one that all subjects share is a view, held once."""
+    if "arrays" in recording:
+        return recording["arrays"][kind][:, times]
+    if kind != "fmri" and not isinstance(recording["stimuli"], Mapping):
+        return np.stack([own[kind][times] for own in recording["stimuli"]])
+    if kind != "fmri":
+        column = np.asarray(recording["stimuli"][kind][times])
+        return np.broadcast_to(column, (len(recording["fmri"]), *column.shape))
+    voxels = np.stack([np.asarray(own[times], np.float32) for own in recording["fmri"]])
+    for number in range(len(voxels) if recording["mean"] is not None else 0):
+        voxels[number] = (voxels[number] - recording["mean"][number]) / recording["std"][number]
+    return voxels
+
+
+class DataDict(Mapping):
+    """The original's shared data by name: arrays [subject, volume, column], made when they are read, and metadata.
+
+    A pickle of it is a plain dict.
+    """
+
+    KEYS = (*(f"{kind}_features" for kind in KINDS), "metadata")
+
+    def __init__(self, recording: Mapping[str, Any]):
+        self.recording = recording
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.KEYS:
+            raise KeyError(name)
+        if name == "metadata":
+            return self.recording["metadata"]
+        return _array(self.recording, name.removesuffix("_features"), slice(None))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.KEYS)
+
+    def __len__(self) -> int:
+        return len(self.KEYS)
+
+    def __reduce__(self):
+        return dict, (dict(self),)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,6 +1,8 @@
 """The Trainer's fast way: one engine run that keeps the trainer's attributes and files true epoch by epoch."""
 
 import dataclasses
+import itertools
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +14,9 @@ from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
+from jaxtrain.systems.fmri_autoencoder.errors import OtherModel
 from jaxtrain.systems.fmri_autoencoder.original.legacy_config import is_checkpoint_file
+from jaxtrain.systems.fmri_autoencoder.torch_blocks import in_its_types
 from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.datasets import to_numpy, to_torch
@@ -102,13 +106,19 @@ def _altered(model: torch.nn.Module) -> str | None:
 def train(trainer: Any) -> None:
     """Train in the engine; the trainer's attributes follow."""
     from jaxtrain.task import find_task
+    from jaxtrain.train import run_dir
     from jaxtrain.train.trainer import Trainer as Engine
 
     config, settings = trainer.config, trainer.settings
     update = {"evaluation": settings.evaluation.model_copy(update={"patience": None})}  # the trainer's own rule stops
+    if _asks_to_validate(trainer):
+        update["evaluation"] = update["evaluation"].model_copy(update={"every_epochs": None, "every_steps": None})
+        per_call = math.gcd(settings.train.steps_per_call, len(trainer.train_loader))  # no call goes past an epoch
+        update["train"] = settings.train.model_copy(update={"steps_per_call": per_call})
     update["init_from"] = None  # the trainer has read it
+    update["run"] = settings.run.model_copy(update={"dir": _folder(config.resume_from, run_dir.folder_of(settings))})
     if "run" not in config.overrides:
-        update["run"] = settings.run.model_copy(update={"quiet": True})  # the trainer prints the original's lines
+        update["run"] = update["run"].model_copy(update={"quiet": True})  # the trainer prints the original's lines
     settings = settings.model_copy(update=update)
     follower = Follower(trainer)
     task = dataclasses.replace(find_task(settings.task), build_data=lambda config, split: None)  # the given data only
@@ -121,6 +131,33 @@ def train(trainer: Any) -> None:
     resume = config.resume_from
     history = engine.train("auto" if resume is None or is_checkpoint_file(resume) else resume)
     follower.finish(history)
+
+
+def _folder(resume_from: str | None, folder: pathlib.Path) -> str:
+    """The folder of the engine's own files: `folder`, or run_2, run_3, ... in it where it holds those of another run.
+
+    resume_from: a run folder in or at `folder` is gone on with.
+    """
+    from jaxtrain.runtime.launch import broadcast_from_process_zero
+
+    def holds_a_run(place: pathlib.Path) -> bool:
+        return any(path.name.split(".")[0].isdigit() for path in (place / "checkpoints").glob("*"))
+
+    def choose() -> str:
+        if resume_from is not None and not is_checkpoint_file(resume_from):
+            asked = pathlib.Path(resume_from).expanduser()
+            if folder.resolve() in (asked.resolve(), *asked.resolve().parents):
+                return str(asked)
+        if not holds_a_run(folder):
+            return str(folder)
+        return next(str(own) for n in itertools.count(2) if not holds_a_run(own := folder / f"run_{n}"))
+
+    return broadcast_from_process_zero("the Trainer's folder", choose)
+
+
+def _asks_to_validate(trainer: Any) -> bool:
+    """Return whether the follower says when to validate: the engine counts from the other end of the interval."""
+    return trainer.config.validate_every > 1 and "evaluation" not in trainer.config.overrides
 
 
 def _go_on(trainer: Any, engine: Any) -> None:
@@ -170,6 +207,8 @@ class Follower:
         self.trainer.current_epoch = epoch - 1
         if not self._evaluates(epoch):
             self._end(epoch, None)
+        elif _asks_to_validate(self.trainer):
+            engine.run.evaluate()
 
     def on_evaluation_end(self, engine, step, metrics) -> None:
         if self.train_metrics is not None:  # else a resumed run evaluates first
@@ -177,6 +216,8 @@ class Follower:
 
     def _evaluates(self, epoch: int) -> bool:
         program = self.engine.program
+        if _asks_to_validate(self.trainer):
+            return program.has_validation and (epoch - 1) % self.trainer.config.validate_every == 0
         every = self.engine.config.evaluation.every_epochs or 1
         return program.has_validation and (epoch % every == 0 or epoch * program.steps_per_epoch == program.total_steps)
 
@@ -248,9 +289,9 @@ def load_weights(trainer: Any, state: Mapping[str, Any], source: Any) -> None:
     model, state = trainer._model, convert_ddp_state(dict(state))
     meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     try:
-        model.load_state_dict(state, strict=True, assign=meta)
+        model.load_state_dict(in_its_types(model, state) if meta else state, strict=True, assign=meta)
     except RuntimeError as error:
-        raise UserError(f"{source}: {error}") from None
+        raise OtherModel(f"{source}: {error}") from None
     if meta:
         kind, options = type(trainer._optimizer), options_of(trainer._optimizer)
         trainer._optimizer = kind(model.parameters())

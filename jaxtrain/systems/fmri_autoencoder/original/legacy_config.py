@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
+from jaxtrain.systems.fmri_autoencoder.original.schedules import GEN1_START, HEAD_START
 from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
 from jaxtrain.task import LegacyConfig
 
-HEAD_ONLY = {"use_encodec", "audio_frames_per_tr", "gradient_checkpointing", "frame_skip", "fps", "video_frames_per_tr"}
+HEAD_ONLY = {"use_encodec", "audio_frames_per_tr", "gradient_checkpointing", "video_frames_per_tr"}
+HEAD_ONLY |= {"frame_skip", "fps", "tr"}
 MODEL = (
     "video_height", "video_width", "audio_mels", "text_dim", "n_voxels", "bottleneck_dim",
     "use_encodec", "audio_frames_per_tr", "gradient_checkpointing",
@@ -60,7 +62,7 @@ class TrainingConfig:
         warmup = min(self.warmup_epochs, self.num_epochs) if self.compat == "correct" else self.warmup_epochs
         schedule = {"name": SCHEDULES[self.scheduler_type], "min_lr": min(self.min_lr, self.learning_rate)}
         if schedule["name"] == "cosine":
-            schedule["warmup_epochs"] = warmup
+            schedule |= {"warmup_epochs": warmup, "warmup_start": self._warmup_start(head)}
         return {
             "task": f"fmri_autoencoder.{'head' if head else 'gen1'}",
             "compat": self.compat,
@@ -86,6 +88,10 @@ class TrainingConfig:
             "init_from": self.resume_from if is_checkpoint_file(self.resume_from) else None,
             **self.overrides,
         }
+
+    def _warmup_start(self, head: bool) -> float:
+        """The fraction of the learning rate at which the original's warm-up starts."""
+        return min(1.0, HEAD_START / self.learning_rate) if head and self.learning_rate else GEN1_START
 
 
 def of_config(config: Any) -> TrainingConfig:

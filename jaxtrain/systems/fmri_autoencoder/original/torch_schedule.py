@@ -51,7 +51,8 @@ def scheduler_of(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch:
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     curve = own_schedule(config, curve, per_epoch)
     if settings.name == "cosine":
-        found = Cosine(optimizer, T_max=total, eta_min=settings.min_lr)
+        after = total - schedules.warmup_steps(settings, total, per_epoch)
+        found = Cosine(optimizer, T_max=max(1, after), eta_min=settings.min_lr)
     else:
         found = Drops(optimizer, step_size=settings.step_epochs * per_epoch, gamma=settings.factor)
     found.follow(curve)

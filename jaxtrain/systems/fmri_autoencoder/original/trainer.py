@@ -27,9 +27,9 @@ class Trainer:
 
     model: what create_autoencoder gives, or any torch module that takes (video, audio, text) and gives their dict.
     train_dataset, val_dataset: torch Datasets of dicts with `video`, `audio`, `text`, `fmri`; val_dataset may be None.
-    config.resume_from: a checkpoint file to go on from, or a run folder. Without it training goes on with what
-    checkpoint_dir holds. distributed, local_rank, world_size: kept and not used; call setup_distributed() first and
-    every process takes its part.
+    config.resume_from: a checkpoint file to go on from, or a run folder, as the checkpoint_dir of a killed run. Without
+    it the given model is trained from the first epoch, whatever checkpoint_dir holds. distributed, local_rank,
+    world_size: kept and not used; call setup_distributed() first and every process takes its part.
 
     Overridable: train_step, compute_loss, train_epoch, validate (each moves the loop to this process, a compiled call
     per step), and log_epoch, save_checkpoint, check_early_stopping, which the fast loop calls too. Weights and the
@@ -141,7 +141,7 @@ class Trainer:
             self._train_here()
         self._refresh()
         if self.is_main_process:
-            self.save_checkpoint(self.current_epoch + 1, is_final=True)
+            self.save_checkpoint(self.config.num_epochs, is_final=True)  # as there, stopped early or not
         return self.history()
 
     def history(self) -> dict[str, Any]:
@@ -172,7 +172,8 @@ class Trainer:
         if val_metrics is not None:
             self.val_history.append(dict(val_metrics))
             val_loss = val_metrics["total_loss"]
-            improved = val_loss < self.best_val_loss
+            improved = val_loss < self._least_val_loss  # a NaN is no improvement
+            self._least_val_loss = val_loss if improved else self._least_val_loss
             stop = self.check_early_stopping(val_loss)
         self.log_epoch(epoch, train_metrics, val_metrics)
         if self.is_main_process and epoch % self.config.save_every == 0:
@@ -184,10 +185,9 @@ class Trainer:
         return stop
 
     def check_early_stopping(self, val_loss: float) -> bool:
-        """Count an epoch without an improvement of early_stopping_delta; True from early_stopping_patience on."""
-        self.best_val_loss = min(self.best_val_loss, val_loss)  # a NaN is no improvement
-        if self._least_val_loss - val_loss > self.config.early_stopping_delta:
-            self._least_val_loss, self.epochs_without_improvement = val_loss, 0
+        """Count an epoch that is not early_stopping_delta below best_val_loss; True from early_stopping_patience on."""
+        if self.best_val_loss - val_loss > self.config.early_stopping_delta:
+            self.best_val_loss, self.epochs_without_improvement = val_loss, 0
         else:
             self.epochs_without_improvement += 1
         return self.epochs_without_improvement >= self.config.early_stopping_patience
@@ -329,7 +329,7 @@ class Trainer:
     def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
         """Take weights, moments, schedule, counters and histories from a checkpoint of this class or of the original.
 
-        Raises UserError for a file that is none, or of another model.
+        Raises UserError for a file that is none, and OtherModel, a RuntimeError too, for one of another model.
         """
         path = pathlib.Path(path)
         if not path.is_file():
@@ -339,9 +339,11 @@ class Trainer:
         if found.get("optimizer_state_dict"):
             self._optimizer.load_state_dict(found["optimizer_state_dict"])
         self.current_epoch, self.global_step = found.get("epoch", 0), found.get("global_step", 0)
-        self.best_val_loss = self._least_val_loss = found.get("best_val_loss", float("inf"))
+        self.best_val_loss = found.get("best_val_loss", float("inf"))
         for name in ("train_history", "val_history"):
             setattr(self, name, list(found.get(name, [])))
+        losses = [entry.get("total_loss", float("inf")) for entry in self.val_history]
+        self._least_val_loss = min([self.best_val_loss, *(loss for loss in losses if loss == loss)])
         if self.scheduler is not None:
             self.scheduler.go_to(self.global_step)
         self._made = dataclasses.replace(self._made, options=engine_run.options_of(self._optimizer))

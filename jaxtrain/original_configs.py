@@ -54,7 +54,7 @@ def recognise(values: Mapping[str, Any], task: str | None = None) -> tuple[Legac
     else:
         own = find_task(task).original
         candidates = {} if own is None else {own.name: (own, task)}
-    scores = {name: len(keys & original.keys) for name, (original, _) in candidates.items()}
+    scores = {name: len(keys & original.keys - original.unlisted) for name, (original, _) in candidates.items()}
     top = max(scores.values(), default=0)
     best = [name for name, score in scores.items() if score == top]
     if not top:

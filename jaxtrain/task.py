@@ -128,7 +128,8 @@ class LegacyConfig:
     name: of the project. keys: what its files may hold, dotted; a file is recognised by them. convert: such a file's
     mapping -> nested settings of this project with `task`; keys that it does not read are reported. replaced: patterns
     of keys that need no counterpart here -> the reason, in one sentence. best: the best values of one of its searches,
-    a flat mapping -> this project's dotted settings; raises UserError for a name without a counterpart.
+    a flat mapping -> this project's dotted settings; raises UserError for a name without a counterpart. unlisted: keys
+    that its code reads and its files do not hold, by which no file is recognised.
     """
 
     name: str
@@ -136,6 +137,7 @@ class LegacyConfig:
     convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     replaced: Mapping[str, str] = dataclasses.field(default_factory=dict)
     best: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    unlisted: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -263,6 +263,7 @@ MODEL = (
 
 ORIGINAL = LegacyConfig(
     name="psy (psy_agents_noaug)",
+    unlisted=frozenset({"use_amp", "training.use_amp"}),
     keys=frozenset(
         {*TRAINING, *(f"training.{name}" for name in TRAINING)}
         | {f"dataset.{name}" for name in DATASET}

@@ -62,6 +62,11 @@ class RunConfig(Section):
     dir: str | None = None  # the run folder itself; runs/<name> if left out
     quiet: bool = False  # no progress bar, warnings only
 
+    @property
+    def folder(self) -> pathlib.Path:
+        """The run folder: dir, or runs/<name>."""
+        return pathlib.Path(self.dir or pathlib.Path("runs") / (self.name or "run")).expanduser()
+
     @field_validator("name")
     @classmethod
     def _one_name(cls, name: str | None) -> str | None:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     split = arguments.split or ("validation" if arguments.config is None else "test")
     if arguments.config is not None:
         task, config = config_io.load(arguments.config, overrides)
-        trainer, folder, step = Trainer(config=config, task=task), run_dir.folder_of(config), which
+        trainer, folder, step = Trainer(config=config, task=task), config.run.folder, which
         if which == "best":
             raise UserError("--config: wanted checkpoint=FILE, the weights to evaluate")
         init_from.apply(trainer.program, which, weights_only=True)

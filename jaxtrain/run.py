@@ -117,7 +117,7 @@ def _newest_of(config, file: pathlib.Path) -> bool:
     """Tell whether a torch checkpoint lies in the run's own folder and is of its newest state, which then goes on."""
     from jaxtrain.train import run_dir
 
-    folder = run_dir.folder_of(config)
+    folder = config.run.folder
     step = run_dir.checkpoints(folder, config).latest()
     if step is None or not run_dir.same(folder, file.parent):
         return False

@@ -21,11 +21,6 @@ from torch_bridge.atomic_file import replacing
 from torch_bridge.layouts import abstract
 
 
-def folder_of(config: TrainingConfig) -> pathlib.Path:
-    """The run folder: run.dir, or runs/<run.name>."""
-    return pathlib.Path(config.run.dir or pathlib.Path("runs") / (config.run.name or "run")).expanduser()
-
-
 def same(one: str | pathlib.Path, other: str | pathlib.Path) -> bool:
     """Return True if two paths name one folder."""
     return pathlib.Path(one).expanduser().resolve() == pathlib.Path(other).expanduser().resolve()

@@ -42,7 +42,7 @@ class Session:
 
     @property
     def folder(self) -> pathlib.Path:
-        return run_dir.folder_of(self.program.config)
+        return self.program.config.run.folder
 
     def run(self, after_evaluation: AfterEvaluation | None = None, warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Train to the end and return the history; warnings are told first. Raises what the run raises, explained."""

@@ -111,7 +111,7 @@ class Trainer:
     @property
     def folder(self) -> pathlib.Path:
         """The run folder."""
-        return run_dir.folder_of(self.config)
+        return self.config.run.folder
 
     @property
     def state(self) -> TrainState:

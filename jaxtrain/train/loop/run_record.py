@@ -11,7 +11,6 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.task import needs_trust
-from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.loop.cadence import Cadence
 from jaxtrain.train.loop.callbacks import Callbacks
@@ -124,12 +123,12 @@ class RunRecord:
             self.tracker.warn(f"{what}{scale}: skipped ({self.skipped} skipped so far)")
         else:
             indices, valid = self.program.train_loader.stream.batch(step - 1)
-            path = run_dir.folder_of(self.config) / "not_finite.json"
+            path = self.config.run.folder / "not_finite.json"
             shown = {k: str(v) for k, v in values.items()}
             path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
             newest = self.checkpoints.newest
             last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
-            folder = run_dir.folder_of(self.config)
+            folder = self.config.run.folder
             if self.config.task is None:
                 command = f"jaxtrain.debug.examine(trainer, {step}) in Python, with a trainer made anew,"
             else:

@@ -17,7 +17,7 @@ def choose_folder(program: Program, now: Fingerprint, resume: str, forced: bool)
 
     now: of this run, before anything is restored. forced: the user wants the config's folder, whatever it holds.
     """
-    folder, total = run_dir.folder_of(program.config), program.total_steps
+    folder, total = program.config.run.folder, program.total_steps
 
     def choose() -> list:
         chosen = fingerprint.choose(folder, program.config, now, total, resume, forced)
@@ -44,9 +44,7 @@ def find(program: Program, now: Fingerprint, own: Checkpoints, resume: str) -> t
         return other, step
     found = broadcast_from_process_zero("latest", own.latest)
     if resume == "never" and (found is not None or copied):
-        place, found = (
-            (run_dir.folder_of(program.config), found) if found is not None else (own.mirror.place, copied[-1])
-        )
+        place, found = (program.config.run.folder, found) if found is not None else (own.mirror.place, copied[-1])
         raise UserError(
             f"{place}: holds checkpoints up to step {found} and --resume never would start over them; choose "
             "another run.dir, or move the folder away"
@@ -60,7 +58,7 @@ def _mirrored(program: Program, now: Fingerprint, own: Checkpoints, resume: str)
     if mirror is None:
         return []
     try:
-        fingerprint.check_mirror(mirror, run_dir.folder_of(program.config), program.config, now, program.total_steps)
+        fingerprint.check_mirror(mirror, program.config.run.folder, program.config, now, program.total_steps)
         return [] if resume == "here" and own.steps() else mirror.steps()
     except Unreachable as error:
         if not own.steps():

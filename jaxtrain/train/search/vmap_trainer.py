@@ -46,7 +46,7 @@ class Member:
 
     def __init__(self, program: Program):
         self.program = program
-        self.folder = run_dir.folder_of(program.config)
+        self.folder = program.config.run.folder
         self.tracker = Tracker(self.folder, program.config, True, lines=False)
         self.checkpoints: Checkpoints = run_dir.checkpoints(self.folder, program.config)
         self.record = RunRecord(program, self.tracker, self.checkpoints, Callbacks())

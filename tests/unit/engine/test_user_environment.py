@@ -10,7 +10,6 @@ import pytest
 
 from jaxtrain import Trainer, TrainingConfig, UserError, commands, config_io, strict_json
 from jaxtrain.runtime.terminal import is_terminal
-from jaxtrain.train.run_dir import folder_of
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def test_what_is_no_finite_number_is_refused(config, value):
 
 def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder_of(TrainingConfig(run={"dir": "~/a"})) == tmp_path / "a"
+    assert TrainingConfig(run={"dir": "~/a"}).run.folder == tmp_path / "a"
 
 
 def test_json_has_null_for_what_the_format_lacks():

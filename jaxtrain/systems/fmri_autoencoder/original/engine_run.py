@@ -106,7 +106,6 @@ def _altered(model: torch.nn.Module) -> str | None:
 def train(trainer: Any) -> None:
     """Train in the engine; the trainer's attributes follow."""
     from jaxtrain.task import find_task
-    from jaxtrain.train import run_dir
     from jaxtrain.train.trainer import Trainer as Engine
 
     config, settings = trainer.config, trainer.settings
@@ -116,7 +115,7 @@ def train(trainer: Any) -> None:
         per_call = math.gcd(settings.train.steps_per_call, len(trainer.train_loader))  # no call goes past an epoch
         update["train"] = settings.train.model_copy(update={"steps_per_call": per_call})
     update["init_from"] = None  # the trainer has read it
-    update["run"] = settings.run.model_copy(update={"dir": _folder(config.resume_from, run_dir.folder_of(settings))})
+    update["run"] = settings.run.model_copy(update={"dir": _folder(config.resume_from, settings.run.folder)})
     if "run" not in config.overrides:
         update["run"] = update["run"].model_copy(update={"quiet": True})  # the trainer prints the original's lines
     settings = settings.model_copy(update=update)

@@ -26,7 +26,7 @@ class Profile:
         self.steps = min(wanted.steps, left) if jax.process_index() == 0 else 0
         self.first = step + max(0, min(wanted.start, left - self.steps))
         self.config, self.tracker, self.on_device = config, tracker, on_device
-        self.folder = run_dir.folder_of(config) / FOLDER
+        self.folder = config.run.folder / FOLDER
         self.table: Table | None = None
         self._began: tuple[int, float, float] | None = None  # step, clock, seconds waited for data
         self._programs: dict[int, Any] = {}

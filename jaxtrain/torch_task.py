@@ -35,14 +35,15 @@ def task_of_torch_module(
     from torch_bridge.training.torch_task import TorchTask
 
     exact = row_keys.without(example_batch)
-    example = jax.tree.map(narrow, exact)
+    mapped = lambda function, batch: {key: jax.tree.map(function, value) for key, value in batch.items()}
+    example = mapped(narrow, exact)  # in the dataset's own order, which says what a loss of no names takes
     made = TorchTask(module, loss, example, adapters=adapters)
     lost = made.lost_digits(exact) if float32_may_lose(exact) else ""
     if lost:
         raise UserError(f"{lost}: return from the Dataset, in float32, what the module makes of them")
     if single_row:
         try:
-            made.record(jax.tree.map(lambda value: value[:1], example), training=True)
+            made.record(mapped(lambda value: value[:1], example), training=True)
         except UserError as error:
             raise UserError(
                 "training batches of one sample will come (an epoch's last one goes with data.drop_last=true), and on "

@@ -14,7 +14,7 @@ from jaxtrain.data.batch_shapes import MOST_SIZES, PROBED, BatchShapes, NotPadde
 from jaxtrain.errors import UserError
 
 LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
-TOLD, MOST = 8, 64  # shapes of batches that are left as they are: when it is told, and when it is refused
+MOST = 64  # shapes of batches that are left as they are
 
 Value = tuple[float, Mapping[str, np.ndarray]]  # a loss and its gradients
 
@@ -54,11 +54,7 @@ class RoundedLengths:
             return _nested(self.shapes.fit(self.step - 1, _tuples(batch)), batch)
         shape = tuple(getattr(array, "shape", ()) for array in flatten(_tuples(batch)).values())
         if shape not in self.seen:
-            self.seen.add(shape)
-            if len(self.seen) == TOLD:
-                self.tell(
-                    f"batches have come in {TOLD} shapes, and each is compiled: pad them to a few in the collator"
-                )
+            self.seen.add(shape)  # the step tells of the eighth
             if len(self.seen) > MOST:
                 raise UserError(f"batches have come in more than {MOST} shapes, each of which is compiled: pad them")
         return batch

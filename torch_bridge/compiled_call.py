@@ -27,6 +27,7 @@ from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.interpreter import Graph
+from torch_bridge.lowering.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
@@ -63,7 +64,9 @@ class CompiledCall:
 
     def __call__(self, batch: Any) -> Any:
         """Raises UserError that lists what cannot be recorded, with its lines."""
-        leaves, spec = pytree.tree_flatten((batch,))
+        leaves, spec = pytree.tree_flatten((take_apart(batch),))
+        if odd := [type(leaf).__name__ for leaf in leaves if type(leaf).__hash__ is None]:
+            raise CannotRecord(f"it takes a {odd[0]}, which is no tensor, number or container of these")
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         inside = [inner for module in self.modules.values() for inner in module.modules()]
         tensors, aliases = snapshot(self.modules)
@@ -219,16 +222,11 @@ class _Unbound:
 
 
 def _on_inputs(forward: Callable) -> Callable:
-    """The forward as a function of (module, (args, kwargs)). It must leave lists and dicts that it is given alone."""
+    """The forward as a function of (module, (args, kwargs))."""
 
     def run(module: torch.nn.Module, inputs: tuple) -> Any:
         args, kwargs = inputs
-        before, spec = pytree.tree_flatten((args, kwargs))
-        outputs = forward(*args, **kwargs)
-        after, new = pytree.tree_flatten((args, kwargs))
-        if spec != new or any(old is not leaf for old, leaf in zip(before, after, strict=True)):
-            raise NotImplementedError("the forward pass changes a list or dict that it is given")
-        return outputs
+        return forward(*args, **kwargs)
 
     return run
 

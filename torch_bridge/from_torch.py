@@ -22,6 +22,7 @@ from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.objects import put_together
 from torch_bridge.lowering.python_state import Watch
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
@@ -82,7 +83,9 @@ class Forward(torch.nn.Module):
         self.wrapped_module = module
 
     def forward(self, args: tuple, kwargs: dict):
-        return pytree.tree_map(_known_output, with_fields(self.wrapped_module(*args, **kwargs)))
+        return pytree.tree_map(
+            _known_output, with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
+        )
 
 
 _KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)

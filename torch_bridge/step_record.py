@@ -18,6 +18,7 @@ from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.errors import CannotRecord, located
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.objects import Contents, put_together, take_apart
 from torch_bridge.lowering.printing import check_text
 from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
 from torch_bridge.lowering.structure import with_fields
@@ -78,21 +79,32 @@ class LossEntry(torch.nn.Module):
     arguments: tuple[Any, ...]
     replicas: Replicas
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module], loss_fn: Callable, replicas: Replicas):
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        loss_fn: Callable,
+        replicas: Replicas,
+        looked_at: Callable[[Any], contextlib.AbstractContextManager],
+    ):
+        """looked_at: a context around the loss's call with its batch."""
         super().__init__()
+        self.looked_at = looked_at
         self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)
         object.__setattr__(self, "replicas", replicas)
         object.__setattr__(self, "arguments", replicas.arguments)  # not registered twice
         self.loss_fn = loss_fn
-        self.batch_type: Callable | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
+        self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
         self.dynamic: tuple[int, ...] = ()
 
     def forward(self, batch: Any, numbers: list) -> Any:
         """numbers: tensors in place of the Python numbers that have changed between calls."""
         with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
-            given = batch if self.batch_type is None else self.batch_type(batch)
-            outputs = with_fields(located(self.loss_fn)(*self.arguments, given))
+            given = put_together(batch)
+            if self.batch_type is not None and not isinstance(given, self.batch_type):
+                given = self.batch_type(given)
+            with self.looked_at(given):
+                outputs = with_fields(located(self.loss_fn)(*self.arguments, given))
             for name in outputs[1] if _with_parts(outputs) else ():
                 check_text(name)
             return outputs
@@ -113,9 +125,10 @@ class LossRecord:
         torch_backward: bool = False,
     ):
         """replicas: what the modules are to the loss function, where that is another than they themselves.
-        torch_backward: torch's own backward pass leads to the parameters, and runs their hooks."""
+        torch_backward: torch's own backward pass leads to the parameters, and runs their hooks; containers that are
+        given stay as they are. A loss may take out of its batch, which nothing reads after it."""
         self.replicas = replicas or Replicas(modules)
-        self.entry = LossEntry(modules, loss_fn, self.replicas)
+        self.entry = LossEntry(modules, loss_fn, self.replicas, self._look_at)
         self.forwards: dict[int, Forwards] = {}  # of the wrappers, by the graph's id
         self.torch_backward = torch_backward
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -127,6 +140,13 @@ class LossRecord:
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
         self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
+        self._changes_batch = False
+
+    @contextlib.contextmanager
+    def _look_at(self, batch: Any) -> Iterator[None]:
+        contents = Contents(batch)
+        yield
+        self._changes_batch = contents.changed() if self.torch_backward else contents.written()
 
     def python(self) -> tuple[tuple, list[np.ndarray]]:
         """Return a key for the present values that the loss reads from Python, and those that are inputs."""
@@ -161,7 +181,7 @@ class LossRecord:
         self._captured.add(tensors)
 
     def graph(
-        self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: Callable | None
+        self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
     ) -> tuple[Graph, list[np.ndarray]]:
         """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
         Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
@@ -200,6 +220,8 @@ class LossRecord:
             program = recording.export(
                 self.entry, examples, captured, self._read, self.left, parameter_hooks=not self.torch_backward
             )
+        if self._changes_batch:
+            raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
         self.left |= changed
         graph = graph_of(program, PREFIX)
         self.forwards[id(graph)] = self.replicas.forwards
@@ -282,24 +304,12 @@ class _Recorded:
         return self.structure == structure and self.graph.sizes.refusal(inputs) is None
 
 
-@dataclasses.dataclass(frozen=True)
-class OfFields:
-    """Makes an object of a dataclass from a dict of its fields."""
-
-    kind: type
-
-    def __call__(self, fields: Mapping[str, Any]) -> Any:
-        return self.kind(**fields)
-
-
-def flatten(batch: Any) -> tuple[list[Any], Any, Callable | None]:
-    """A batch as leaves of arrays, its structure, and what makes the batch of a dict, where it is a Mapping of a class
-    of its own or a dataclass. Raises CannotRecord for objects that no program can be kept for."""
-    own: Callable | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        own = OfFields(type(batch))
-        batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
-    leaves, spec = pytree.tree_flatten((with_arrays(batch, to_batch),))
+def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
+    """A batch as leaves of arrays, its structure, and its class where that is a Mapping of the user's. Raises
+    CannotRecord for objects that no program can be kept for."""
+    own: type | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+    leaves, spec = pytree.tree_flatten((take_apart(with_arrays(batch, to_batch)),))
+    leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # those that objects held
     for leaf in leaves:
         if not hasattr(leaf, "shape") and type(leaf).__hash__ is None:
             raise CannotRecord(
@@ -334,7 +344,8 @@ class ForwardRecord:
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
-        inputs = bind(self.module, *with_arrays((args, dict(kwargs)), to_batch))
+        args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
+        inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
         values = self.inputs.values()
         if values != self._values:  # Python's numbers are constants of a record
             self.record, self._values = Record(Forward(self.module), effects=self.inputs.effects), values

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
@@ -108,11 +109,12 @@ def loss_of(
     before: Callable[[str, bool], None] | None = None,
 ) -> Any:
     """Call the loss function. Arguments as those of `backward`."""
-    given = torch.utils._pytree.tree_map(lambda x: to_torch(x) if isinstance(x, np.ndarray) else x, batch)
+    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(batch)):  # else itself: it may be written to
+        batch = pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
     with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before):
-        return loss_fn(*replicas.arguments, given)
+        return loss_fn(*replicas.arguments, batch)
 
 
 def _trained(optimizer: Any) -> list[torch.nn.Parameter]:

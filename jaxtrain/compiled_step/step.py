@@ -11,6 +11,7 @@ import numpy as np
 from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.lazy_scalar import LazyScalar
+from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
@@ -39,6 +40,7 @@ class CompiledStep:
         weights.exchange.before_optimizer(optimizer, self._bring_up_to_date)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
+        self.shapes = SeenShapes()
         self.parts: dict[str, LazyScalar] = {}
         self.grad_norm: LazyScalar | None = None
 
@@ -105,7 +107,7 @@ class CompiledStep:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
                 refused, reason = error, self.weights.bridge.reason_of(error)
-            self.torch = take_over(self, batch, reason, refused)
+            return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
 
     @property
@@ -136,6 +138,7 @@ class CompiledStep:
         python, numbers = self.record.python()
         program = self._programs.get((python, key))
         if program is None:
+            self._note(shapes)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             if unfit := graph.unfit([*leaves, *numbers]):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
@@ -156,6 +159,14 @@ class CompiledStep:
             return run(leaves)
 
         return checked
+
+    def _note(self, shapes: tuple) -> None:
+        """Raise CannotRecord where nearly every batch has a shape of its own: each would be compiled for one call."""
+        self.shapes.note(tuple(shape for shape in shapes if isinstance(shape, tuple)), self._calls)
+        if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
+            raise self.weights.bridge.CannotRecord(
+                f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
+            )
 
     def _recorded_in_vain(self) -> None:
         """Raise CannotRecord where Python branches on what changes at most calls: each would be recorded to no end."""

@@ -10,20 +10,30 @@ from jaxtrain.errors import UserError
 log = logging.getLogger(__name__)
 
 
-def take_over(step: Any, batch: Any, reason: str, refused: Exception | None) -> "TorchUpdates":
-    """Let torch run the steps from here on, and log why. Raises torch's own error where batch, module or loss are at
-    fault, so that the next batch is compiled as before.
+def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: Exception | None) -> Any:
+    """Let torch run this step and those after it, as `step.torch`, and log why; return what the step gives. Raises
+    torch's own error where batch, module or loss are at fault: the next batch is compiled as before then.
 
     refused: what the step was refused with, where that is the reason.
     """
+    waiting = step.grads
+    updates = TorchUpdates(step)
+    found = None
     if refused is not None and step.weights.bridge.fails_in_torch(refused):
-        from torch_bridge import torch_step
-
-        step.write()
-        lowered = step.precision.compute != step.precision.params
-        torch_step.loss_of(step.weights.replicas, step.loss_fn, batch, step.optimizer, lowered)
-    log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
-    return TorchUpdates(step)
+        try:
+            found = updates(batch, update)
+        except Exception:
+            updates.set_gradients({})
+            step.grads = waiting
+            raise
+        reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # those of the record
+    step.torch = updates
+    if step.shapes.endless:
+        log.warning("%s; torch runs the steps from here on", reason)
+    else:
+        log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
+        updates.compile_forwards()
+    return updates(batch, update) if found is None else found
 
 
 class TorchUpdates:
@@ -37,12 +47,15 @@ class TorchUpdates:
 
         self.step, self.bridge = step, torch_step
         step.write()
-        torch_step.compile_forwards(step.weights.modules.values())
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)
         step.grads = {}
         self._evaluates = torch_step.wants_closure(step.optimizer)
         self._received: dict[str, list[int]] = {}  # by module: versions of its buffers as they came in this call
+
+    def compile_forwards(self) -> None:
+        """Let the modules run compiled where the loss calls them."""
+        self.bridge.compile_forwards(self.step.weights.modules.values())
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
         """Let these gradients wait for the next update."""

@@ -37,6 +37,7 @@ from torch_bridge.lowering.errors import (
     source_line,
 )
 from torch_bridge.lowering.export_patches import recordable
+from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.ready import mocked, unready
 from torch_bridge.lowering.tracking import untrack
@@ -112,7 +113,7 @@ def _export(
     program: Any = None
     error, obstacles = None, []
     watch = python_state.Watch(module)
-    forms = (pytree.tree_map(_any_size, inputs), None) if pytree.tree_leaves(inputs) else (None,)
+    forms = (listed(pytree.tree_map(_any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
     for sizes in forms:
         with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:

@@ -110,5 +110,6 @@ def _tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value) if value.dtype.kind in "biuf" and value.flags.writeable else to_torch(value)
     if isinstance(value, torch.Tensor):
+        value = value.contiguous()  # as the example was that the graph's views are of
         return value.long() if value.dtype is torch.int32 else value
     return value

@@ -22,10 +22,11 @@ from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
+from torch_bridge.lowering.objects import put_together
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.sizes import Sizes
-from torch_bridge.lowering.structure import Structure, with_dataclasses
+from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are a new value of some state
@@ -141,7 +142,7 @@ class Graph:
 
     def in_torch(self, leaves: Sequence[Any]) -> Any:
         """The output around the leaves in its own classes: transformers' ModelOutput, namedtuples, dataclasses."""
-        return with_dataclasses(pytree.tree_unflatten(leaves, self.spec))
+        return put_together(pytree.tree_unflatten(leaves, self.spec))
 
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
         """`run` with the output as a flat list, from which `structure.build` or `in_torch` makes it."""

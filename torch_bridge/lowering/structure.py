@@ -8,6 +8,7 @@ import jax
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
+from torch_bridge.lowering.objects import Fields
 
 
 class Outputs(dict):
@@ -30,21 +31,6 @@ def _flatten(outputs: Outputs):
 
 
 jax.tree_util.register_pytree_with_keys(Outputs, _flatten, lambda keys, values: Outputs(zip(keys, values, strict=True)))
-
-
-class Fields(dict):
-    """The fields of a user's dataclass inside a recorded output: a dict in JAX, the dataclass again in torch."""
-
-    def __init__(self, owner: type, values: Mapping[str, Any]):
-        super().__init__(values)
-        self.owner = owner
-
-    def record(self) -> Any:
-        """The dataclass, without another run of its `__post_init__`, whose results are recorded already."""
-        record = object.__new__(self.owner)
-        for name, value in self.items():
-            object.__setattr__(record, name, with_dataclasses(value))
-        return record
 
 
 class Cache:
@@ -93,17 +79,6 @@ def with_fields(outputs: Any) -> Any:
     return pytree.tree_map(one, outputs, is_leaf=_is_record)
 
 
-def with_dataclasses(outputs: Any) -> Any:
-    """The outputs that `with_fields` was given, but for the caches."""
-    is_fields = lambda value: isinstance(value, Fields)
-    return pytree.tree_map(lambda value: value.record() if is_fields(value) else value, outputs, is_leaf=is_fields)
-
-
-pytree.register_pytree_node(
-    Fields,
-    lambda fields: (list(fields.values()), (fields.owner, tuple(fields))),
-    lambda values, context: Fields(context[0], dict(zip(context[1], values, strict=True))),
-)
 pytree.register_pytree_node(Cache, lambda cache: ([], vars(cache)["_kind"]), lambda _, kind: Cache(kind))
 
 

@@ -1,0 +1,203 @@
+"""A loop whose batches are objects of the user's own classes is compiled, and trains as torch does."""
+
+import dataclasses
+import weakref
+
+import pytest
+import torch
+from torch.nn import functional
+
+import jaxtrain
+from jaxtrain.accelerate import Accelerator
+
+
+class Tokens:
+    """As the Annotated Transformer's Batch: masks and shifted targets beside what they are made of."""
+
+    def __init__(self, source, target):
+        self.source, self.mask = source, (source != 0).unsqueeze(-1)
+        self.target, self.wanted = target[:, :-1], target[:, 1:]
+        self.count, self.name = (self.wanted != 0).sum(), "train"
+
+
+class Nested:
+    """As DETR's NestedTensor."""
+
+    __slots__ = ("mask", "tensors")
+
+    def __init__(self, tensors, mask):
+        self.tensors, self.mask = tensors, mask
+
+    def decompose(self):
+        return self.tensors, self.mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    image: Nested
+    label: torch.Tensor
+    where: torch.device = torch.device("cpu")
+    doubled: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "doubled", self.label * 2)
+
+
+class Owner:
+    """Holds a part that knows its owner, weakly and not."""
+
+    def __init__(self, x):
+        self.part = Part(self, x)
+
+
+class Part:
+    def __init__(self, owner, x):
+        self.weak, self.owner, self.x = weakref.ref(owner), owner, x
+
+
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9)
+
+    def forward(self, batch):
+        source = (self.embedding(batch.source) * batch.mask).mean(1, keepdim=True)
+        return self.head(self.embedding(batch.target) + source)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        tensors, mask = x.decompose()
+        return self.linear(tensors * mask[..., None])
+
+
+def _tokens(draw):
+    ids = lambda length: torch.randint(0, 9, (4, length), generator=draw)
+    return Tokens(ids(6), ids(5))
+
+
+def _tokens_loss(module, batch):
+    return functional.cross_entropy(module(batch).flatten(0, 1), batch.wanted.flatten(), reduction="sum") / batch.count
+
+
+def _nested(draw):
+    return Nested(torch.randn(4, 3, generator=draw), torch.rand(4, generator=draw) > 0.3)
+
+
+def _record_loss(module, batch):
+    assert batch["rows"][0].where.type == "cpu"
+    return functional.mse_loss(module(batch["rows"][0].image), batch["rows"][0].doubled)
+
+
+def _owner_loss(module, batch):
+    assert batch.part.weak() is batch
+    assert batch.part.owner is batch
+    return module(batch.part.weak().part.x).pow(2).mean()
+
+
+CASES = {
+    "attributes": (Encoder, _tokens, _tokens_loss),
+    "slots in a tuple": (
+        Masked,
+        lambda draw: (_nested(draw), torch.randn(4, 2, generator=draw)),
+        lambda module, batch: functional.mse_loss(module(batch[0]), batch[1]),
+    ),
+    "a frozen dataclass in a list in a dict": (
+        Masked,
+        lambda draw: {"rows": [Record(_nested(draw), torch.randn(4, 2, generator=draw))]},
+        _record_loss,
+    ),
+    "a cycle": (lambda: torch.nn.Linear(3, 2), lambda draw: Owner(torch.randn(4, 3, generator=draw)), _owner_loss),
+}
+
+
+def _run(case, compiled: bool):
+    build, sample, loss_fn = CASES[case]
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    module = build()
+    optimizer = torch.optim.Adam(module.parameters(), 0.01)
+    step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+    for _ in range(6):
+        batch = sample(draw)
+        if step is not None:
+            step(batch)
+            continue
+        loss_fn(module, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if step is not None:
+        assert step.torch is None, "torch runs the steps"
+        step.sync()
+    return module
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_on_objects_are_one_program_and_end_with_torchs_weights(case):
+    wanted, found = (dict(_run(case, compiled).state_dict()) for compiled in (False, True))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
+def test_a_compiled_forward_takes_objects():
+    """In evaluation, and prepared by accelerate, one output of four within 1e-6 of torch's."""
+    torch.manual_seed(0)
+    module, batch = Masked(), _nested(torch.Generator().manual_seed(1))
+    wanted = module(batch)
+    step = jaxtrain.compile(module, lambda m, b: m(b).sum(), torch.optim.SGD(module.parameters(), 0.1))
+    torch.testing.assert_close(step.eval()(batch), wanted, rtol=0, atol=1e-6)
+    prepared = Accelerator(cpu=True).prepare(module)
+    found = prepared(batch)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    found.sum().backward()
+    assert module.linear.bias.grad.tolist() == [4.0, 4.0]
+
+
+def test_a_forward_that_changes_its_object_runs_in_torch(caplog):
+    class Writes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            x.seen = self.linear(x.tensors)
+            return x.seen
+
+    class Open:
+        def __init__(self, tensors):
+            self.tensors = tensors
+
+    module, batch = Accelerator(cpu=True).prepare(Writes()), Open(torch.ones(2, 3))
+    assert module(batch) is batch.seen
+    assert "changes a list, dict or object that it is given" in caplog.text
+
+
+def test_a_loop_of_ever_new_shapes_goes_on_in_torch(caplog):
+    """The eighth shape is told; where 64 batches have 64 shapes, torch runs the rest, to the same weights."""
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(module.parameters(), 0.01)
+        loss_fn = lambda m, rows: m(rows).pow(2).mean()
+        step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+        draw = torch.Generator().manual_seed(1)
+        for rows in range(1, 70):
+            batch = torch.randn(rows, 3, generator=draw)
+            if step is not None:
+                step(batch)
+                continue
+            loss_fn(module, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step is not None:
+            assert step.torch is not None
+            step.sync()
+        ends.append(module.weight.detach().clone())
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-6)
+    assert caplog.text.count("have come in 8 shapes") == 1
+    assert "torch runs the steps from here on" in caplog.text

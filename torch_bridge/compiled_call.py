@@ -133,7 +133,6 @@ class CompiledForward:
 
     def __init__(self, module: torch.nn.Module, own: Callable | None = None):
         self.__self__, self._own = module, own
-        self.__wrapped__ = own or type(module).forward.__get__(module)
         self.__name__ = "forward"
         self.__signature__ = inspect.signature(self.__wrapped__)
         self._call: CompiledCall | None = None
@@ -141,6 +140,10 @@ class CompiledForward:
         self._told: set[str] = set()
         self._changed = False  # the last call changed something in Python
         self._apart = False  # torch runs this forward, its parts are compiled
+
+    @property
+    def __wrapped__(self) -> Callable:  # the class's at this moment: a record puts other ones in place of torch's
+        return self._own or type(self.__self__).forward.__get__(self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._apart or IN_TORCH.active or RECORDING.active or _traced():
@@ -150,7 +153,7 @@ class CompiledForward:
         if self._too_many((args, kwargs)):
             return self.__wrapped__(*args, **kwargs)
         if self._call is None:
-            self._call = CompiledCall(self.__self__, _on_inputs(self.__wrapped__))
+            self._call = CompiledCall(self.__self__, _on_inputs(self._own))
         try:
             outputs = self._call((args, kwargs))
             self._changed = False
@@ -221,12 +224,12 @@ class _Unbound:
         return held(*args, **kwargs)
 
 
-def _on_inputs(forward: Callable) -> Callable:
-    """The forward as a function of (module, (args, kwargs))."""
+def _on_inputs(own: Callable | None) -> Callable:
+    """The forward as a function of (module, (args, kwargs)). own: one that was set on the module itself."""
 
     def run(module: torch.nn.Module, inputs: tuple) -> Any:
         args, kwargs = inputs
-        return forward(*args, **kwargs)
+        return (own or type(module).forward.__get__(module))(*args, **kwargs)
 
     return run
 

@@ -171,7 +171,7 @@ class LossRecord:
     def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
         """Remember the tensors and arrays that a record holds as constants, and where they come from."""
         tensors = {str(number): tensor for number, tensor in captured.items()}
-        for place in self.entry.varying.inputs.held:
+        for place in (*self.entry.varying.inputs.held, *self.entry.varying.inputs.registered):
             value = value_at(place)
             if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
                 tensors[str(id(value))] = torch.from_numpy(value)

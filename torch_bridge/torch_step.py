@@ -1,7 +1,7 @@
 """One training step of a torch module by torch itself, in the call form of a compiled one."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,8 @@ def backward(
     before: Callable[[str, bool], None] | None = None,
     between: Callable[[], None] | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Add the gradients of the loss to the optimizer's parameters; the loss and the values to log.
+    """Add the gradients of the loss to the optimizer's parameters, and to tensors of no compiled module; the loss and
+    the values to log.
 
     batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16. before: see
     `Replicas.local`. between: called between the forward and the backward pass.
@@ -140,9 +141,24 @@ def backward(
     if between is not None:
         between()
     loss, values = found if isinstance(found, (tuple, list)) else (found, {})
-    loss.reshape(()).backward(inputs=parameters)
+    compiled = {id(p) for module in replicas.arguments for p in module.parameters()}
+    others = [leaf for leaf in _leaves(loss) if id(leaf) not in compiled]
+    loss.reshape(()).backward(inputs=[*parameters, *others])
     plain = lambda x: x.detach().float().numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
     return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
+
+
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors whose gradients a backward pass would fill."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
 
 
 def wants_closure(optimizer: Any) -> bool:

@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 from torch_bridge.exchange import device_of
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
+from torch_bridge.lowering.elsewhere import WRITES as WRITES_ELSEWHERE
+from torch_bridge.lowering.elsewhere import Untouched
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
@@ -36,7 +38,7 @@ from torch_bridge.lowering.errors import (
     module_path,
     source_line,
 )
-from torch_bridge.lowering.export_patches import recordable
+from torch_bridge.lowering.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.ready import mocked, unready
@@ -131,7 +133,7 @@ def _export(
             except Exception as caught:  # anything the module's own code may raise while it is recorded
                 error = error or caught
                 if sizes is None or not _symbols_stood_in_the_way(caught):
-                    obstacles = _obstacles_of(module, inputs, error, plain.reads)
+                    obstacles = _obstacles_of(module, inputs, error, plain)
                     break
                 watch.restore()
                 inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
@@ -280,13 +282,15 @@ def _free_sizes(value: Any) -> set:
     return set().union(*map(torch.fx.experimental.symbolic_shapes.free_unbacked_symbols, sizes))
 
 
-def _obstacles_of(module, inputs, error: Exception, reads: list[str]) -> list[Obstacle]:
-    """Every reason that torch's draft export finds, or at least the one that stopped the export. reads: filled with the
-    lines at which Python asked for a number; torch's report forgets some of them."""
+def _obstacles_of(module, inputs, error: Exception, plain: PlainFunctions) -> list[Obstacle]:
+    """Every reason that torch's draft export finds, or at least the one that stopped the export. plain: finds the lines
+    at which Python asked for a number; torch's report forgets some of them."""
     first = Obstacle(_reason(error, module), exception_line(error))
+    reads = plain.reads
     reads.clear()
     try:
-        draft = torch.export.draft_export(module, inputs, strict=False)
+        with python_state.watched(module, python_state.Watch(module), plain.known.begin, plain.known.end):
+            draft = torch.export.draft_export(module, inputs, strict=False)
         report = draft._report
         found = []
         files = {number: name for name, number in INTERN_TABLE.items()} | report.str_to_filename
@@ -311,10 +315,13 @@ def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
         copied = copy.deepcopy(module)
     except Exception:  # what cannot be copied is not called: a call may change it
         return None
+    inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)
+    given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     try:
-        copied(*pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs))
+        with Untouched([*copied.parameters(), *copied.buffers(), *given]):
+            copied(*inputs)
     except Exception as error:
-        return error
+        return None if str(error) == WRITES_ELSEWHERE else error
     return None
 
 

@@ -243,6 +243,7 @@ class PlainFunctions(TorchFunctionMode):
         args = self.masks.joined(function, args)
         if function in _PLAIN:
             return _PLAIN[function](*args, **kwargs)
+        self.known.check_written(function, args, kwargs)
         result = function(*args, **kwargs)
         self.masks.note(function, args, kwargs, result)
         self.known.note(function, args, kwargs, result)

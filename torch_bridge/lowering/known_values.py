@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_bridge.lowering import elsewhere
 from torch_bridge.lowering.errors import source_line
 
 MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
@@ -56,15 +57,24 @@ class KnownValues:
         """The call has ended."""
         self._active = False
 
+    def check_written(self, function: Any, args: tuple, kwargs: dict) -> None:
+        """Raise NotImplementedError where a call would write to a tensor of elsewhere, which is no stand-in."""
+        if self._active and any(map(self._is_elsewhere, elsewhere.written(function, args, kwargs))):
+            raise NotImplementedError(elsewhere.WRITES)
+
+    def _is_elsewhere(self, tensor: Any) -> bool:
+        """The module's own and the inputs are stand-ins while it is recorded."""
+        return type(tensor) in (torch.Tensor, torch.nn.Parameter) and id(tensor) not in self._own and _in_memory(tensor)
+
     def note(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Remember how a tensor was made, if all that it was made of is known."""
         if self._active:
-            for leaf in pytree.tree_leaves((args, kwargs)):  # the module's own and the inputs are stand-ins by now
-                if type(leaf) in (torch.Tensor, torch.nn.Parameter) and id(leaf) not in self._own and _in_memory(leaf):
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if self._is_elsewhere(leaf):
                     self.captured[id(leaf)] = leaf
                     if leaf.requires_grad and torch.is_grad_enabled():
                         raise NotImplementedError(_CAPTURED)
-        if _writes(function):
+        if elsewhere.writes(function):
             self._recipes.clear()  # whatever shares its memory has other numbers now
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -132,15 +142,6 @@ def _known_sizes(tensor: torch.Tensor) -> bool:
 
 def _small(tensor: torch.Tensor) -> bool:
     return _known_sizes(tensor) and tensor.shape.numel() <= MOST_ELEMENTS
-
-
-def _writes(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    return (
-        name in ("__setitem__", "set_", "copy_")
-        or (name.endswith("_") and not name.endswith("__"))
-        or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__"))
-    )
 
 
 def _check_at(frame: Any) -> tuple[bool, str] | None:

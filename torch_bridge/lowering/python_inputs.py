@@ -94,6 +94,7 @@ class PythonInputs:
     def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
         self.places: list[Place] = []
         self.held: list[Place] = []  # where tensors and arrays are kept
+        self.registered: list[Place] = []  # where modules keep their parameters and buffers
         self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets, and the attributes of objects
         self._machinery: set[int] = set()
         self._seen: set[int] = set()
@@ -123,7 +124,8 @@ class PythonInputs:
     @contextlib.contextmanager
     def effects(self) -> Iterator[set[str]]:
         """While active, code runs to be recorded. Gives the names of what it changed in Python, which is put back."""
-        values, held = self.values(), [value_at(place) for place in self.held]
+        tensors = [*self.held, *self.registered]
+        values, held = self.values(), [value_at(place) for place in tensors]
         kept = [(name, container, _shallow(container)) for name, container in self.containers]
         changed: set[str] = set()
         try:
@@ -133,7 +135,7 @@ class PythonInputs:
                 if not _same_items(items, container):
                     changed.add(name)
                     _refill(container, items)
-            for places, before in ((self.places, values), (self.held, held)):
+            for places, before in ((self.places, values), (tensors, held)):
                 for place, old in zip(places, before, strict=True):
                     new = value_at(place)
                     if not _same_item(old, new):
@@ -232,6 +234,8 @@ class PythonInputs:
             for key, item in list(vars(inner).items()):
                 if key in wanted:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
+            for table in (inner._parameters, inner._buffers):
+                self.registered += [Place(table, key, f"{prefix}.{key}") for key in table]
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted)
             for function in class_functions(type(inner)):

@@ -1,6 +1,7 @@
 """Modules that are refused before anything is recorded."""
 
 import itertools
+import keyword
 import logging
 import types
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
     """Find submodules that can never be exported, whatever their code."""
     for name, inner in module.named_modules():
         name = name.removeprefix("wrapped_module").removeprefix(".")
+        key = name.rpartition(".")[2]
+        if keyword.iskeyword(key):
+            what = f"its name, {key}, is a keyword of Python's, which torch.export cannot write: rename the module"
+            yield Obstacle(what, module=name)
         if isinstance(inner, torch.jit.ScriptModule):
             yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)
             return

@@ -230,6 +230,11 @@ def test_layers_without_weights_are_named():
         from_torch(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), torch.ones(3, 2))
 
 
+def test_a_part_named_by_a_keyword_of_pythons_is_told_by_name():
+    with pytest.raises(UnsupportedModel, match=r"its name, lambda, is a keyword[\s\S]*in parts\.lambda"):
+        from_torch(nn.ModuleDict({"parts": nn.ModuleDict({"lambda": nn.Linear(3, 2)})}), torch.ones(3, 3))
+
+
 class HeatEquation(nn.Module):
     """u, and u_t - u_xx by torch.autograd.grad."""
 

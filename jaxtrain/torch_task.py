@@ -41,6 +41,8 @@ def task_of_torch_module(
     lost = made.lost_digits(exact) if float32_may_lose(exact) else ""
     if lost:
         raise UserError(f"{lost}: return from the Dataset, in float32, what the module makes of them")
+    if inside := made.lost_inside(example):
+        raise UserError(f"{inside}: a loop of your own with jaxtrain.compile leaves such a loss to torch")
     if single_row:
         try:
             made.record(mapped(lambda value: value[:1], example), training=True)

@@ -12,12 +12,14 @@ import contextlib
 import copy
 import inspect
 import logging
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import torch
+import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime import compile_cache, gpus
@@ -82,7 +84,7 @@ class CompiledCall:
         leaves = [*leaves, *numbers]
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         if id(graph) not in self._programs:  # the record keeps its graphs
-            if unfit := graph.unfit(leaves):
+            if unfit := graph.unfit(leaves, tensors):
                 raise CannotRecord(unfit)
             self._programs[id(graph)] = _Program(graph)
         program = self._programs[id(graph)]
@@ -126,9 +128,9 @@ class CompiledForward:
 
     own: the forward that was set on the module itself, in place of its class's. Copies of the module have a stand-in of
     their own; pickles have the plain forward. While the module is recorded as a part of another, and inside
-    torch.compile, torch.func and torch.jit, its plain forward runs. Where the forward cannot be recorded, torch runs it
-    around the compiled parts, and a warning says why. A call that changes Python's attributes runs in torch, and so do
-    all further ones if the next does too.
+    torch.compile, torch.func, torch.jit and torch.utils.checkpoint, its plain forward runs. Where the forward cannot be
+    recorded, torch runs it around the compiled parts, and a warning says why. A call that changes Python's attributes
+    runs in torch, and so do all further ones if the next does too.
     """
 
     def __init__(self, module: torch.nn.Module, own: Callable | None = None):
@@ -146,7 +148,7 @@ class CompiledForward:
         return self._own or type(self.__self__).forward.__get__(self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._apart or IN_TORCH.active or RECORDING.active or _traced():
+        if self._apart or IN_TORCH.active or RECORDING.active or _traced() or _recomputed(sys._getframe(1)):
             return self.__wrapped__(*args, **kwargs)
         if kwargs.get("use_cache") is True or any(map(is_cache, pytree.tree_leaves((args, kwargs)))):
             return self._in_torch("it takes a cache of keys and values, or shall give one", args, kwargs)
@@ -238,6 +240,13 @@ def _traced() -> bool:
     """Tell whether torch.compile, torch.export, torch.jit or torch.func runs the code with values of its own."""
     inside = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return inside or torch._C._functorch.maybe_current_level() is not None
+
+
+def _recomputed(frame: types.FrameType | None) -> bool:
+    """Tell whether torch.utils.checkpoint runs the code: what autograd saves has to be the same the second time."""
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager

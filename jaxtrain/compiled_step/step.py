@@ -140,7 +140,7 @@ class CompiledStep:
         if program is None:
             self._note(shapes)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
-            if unfit := graph.unfit([*leaves, *numbers]):
+            if unfit := graph.unfit([*leaves, *numbers], self.weights.state(self.weights.arrays)):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:

@@ -65,13 +65,13 @@ def test_what_float32_loses_is_computed_in_torch(meaning, caplog):
         step(batch)
     step.sync()
     assert_same(theirs, ours)
-    assert "float64 values of the batch are float32 here" in caplog.text
+    assert "float64 values are float32 here" in caplog.text
 
 
 @pytest.mark.parametrize("meaning", MEANINGS)
 def test_a_trainer_refuses_what_float32_loses_and_names_the_line(meaning, tmp_path):
     dataset = TensorDataset(NOW + WITHIN, TARGETS)
-    with pytest.raises(UserError, match=r"float64 values of the batch.* at .*test_float64_batches\.py:\d+"):
+    with pytest.raises(UserError, match=r"float64 values are float32.* at .*test_float64_batches\.py:\d+"):
         Trainer(Clock(MEANINGS[meaning]), dataset, None, settings(tmp_path), loss=nn.MSELoss())
 
 
@@ -97,3 +97,58 @@ def test_a_module_in_float64_is_told_to_be_computed_in_float32(caplog):
     ours = nn.Linear(3, 1).double()
     jaxtrain.compile(ours, loss_of, torch.optim.SGD(ours.parameters(), 1e-2))
     assert "Linear has float64 parameters: they are computed with in float32" in caplog.text
+
+
+class Kernel(nn.Module):
+    """A Gaussian process whose Cholesky factor float32 does not have."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.scale = nn.Linear(3, 2), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        points = torch.linspace(-1, 1, 20).double()[:, None].expand(-1, 2)
+        kernel = torch.exp(-(torch.cdist(points, points) ** 2) / (2 * self.scale.double() ** 2))
+        factor = torch.linalg.cholesky(kernel + 1e-8 * torch.eye(20, dtype=torch.float64))
+        cross = torch.exp(-(torch.cdist(self.linear(x).double(), points) ** 2) / 2)
+        return torch.linalg.solve_triangular(factor, cross.T, upper=False).pow(2).mean(0).float()[:, None]
+
+
+class Offset(nn.Module):
+    """float64 of a buffer and of weights: what is left of their difference has no digits in float32."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("start", torch.tensor(NOW, dtype=torch.float64))
+
+    def forward(self, x):
+        return ((self.linear(x).double() + self.start) - NOW).float()
+
+
+@pytest.mark.parametrize("kind", [Kernel, Offset])
+def test_float64_inside_a_forward_is_torchs_in_a_loop_and_refused_by_a_trainer(kind, tmp_path):
+    """Weights after 4 steps within 1e-5 of torch's; in float32 the first were nan, the second off by 5 percent."""
+    inputs = WITHIN.float()
+    module = kind()
+    wanted = trained(kind(), pairs(inputs)).state_dict()
+    step = jaxtrain.compile(module, loss_of, torch.optim.AdamW(module.parameters(), 1e-2))
+    for batch in pairs(inputs):
+        step(batch)
+    step.sync()
+    torch.testing.assert_close(module.state_dict(), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"float64 is float32 here, which (fails|changes)[\s\S]*jaxtrain\.compile"):
+        Trainer(kind(), TensorDataset(inputs, TARGETS), None, settings(str(tmp_path)), loss=nn.MSELoss())
+
+
+def test_float64_inside_a_forward_that_float32_holds_is_compiled(tmp_path):
+    class Mild(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).double().tanh().float()
+
+    module = Mild(3, 1)
+    step = jaxtrain.compile(module, loss_of, torch.optim.AdamW(module.parameters(), 1e-2))
+    step(pairs(WITHIN.float())[0])
+    assert step.torch is None

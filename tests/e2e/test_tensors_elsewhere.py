@@ -61,7 +61,7 @@ def _run(build, build_loss, compiled: bool, between=None):
     torch.manual_seed(0)
     module, criterion = build(), build_loss()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    own = [parameter for parameter in criterion.parameters()]
+    own = list(criterion.parameters())
     other = torch.optim.SGD(own, 0.1) if own else None
     loss_fn = lambda m, batch: criterion(m(batch))
     step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None

@@ -14,7 +14,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import data_sizes, gradients, hooks, module_hooks, packed_sequence, printing, sequence_losses
+from torch_bridge.lowering import (
+    batch_statistics,
+    data_sizes,
+    gradients,
+    hooks,
+    module_hooks,
+    packed_sequence,
+    printing,
+    sequence_losses,
+)
 from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
@@ -36,7 +45,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         torch.distributions.Distribution.set_default_validate_args(False)
         stack.callback(torch.distributions.Distribution.set_default_validate_args, validates)
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
-        _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", _batch_norm)
+        _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", batch_statistics.batch_norm)
         _swap(stack, torch.nn.AdaptiveLogSoftmaxWithLoss, "forward", data_sizes.adaptive_log_softmax)
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
@@ -138,22 +147,6 @@ def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
         return prints.mark(torch.scalar_tensor(size, dtype=torch.int64), how)
 
     return text
-
-
-_batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
-
-
-def _batch_norm(self, x):
-    """momentum=None, the average over all batches so far: torch reads their number as a Python float."""
-    if self.momentum is not None or not self.training or not self.track_running_stats:
-        return _batch_norm_forward(self, x)
-    self._check_input_dim(x)
-    mean, var = torch.zeros_like(self.running_mean), torch.ones_like(self.running_var)
-    y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
-    self.num_batches_tracked.add_(1)
-    for running, new in ((self.running_mean, mean), (self.running_var, var)):
-        running.copy_(running + (new - running) / self.num_batches_tracked)
-    return y
 
 
 def _buffers_by_module(self, prefix="", recurse=True, remove_duplicate=True):

@@ -5,6 +5,7 @@ becomes jax.vjp of the operators between its inputs and outputs. While a module 
 these gradients enter and leave; `enclose` then moves what belongs to them into graphs of their own.
 """
 
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable
@@ -21,6 +22,7 @@ library.define(
     "torch_bridge::own_gradient", "(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]"
 )
 _numbers = itertools.count()
+RECOMPUTED = contextvars.ContextVar("recomputed", default=False)  # inside a checkpoint that torch runs twice
 
 OWN_GRADIENT, GRADIENT = "torch_bridge.own_gradient.default", "torch_bridge.gradient.default"
 
@@ -90,7 +92,11 @@ def _forward(cls, forward: Callable, *args):
         return _with_backward(cls, forward, args[1:])
     function, _, *inner = args[1:]
     if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inner):
-        return function(*inner)
+        token = RECOMPUTED.set(True)
+        try:
+            return function(*inner)
+        finally:
+            RECOMPUTED.reset(token)
     with torch.no_grad():  # a reentrant checkpoint asks its inputs alone, not its parameters
         return function(*inner)
 

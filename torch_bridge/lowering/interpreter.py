@@ -76,11 +76,20 @@ class Graph:
         """Tell where float64 inputs in host memory, computed with in float32, lead away from torch; "" for nowhere."""
         return self._precision_checks.loss(leaves, lambda: self.sizes.symbols(leaves))
 
-    def unfit(self, leaves: Sequence[Any]) -> str:
+    def lost_inside(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
+        """As `lost_digits`, of float64 that it makes of weights. state: tensors or arrays by name."""
+        return self._precision_checks.loss_inside(lambda: self._arguments(state, leaves))
+
+    def unfit(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
         """Tell why these inputs, the first of their shapes, cannot be computed as torch does; "" where they can."""
         if any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs):
             return "it writes to a tensor that it is given, in place"
-        return self.lost_digits(leaves)
+        return self.lost_digits(leaves) or self.lost_inside(leaves, state)
+
+    def _arguments(self, state: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+        """The placeholders' values."""
+        values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+        return [values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders]
 
     @property
     def loops(self) -> bool:
@@ -146,10 +155,7 @@ class Graph:
 
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
         """`run` with the output as a flat list, from which `structure.build` or `in_torch` makes it."""
-        values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
-        arguments = [
-            values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders
-        ]
+        arguments = self._arguments(state, inputs)
         stateful = {placeholder for placeholder, name in self.placeholders if name is not None}
         call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in stateful})
         results = _run(self.module, [wide_integers.array(value) for value in arguments], call)

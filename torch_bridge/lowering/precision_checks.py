@@ -1,20 +1,29 @@
 """Arithmetic in float64 on a batch, where float32 keeps too few digits: `(timestamp - start).float()`.
 
 JAX computes in float32 here. Of measurements and features it keeps seven digits, and no training tells the difference;
-of a second in the year 2026 it keeps two minutes. What a graph makes of a float64 batch alone, before weights come in,
-is therefore computed twice on the host, in float64 and with every result rounded to float32.
+of a second in the year 2026 it keeps two minutes. What a graph makes in float64 of the batch and of constants alone,
+before weights come in, is therefore computed twice on the host, in float64 and with every result rounded to float32; so
+is the whole graph where weights come into float64, as in `cholesky(kernel.double() + 1e-8 * eye)`.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
+from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols
 
 TOLERANCE = 1e-3  # of the largest value; of the entries, where they are integers or truth values
+MOST_ELEMENTS = 10**8  # of weights and batch together, with which a graph is run twice on the host
+
+log = logging.getLogger(__name__)
 
 
 class PrecisionChecks:
@@ -22,15 +31,18 @@ class PrecisionChecks:
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[str], constants: Mapping[str, Any]):
         part = HostPart(module, inputs, constants, lambda value: not value.is_complex())
-        touched: set[torch.fx.Node] = set()  # what has a float64 entry of the batch in it
+        touched: set[torch.fx.Node] = set()  # what has float64 in it
+        self._graph = module
+        self._of_weights: list[torch.fx.Node] = []  # float64 that weights come into
         self._targets: list[torch.fx.Node] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 if node.name in part.inputs and _dtype(node) is torch.float64:
                     touched.add(node)
-            elif touched & {*node.all_input_nodes} and part.has(node):
+            elif part.has(node) and (_dtype(node) is torch.float64 or touched & {*node.all_input_nodes}):
                 touched.add(node)
             else:  # weights come in here, or the graph ends
+                self._of_weights += [node] if _dtype(node) is torch.float64 else []
                 self._targets += [n for n in node.all_input_nodes if n in touched and n.op != "placeholder"]
         self._targets = [node for node in dict.fromkeys(self._targets) if _dtype(node) is not None]
         self._program = HostProgram(part, self._targets) if self._targets else None
@@ -49,8 +61,38 @@ class PrecisionChecks:
             told = _departs(right, wrong)
             if told:
                 where = source_line(getattr(node, "stack_trace", None) or "", own=True)
-                return f"float64 values of the batch are float32 here, which changes {told}{where and f', at {where}'}"
+                return f"float64 values are float32 here, which changes {told}{where and f', at {where}'}"
         return ""
+
+    def loss_inside(self, arguments: Callable[[], Sequence[Any] | None]) -> str:
+        """As `loss`, of float64 that the graph makes of its weights. arguments: gives the placeholders' values, as
+        arrays in host memory or tensors; None where they cannot be had."""
+        values = arguments() if self._of_weights else None
+        if values is None or sum(math.prod(getattr(value, "shape", ())) for value in values) > MOST_ELEMENTS:
+            return ""
+        nodes = [node for node in self._graph.graph.nodes if node.op == "placeholder"]
+        given = [_as_recorded(node, value) for node, value in zip(nodes, values, strict=True)]
+        try:
+            exact = self._run(torch.fx.Interpreter, given)
+        except Exception as error:  # an operator of a record's own, which torch does not run
+            log.info("float64 inside a graph is not looked at: %s", error)
+            return ""
+        told = self._departs_rounded(exact, given)
+        where = told and source_line(getattr(self._of_weights[0], "stack_trace", None) or "", own=True)
+        return told and f"float64 is float32 here, which {told}{where and f', from {where} on'}"
+
+    def _departs_rounded(self, exact: list, given: list) -> str:
+        try:
+            rounded = self._run(_InFloat32, given)
+        except Exception as error:  # a factorization, say, of what float32 no longer tells apart
+            return f"fails ({str(error).partition(chr(10))[0]})"
+        pairs = [(a, b) for a, b in zip(exact, rounded, strict=True) if isinstance(a, torch.Tensor)]
+        return next((f"changes {told}" for pair in pairs if (told := _departs(*pair))), "")
+
+    def _run(self, kind: type, given: list) -> list:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return pytree.tree_leaves(kind(self._graph).run(*given))
 
 
 class _InFloat32(torch.fx.Interpreter):
@@ -76,6 +118,14 @@ def _departs(right: torch.Tensor, wrong: torch.Tensor) -> str:
     largest = float(right[finite].abs().max())
     furthest = float((right[finite] - wrong[finite]).abs().nan_to_num(float("inf")).max())
     return f"a result of size {largest:.3g} by {furthest:.3g}" if furthest > TOLERANCE * largest else ""
+
+
+def _as_recorded(node: torch.fx.Node, value: Any) -> Any:
+    """A placeholder's value as a tensor of its recorded dtype on the host."""
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return value
+    tensor = value.detach() if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))
+    return tensor.to("cpu", node.meta["val"].dtype).contiguous()
 
 
 def _dtype(node: torch.fx.Node) -> torch.dtype | None:

@@ -136,6 +136,13 @@ class TorchTask:
         graph, leaves = self._loss_record().graph((entries,), training=True)
         return graph.lost_digits(leaves)
 
+    def lost_inside(self, batch: Mapping[str, Any]) -> str:
+        """Tell where the loss computes in float64 with its weights what float32 cannot; "" for nowhere."""
+        entries = {key: batch[key] for key in self.entries}
+        graph, leaves = self.loss_record.graph((entries,), training=False)
+        tensors = dict(self.loss_record.entry.wrapped_module.state_dict(keep_vars=True))
+        return graph.lost_inside(leaves, tensors) if set(graph.state) <= tensors.keys() else ""
+
     def stale(self) -> list[str]:
         """Return the names of the Python values, of the module and the loss, that are not those of the record."""
         values, constants = self._python.values(), self._changed_constants()

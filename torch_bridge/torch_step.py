@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
+from torch_bridge.lowering.export_patches import from_numpy_takes_tensors
 from torch_bridge.lowering.ready import is_mock
 from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
@@ -113,7 +114,7 @@ def loss_of(
         batch = pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
-    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before):
+    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before), from_numpy_takes_tensors():
         return loss_fn(*replicas.arguments, batch)
 
 

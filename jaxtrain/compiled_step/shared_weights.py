@@ -57,7 +57,13 @@ class SharedWeights:
     def read(self, names: Iterable[str]) -> None:
         """Take these tensors' values from torch."""
         for name in names:
-            self.arrays[name] = jax.device_put(self.exchange.to_array(self.tensors[name]), self.layout.replicated)
+            try:
+                array = self.exchange.to_array(self.tensors[name])
+            except UserError as error:
+                raise UserError(
+                    f"{name}: {error}. Register it with persistent=False: a constant is computed with in 64 bits"
+                ) from None
+            self.arrays[name] = jax.device_put(array, self.layout.replicated)
         self.edited.note(names)
 
     def reached(self, graph: Any, loss: str) -> set[str]:

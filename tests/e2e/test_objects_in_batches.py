@@ -143,6 +143,22 @@ def test_steps_on_objects_are_one_program_and_end_with_torchs_weights(case):
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_loss_that_makes_tensors_of_a_batch_of_arrays_gets_them(branches):
+    """In one program, and run by torch."""
+    module = torch.nn.Linear(3, 1)
+
+    def loss_fn(m, rows):
+        y = m(torch.from_numpy(rows))
+        return y.pow(2).mean() if not branches or float(y.detach().max()) < 1e9 else y.sum()
+
+    step = jaxtrain.compile(module, loss_fn, torch.optim.SGD(module.parameters(), 0.1))
+    rows = torch.ones(4, 3)
+    wanted = module(rows).pow(2).mean().item()
+    assert float(step(rows.numpy())) == pytest.approx(wanted, rel=1e-5)
+    assert (step.torch is not None) == branches
+
+
 def test_a_compiled_forward_takes_objects():
     """In evaluation, and prepared by accelerate, one output of four within 1e-6 of torch's."""
     torch.manual_seed(0)

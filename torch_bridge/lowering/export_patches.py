@@ -56,6 +56,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)
         _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
+        stack.enter_context(from_numpy_takes_tensors())
         plain = stack.enter_context(PlainFunctions(module))
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
         _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))
@@ -63,6 +64,15 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.SymInt, "__repr__", _size_text(plain.prints, torch.SymInt.__repr__))
         _swap(stack, torch.SymInt, "__format__", _size_text(plain.prints, torch.SymInt.__format__))
         yield plain
+
+
+@contextlib.contextmanager
+def from_numpy_takes_tensors() -> Iterator[None]:
+    """While active, code that makes tensors of a batch of arrays may get it in tensors already."""
+    plain = torch.from_numpy
+    with contextlib.ExitStack() as stack:
+        _swap(stack, torch, "from_numpy", lambda x: x if isinstance(x, torch.Tensor) else plain(x))
+        yield
 
 
 def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -30,8 +30,11 @@ class Section(BaseModel):
     @classmethod
     def _plain_values(cls, values: Any) -> Any:
         """Give a section that a file leaves empty its defaults; take `true` for no number and a Path for its text."""
-        if not isinstance(values, dict):
+        if isinstance(values, BaseModel):
             return values
+        if not isinstance(values, dict):
+            named = f", such as {{name: {values}}}" if isinstance(values, str) and "name" in cls.model_fields else ""
+            raise ValueError(f"wanted a section of settings{named}")
         sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
         sections |= {name for name, field in cls.model_fields.items() if _is_section(field.annotation)}
         numbers = {name for name, field in cls.model_fields.items() if field.annotation in NUMBERS}
@@ -94,6 +97,13 @@ class DataConfig(Section):
     stream_shards: int | None = Field(default=None, ge=1)  # divide an IterableDataset over processes and workers
     shuffle_buffer: int | None = Field(default=None, ge=2)  # samples of each shard that are held, and given shuffled
     timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
+
+    @field_validator("micro_batch")
+    @classmethod
+    def _at_least_one(cls, micro_batch: int | str | None) -> int | str | None:
+        if isinstance(micro_batch, int) and micro_batch < 1:
+            raise ValueError("wanted a number of samples from 1 on, or auto")
+        return micro_batch
 
     @model_validator(mode="after")
     def _buffers_are_of_shards(self):
@@ -263,7 +273,9 @@ class TrackingConfig(Section):
     wandb: bool = False
     wandb_project: str = "jaxtrain"
     mlflow: bool = False
-    mlflow_uri: str | None = None  # sqlite:///... or http://...; the run folder's own store if left out
+    mlflow_uri: str | None = (
+        None  # sqlite:///... or http://...; default MLFLOW_TRACKING_URI, or a store in the run folder
+    )
     mlflow_model: str | None = None  # log the exported model and register it in MLflow under this name
     mlflow_parent: str | None = None  # id of the MLflow run that this one is nested in; a search sets it
 
@@ -350,17 +362,27 @@ class TrainingConfig(Section):
 
 
 def nest_flat_names(values: dict) -> dict:
-    """`{"learning_rate": 1e-4}` -> `{"optim": {"lr": 1e-4}}`; sections pass through."""
+    """`{"learning_rate": 1e-4}` -> `{"optim": {"lr": 1e-4}}`; sections pass through.
+
+    Raises ValueError where two names of one setting have different values.
+    """
     result = {key: value for key, value in values.items() if key not in FLAT_NAMES}
-    for key, value in values.items():
-        if key in FLAT_NAMES:
-            *sections, leaf = FLAT_NAMES[key].split(".")
-            if key.endswith("mixed_precision"):  # accelerate writes "no"
-                value = {True: "bf16", False: "fp32", "no": "fp32"}.get(value, value)
-            target = result
-            for section in sections:
-                inner = target.get(section) or {}
-                target[section] = dict(inner) if isinstance(inner, dict) else inner.model_dump(exclude_unset=True)
-                target = target[section]
-            target[leaf] = value
+    given: dict[str, str] = {}
+    for key in (key for key in values if key in FLAT_NAMES):
+        value, full = values[key], FLAT_NAMES[key]
+        if key.endswith("mixed_precision"):  # accelerate writes "no"
+            value = {True: "bf16", False: "fp32", "no": "fp32"}.get(value, value)
+        *sections, leaf = full.split(".")
+        target = result
+        for section in sections:
+            inner = target.get(section) or {}
+            if not isinstance(inner, (dict, BaseModel)):
+                break  # its own mistake, which the section tells
+            target[section] = dict(inner) if isinstance(inner, dict) else inner.model_dump(exclude_unset=True)
+            target = target[section]
+        else:
+            if leaf in target and target[leaf] != value:
+                other = given.get(full, full)
+                raise ValueError(f"{key} and {other} are one setting, got {value!r} and {target[leaf]!r}; keep one")
+            target[leaf], given[full] = value, key
     return result

@@ -6,21 +6,21 @@ Every mistake of a config is reported at once, as one UserError.
 import difflib
 import functools
 import io
-import itertools
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, TypeVar, cast
+import types
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import pydantic
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain import hydra_configs, redaction, trust, yaml_limits
-from jaxtrain.config import Section, TrainingConfig, nest_flat_names
-from jaxtrain.errors import UserError
+from jaxtrain import hydra_configs, overriding, redaction, trust, yaml_limits
+from jaxtrain.config import Section, TrainingConfig
+from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
 
@@ -28,7 +28,7 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 BEST = "best_config"  # key of an override that names a file with the best values of a search
 WARMUPS = tuple(f"optim.schedule.{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_ratio"))  # one counts
-TEXTS = ("run.name", "run.dir", "init_from", "task")  # settings whose value on a command line is a text as it is
+INTERPOLATION = re.compile(r"(\\*)\$\{")  # with the backslashes in front of it
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
 
@@ -52,10 +52,11 @@ def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     values, translation, own = _opened(path, overrides)
     settings = values if translation is None else translation.settings
     asked = [override.partition("=")[2] for override in own if override.startswith("task=")]
-    found = [
-        one for file in best for one in _best(pathlib.Path(file), str(asked[-1] if asked else settings.get("task")))
-    ]
-    return _merge(settings, [*found, *own], path)
+    name = overriding.text(asked[-1]) if asked else settings.get("task")
+    found = [one for file in best for one in _best(pathlib.Path(file), str(name))]
+    plain_name = isinstance(name, str) and "$" not in name  # an interpolation is resolved only after the overrides
+    kind = schema(find_task(name)) if plain_name and [*found, *own] else TrainingConfig
+    return overriding.apply(settings, [*found, *own], texts(kind), path)
 
 
 def _is_best(override: str) -> bool:
@@ -80,7 +81,7 @@ def _best(file: pathlib.Path, name: str) -> list[str]:
         raise UserError(f"best_config={file}: {error}") from None
     if not found.keys().isdisjoint(WARMUPS):  # that of the file gives way
         found = dict.fromkeys(WARMUPS) | found
-    return [f"{key}={json.dumps(value)}" for key, value in found.items() if is_setting(kind, key)]
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in found.items() if is_setting(kind, key)]
 
 
 def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
@@ -164,11 +165,11 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder, wanted a YAML file") from None
     except OSError as error:
-        raise UserError(f"{_shortened(path)}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{shortened(path)}: cannot be read: {error.strerror or error}") from None
     except yaml_limits.TooLarge as error:
         raise UserError(f"{path}: {error}") from None
     except (YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{_shortened(path)}: cannot be read as YAML: {_one_line(error)}") from None
+        raise UserError(f"{shortened(path)}: cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {type(values).__name__}, wanted sections such as `task:` and `optim:`")
     return {str(key): value for key, value in values.items()}
@@ -213,7 +214,16 @@ def _schema(sections: tuple[tuple[str, type[Section]], ...]) -> type[TrainingCon
 
 def dump(config: TrainingConfig) -> str:
     """The resolved config as YAML that `load` reads back, a password that a script put into it masked."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain(config))))
+
+
+def _escaped(value: Any) -> Any:
+    """Escape every `${` of nested values, which OmegaConf reads as an interpolation."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def plain(config: TrainingConfig) -> dict[str, Any]:
@@ -240,75 +250,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(leaves(values, prefix))
 
 
-def _merge(values: dict[str, Any], overrides: Sequence[str], path: pathlib.Path) -> dict[str, Any]:
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not key or not equals:
-            raise UserError(f"override {_shortened(override)!r}: wanted section.key=value, as in optim.lr=1e-4")
-        try:
-            opened = itertools.accumulate(
-                (one in "[{") - (one in "]}") for one in value
-            )  # OmegaConf recurses over them
-            if max(key.count(".") + key.count("["), max(opened, default=0)) > yaml_limits.DEEPEST:
-                raise yaml_limits.TooLarge(f"nested more than {yaml_limits.DEEPEST} deep")
-            yaml_limits.check(value)
-        except yaml_limits.TooLarge as error:
-            raise UserError(f"override {_shortened(override)!r}: {error}") from None
-        except YAMLError:
-            pass  # OmegaConf takes it for a text, or says what is wrong with it
-    try:
-        given = _plain(OmegaConf.from_dotlist(list(overrides)))
-        for key, value in (override.split("=", 1) for override in overrides):
-            section, _, leaf = key.rpartition(".")
-            inside = given if not section else given.get(section)
-            if key in TEXTS and isinstance(inside, dict) and isinstance(inside.get(leaf), (bool, int, float)):
-                inside[leaf] = value  # YAML reads a name such as 2024_01_05 as a number
-        merged = OmegaConf.merge(
-            OmegaConf.create(nest_flat_names(values)),
-            OmegaConf.create(nest_flat_names({str(k): v for k, v in given.items()})),
-        )
-        _refuse_secrets(_plain(merged), path)
-        resolved = _plain(merged, resolve=True)
-    except UserError:
-        raise
-    except Exception as error:  # whatever OmegaConf and its grammar raise for a text that they do not take
-        applied = _shortened(" ".join(overrides)) or "its interpolations"
-        raise UserError(f"{path}: cannot apply {applied}: {_one_line(error)}") from None
-    if not isinstance(resolved, dict):
-        raise UserError(f"{path}: wanted sections such as `task:` and `optim:`, got {_shortened(resolved)}")
-    resolved["run"] = resolved.get("run") or {}
-    if isinstance(resolved["run"], dict) and resolved["run"].get("name") is None:
-        resolved["run"]["name"] = path.stem
-    return resolved
-
-
-def _plain(config: Any, resolve: bool = False) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=resolve))
-
-
-def _refuse_secrets(values: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Settings are printed, saved in config.yaml and sent to trackers, so none of them may be a password or a token."""
-    for key, value in flatten(values).items():
-        if redaction.mask(str(value)) != str(value):
-            raise UserError(
-                f"{path}: {key}: holds a password or token, which config.yaml and the trackers would show; leave it "
-                "out of the address and set it in the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
-            )
-        secret = re.search(r"oc\.env:\s*(\w*(?:TOKEN|KEY|SECRET|PASSW|CREDENTIAL)\w*)", str(value), re.IGNORECASE)
-        if secret:
-            raise UserError(
-                f"{path}: {key}: {secret.group(1)} looks like a secret, which config.yaml and the trackers would show; "
-                "libraries read it from the environment themselves"
-            )
-
-
 def _explain(kind: type[pydantic.BaseModel], error: Mapping[str, Any]) -> str:
     where = [str(part) for part in error["loc"]]
     key = ".".join(where) or "config"
     if error["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(kind, where)}"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower() + message[1:]}, got {_shortened(repr(error['input']))}"
+    return f"{key}: {message[0].lower() + message[1:]}, got {shortened(repr(error['input']))}"
 
 
 def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
@@ -316,6 +264,9 @@ def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
     for part in where[:-1]:
         section = section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else None
     known = list(getattr(section, "model_fields", {}))
+    if where[-1] in dotted_keys(kind):
+        *sections, leaf = where[-1].split(".")
+        return f"; a file nests it: {': {'.join([*sections, leaf])}: ...{'}' * len(sections)}"
     near = difflib.get_close_matches(where[-1], known, 1, cutoff=0.6)
     if near:
         return f", did you mean `{near[0]}`?"
@@ -325,21 +276,27 @@ def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
     return f"; known here: {', '.join(known)}" if known else ""
 
 
-def dotted_keys(kind: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
+def dotted_keys(kind: type[pydantic.BaseModel]) -> list[str]:
     """Every key that a schema knows, as `section.key`."""
-    keys = []
+    return [key for key, _ in _annotations(kind)]
+
+
+def texts(kind: type[pydantic.BaseModel]) -> frozenset[str]:
+    """Return the keys whose value is a text, such as a name or a path, and nothing else."""
+    return frozenset(key for key, annotation in _annotations(kind) if _is_text(annotation))
+
+
+def _annotations(kind: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
-            keys += dotted_keys(field.annotation, f"{prefix}{name}.")
+            yield from _annotations(field.annotation, f"{prefix}{name}.")
         else:
-            keys.append(prefix + name)
-    return keys
+            yield prefix + name, field.annotation
 
 
-def _one_line(error: Exception) -> str:
-    return _shortened(" ".join(str(error).split()), 400) or type(error).__name__
-
-
-def _shortened(text: object, most: int = 120) -> str:
-    text = str(text)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+def _is_text(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _is_text(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return all(_is_text(kind) for kind in get_args(annotation) if kind is not types.NoneType)
+    return annotation is str

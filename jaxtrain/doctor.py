@@ -78,8 +78,9 @@ def versions() -> dict[str, str]:
 def devices() -> dict[str, str]:
     import jax
 
-    from jaxtrain.runtime.devices import cuda_version, formats
+    from jaxtrain.runtime.devices import all_devices, cuda_version, formats
 
+    all_devices()  # or the reason why there are none
     found = {"backend": jax.default_backend(), "count": str(jax.local_device_count())}
     if version := cuda_version():
         found["CUDA version"] = version

@@ -92,7 +92,7 @@ class Names:
             raise UserError(f"--{name}: could be {', '.join(f'--{key}' for key in ends)}; say which")
         names = [*self.settings, *self.own, *self.flat, *self.original, *(k.rsplit(".", 1)[-1] for k in self.settings)]
         near = difflib.get_close_matches(name, names, 1, 0.6)
-        hint = f", did you mean --{near[0]}?" if near else ""
+        hint = f", did you mean --{near[0]}?" if near else ";"
         raise UserError(f"--{name}: no such setting{hint} `--help` lists them")
 
 

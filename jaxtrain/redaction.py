@@ -4,15 +4,15 @@ import re
 from typing import Any
 
 MASK = "***"
+_SECRET = "token(?!i[sz])|key(?!word|board|frame|point)|secret|passw|signature|credential"  # in a parameter's name
 _PATTERNS = [
     # user:password@ of an address; `host:8080/path@v1` holds none
     (re.compile(r"(://[^/@\s:'\"]*):(?!\d{1,5}(?:[/?#'\"\s]|$))[^\s'\"]*@"), rf"\1:{MASK}@"),
     (re.compile(r"(://)[^/@\s:'\"]{16,}@"), rf"\1{MASK}@"),  # a token in the user's place
-    (
-        re.compile(r"([?&;](?:[\w.\-]*(?:token|key|secret|passw|signature|credential)[\w.\-]*)=)[^&\s'\"]+", re.I),
-        rf"\1{MASK}",
-    ),
-    (re.compile(r"\b(hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{16,}\b"), rf"\1{MASK}"),
+    (re.compile(rf"([?&;](?:[\w.\-]*(?:{_SECRET})[\w.\-]*)=)[^&\s'\"]+", re.I), rf"\1{MASK}"),
+    (re.compile(r"\b(hf_|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{16,}\b"), rf"\1{MASK}"),
+    # words in between, as in sk-proj-..., and then random letters; `sk-learn-baseline` holds none
+    (re.compile(r"\b(sk-)(?=[A-Za-z0-9_\-]*[A-Za-z0-9]{16})[A-Za-z0-9_\-]+"), rf"\1{MASK}"),
 ]
 
 

@@ -93,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     task, config = config_io.load(arguments.config, arguments.overrides)
     if _is_file(arguments.resume):
         if not _newest_of(config, pathlib.Path(arguments.resume).expanduser()):
-            arguments.overrides.append(f"init_from={arguments.resume}")
-            task, config = config_io.load(arguments.config, arguments.overrides)
+            config = config_io.validate(type(config), dict(config) | {"init_from": arguments.resume}, "--resume")
         arguments.resume = "auto"
     if arguments.profile and not config.profile.steps:
         profile = config.profile.model_copy(update={"steps": 3})
@@ -146,6 +145,10 @@ def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
         print(task.describe(config), flush=True)  # needs no data
     trainer = Trainer(config=config, task=task)
     if arguments.dry_run:
+        from jaxtrain.train.checkpoint import init_from
+
+        if config.init_from is not None and trainer.checkpoints().latest() is None:
+            init_from.locate(config.init_from)
         print(trainer.describe())
         return 0
     trainer.train(resume=arguments.resume)

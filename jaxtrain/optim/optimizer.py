@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxtrain.config import OptimConfig
-from jaxtrain.errors import UserError
+from jaxtrain.config import OPTIMIZERS, OptimConfig
+from jaxtrain.errors import UserError, one_line
 from jaxtrain.optim import transforms
 from jaxtrain.optim.groups import DEPTH, rates
 
@@ -171,20 +171,32 @@ def direction(config: OptimConfig) -> transforms.Direction:
 def _imported(config: OptimConfig) -> transforms.Direction:
     """Call the function at the import path `optim.name` with the config."""
     module, _, name = config.name.rpartition(".")
+    if module.startswith("torch.optim"):
+        known = f"write optim.name: {name.lower()}, or " if name.lower() in OPTIMIZERS else ""
+        raise UserError(f"optim.name: {config.name} is torch's; {known}give the optimizer to Trainer(optimizer=...)")
+    wanted = "wanted a function of the config that returns an optax direction, as optax.scale_by_adam gives it"
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"optim.name: {config.name} cannot be imported: {error}") from error
-    made = function(config)
+    try:
+        made = function(config)
+    except Exception as error:  # whatever the function raises
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"optim.name: {config.name} failed, called with the config: {why}; {wanted}") from error
     if not isinstance(made, optax.GradientTransformation):
         raise UserError(
             f"optim.name: {config.name} returned {type(made).__name__}, wanted an optax.GradientTransformation"
         )
-    with jax.ensure_compile_time_eval():
-        one = {"probe": jnp.ones(1, jnp.float32)}
-        updates: Any = made.update(one, made.init(one), one)[0]
-        moved = updates["probe"][0]
-    if float(moved) < 0:  # a learning rate brings optax's minus sign
+    try:
+        with jax.ensure_compile_time_eval():
+            one = {"probe": jnp.ones(1, jnp.float32)}
+            updates: Any = made.update(one, made.init(one), one)[0]
+            moved = float(updates["probe"][0])
+    except Exception as error:  # as of optax.adam, which takes the config for its learning rate
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"optim.name: {config.name} makes no update: {why}; {wanted}") from error
+    if moved < 0:  # a learning rate brings optax's minus sign
         raise UserError(
             f"optim.name: {config.name} returned an optimizer with its learning rate in it; wanted the direction "
             "alone, as optax.scale_by_adam gives it: optim.lr and optim.schedule multiply it"

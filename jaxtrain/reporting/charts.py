@@ -11,15 +11,16 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 12, 22, 42
 MOST_POINTS = 600
 MOST_MARKS = 60  # points of a line that show their value under the pointer
 DASHED = "4 3"
+LARGEST = 1e300  # of a point's coordinates; the difference of two larger ones may be infinite
 
 
 def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> str:
     """A figure with its caption. series: (label, colour number, dashed, points of (step, value)).
 
-    The value axis is logarithmic where all values are positive and span three decades. Points that are not finite
-    break the line. Some points of a line, its peaks among them, show their value under the pointer.
+    The value axis is logarithmic where all values are positive and span three decades. Points that are not finite, or
+    beyond 1e300, break the line. Some points of a line, its peaks among them, show their value under the pointer.
     """
-    finite = [(x, y) for *_, points in series for x, y in points if math.isfinite(y)]
+    finite = [(x, y) for *_, points in series for x, y in points if _is_drawn(x, y)]
     if not finite:
         return ""
     values = [y for _, y in finite]
@@ -94,15 +95,19 @@ def _pieces(points: Points) -> list[list[tuple[float, float]]]:
     """Runs of finite values."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in points:
-        if math.isfinite(y):
+        if _is_drawn(x, y):
             pieces[-1].append((x, y))
         elif pieces[-1]:
             pieces.append([])
     return [piece for piece in pieces if piece]
 
 
+def _is_drawn(x: float, y: float) -> bool:
+    return abs(x) < LARGEST and abs(y) < LARGEST
+
+
 def _widen(low: float, high: float, share: float = 0.04) -> tuple[float, float]:
-    if low == high:
+    if high - low < 1 / LARGEST:
         room = abs(low) * 0.1 or 1.0
         return low - room, high + room
     return low - share * (high - low), high + share * (high - low)

@@ -5,6 +5,22 @@ import re
 import jax
 from jax.extend import backend
 
+from jaxtrain.errors import UserError, one_line
+
+
+def all_devices() -> list[jax.Device]:
+    """Return the devices of all processes. Raises UserError where this machine lacks what JAX_PLATFORMS asks for."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter where the plugin of JAX finds no GPU
+        platforms = jax.config.jax_platforms
+        if not platforms:
+            raise
+        why = f" ({one_line(error)})" if str(error) else ""
+        raise UserError(
+            f"JAX_PLATFORMS={platforms}: JAX finds no such device here{why}; unset JAX_PLATFORMS, or set it to cpu"
+        ) from None
+
 
 def cuda_version() -> str | None:
     """CUDA's version that JAX's GPU backend was built for, as "13.0"; None without a GPU."""

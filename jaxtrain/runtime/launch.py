@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import host_memory, rendezvous
+from jaxtrain.runtime import devices, host_memory, rendezvous
 from jaxtrain.runtime.gpus import gpus_of_process, has_gpus, visible_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
@@ -119,8 +119,10 @@ def cleanup_distributed() -> None:
 def preflight(config_text: str, timeout_s: float = CHECK_TIMEOUT_S) -> None:
     """All processes run the same versions of the same config on the same kind of device, and can add up a number.
 
-    config_text: the resolved config. Raises UserError that names the processes that differ, or are missing.
+    config_text: the resolved config. Raises UserError where the devices that JAX_PLATFORMS asks for are not there, and
+    one that names the processes that differ, or are missing.
     """
+    devices.all_devices()
     if jax.process_count() == 1:
         return
     mine = {
@@ -272,7 +274,13 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _port(environ: Mapping[str, str], default: int) -> int:
-    return _number(environ, "JAXTRAIN_PORT", default)
+    port = _number(environ, "JAXTRAIN_PORT", default)
+    if not 0 < port < 65536:
+        raise UserError(
+            f"launch: the coordinator's port would be {port} (JAXTRAIN_PORT, or the one after MASTER_PORT), wanted 1 "
+            "to 65535; set JAXTRAIN_PORT to one that is free on the machine of process 0"
+        )
+    return port
 
 
 def _explicit(environ) -> Launch | None:
@@ -306,6 +314,11 @@ def _slurm(environ) -> Launch | None:
     if "SLURM_PROCID" not in environ or _number(environ, "SLURM_NTASKS", 1) == 1:
         return None
     job = _number(environ, "SLURM_JOB_ID", 0)
+    tasks = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")  # as 4(x2): of the first node
+    if tasks is None:
+        raise UserError(
+            f"launch: SLURM_STEP_TASKS_PER_NODE is {environ['SLURM_STEP_TASKS_PER_NODE']!r}, wanted a number, or 4(x2)"
+        )
     master = environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST") or "localhost")
     return Launch(
         "Slurm",
@@ -313,7 +326,7 @@ def _slurm(environ) -> Launch | None:
         _number(environ, "SLURM_NTASKS"),
         f"{master}:{_port(environ, 61440 + job % 4096)}",
         _number(environ, "SLURM_LOCALID", 0),
-        int(re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1")).group()),
+        int(tasks.group()),
     )
 
 

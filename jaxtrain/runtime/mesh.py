@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.devices import all_devices
 from jaxtrain.runtime.spread import spread
 
 BATCH_AXES = ("replica", "fsdp")  # a batch is split over both
@@ -149,7 +150,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
 
     Raises UserError where the devices cannot be divided as asked.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    devices = list(all_devices() if devices is None else devices)
     if config.devices is not None:
         devices = _first_of_each_process(devices, config.devices)
     data = len(devices)

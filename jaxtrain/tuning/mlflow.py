@@ -6,6 +6,7 @@ from mlflow.tracking import MlflowClient
 from optuna.trial import TrialState
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.train.tracking import mlflow
 from jaxtrain.tuning.study import Study
 
 RUN, URI = "mlflow_run", "mlflow_uri"
@@ -13,7 +14,7 @@ RUN, URI = "mlflow_run", "mlflow_uri"
 
 def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
     """Settings for the trials' `tracking` section: the store and the run that they belong to."""
-    uri = config.tracking.mlflow_uri or f"sqlite:///{(study.folder / 'mlflow.db').absolute()}"
+    uri = mlflow.store(config.tracking.mlflow_uri, study.folder)
     with study.lock():
         if RUN not in study.optuna.user_attrs:
             client = MlflowClient(tracking_uri=uri)
@@ -42,5 +43,4 @@ def _experiment(client: MlflowClient, study: Study, config: TrainingConfig, uri:
     known = client.get_experiment_by_name(name)
     if known:
         return known.experiment_id
-    artifacts = None if uri.startswith("http") else (study.folder / "mlflow_artifacts").absolute().as_uri()
-    return client.create_experiment(name, artifacts)
+    return client.create_experiment(name, mlflow.artifacts(uri, study.folder))

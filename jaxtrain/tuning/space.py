@@ -5,6 +5,7 @@ optim.lr: {type: loguniform, low: 1.0e-5, high: 1.0e-2}
 optim.schedule.warmup_ratio: {type: uniform, low: 0.0, high: 0.2, when: {optim.schedule.name: [linear, cosine]}}
 """
 
+import difflib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from jaxtrain import config_io
-from jaxtrain.config import Section
+from jaxtrain.config import FLAT_NAMES, Section
 from jaxtrain.errors import UserError
 
 Values = dict[str, Any]
@@ -92,6 +93,19 @@ class Setting(Section):
         return (int(low), int(high)) if self.type == "int" else (low, high)
 
     @property
+    def conditions(self) -> list[tuple[str, Any]]:
+        """List the other settings of `when`, each with each of its values."""
+        return [(key, value) for key, wanted in self.when.items() for value in _listed(wanted)]
+
+    def check_offers(self, value: Any, where: str) -> None:
+        """Raises UserError for a value that this setting never has."""
+        if self.type == "categorical":
+            if value not in (self.choices or ()):
+                raise UserError(f"{where}: {value!r} is none of its choices, {self.choices}")
+        elif not isinstance(value, (int, float)) or not self._range[0] <= value <= self._range[1]:
+            raise UserError(f"{where}: {value!r} is not between {self._range[0]} and {self._range[1]}")
+
+    @property
     def _range(self) -> tuple[float, float]:
         assert self.low is not None  # _complete has asked
         assert self.high is not None
@@ -108,6 +122,8 @@ class Space(Section):
     def _in_order(self):
         seen: set[str] = set()
         for name, setting in self.settings.items():
+            if empty := [key for key, wanted in setting.when.items() if wanted == []]:
+                raise ValueError(f"{name} varies for no value of {', '.join(empty)}; leave out `when`, or the setting")
             late = [key for key in setting.when if key in self.settings and key not in seen]
             if late:
                 raise ValueError(f"{name} depends on {', '.join(late)}, which must come before it")
@@ -117,6 +133,14 @@ class Space(Section):
             if endless:
                 raise ValueError(f"sampler grid wants categorical settings without `when`; not so {', '.join(endless)}")
         return self
+
+    def needed(self, name: str) -> Values:
+        """Return values of earlier settings with which this one varies, as far as the space decides."""
+        found: Values = {}
+        for key, wanted in self.settings[name].when.items():
+            if key in self.settings:
+                found |= {**self.needed(key), key: _listed(wanted)[0]}
+        return found
 
     def choose(self, pick: Callable[[str, Setting], Any], fixed: Mapping[str, Any]) -> Values:
         """A value for every setting whose condition holds. fixed: the config, flat, for settings that do not vary."""
@@ -133,6 +157,10 @@ def load(path: str | pathlib.Path) -> Space:
     path = pathlib.Path(path)
     values = config_io.read(path)
     study = values.pop("study", {})
+    names = [FLAT_NAMES.get(name, name) for name in values]
+    if twice := [name for name in values if names.count(FLAT_NAMES.get(name, name)) > 1]:
+        raise UserError(f"{path}: {' and '.join(twice)} are one setting; keep one")
+    values = dict(zip(names, values.values(), strict=True))
     if not values:
         wanted = "optim.lr: {type: loguniform, low: 1e-5, high: 1e-2}"
         raise UserError(f"{path}: no setting varies; wanted lines as {wanted}")
@@ -140,13 +168,16 @@ def load(path: str | pathlib.Path) -> Space:
 
 
 def apply(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested config values with other ones at dotted keys."""
+    """Nested config values with other ones at dotted keys. Raises UserError for a key within a value."""
     result = dict(values)
     for key, value in chosen.items():
         *sections, leaf = key.split(".")
         section = result
-        for name in sections:
-            section[name] = dict(section.get(name) or {})
+        for place, name in enumerate(sections, 1):
+            inner = section.get(name) or {}
+            if not isinstance(inner, Mapping):
+                raise UserError(f"{key}: {'.'.join(sections[:place])} is {inner!r}, a setting and no section of some")
+            section[name] = dict(inner)
             section = section[name]
         section[leaf] = value
     return result
@@ -155,9 +186,27 @@ def apply(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any
 def check(space: Space, values: Mapping[str, Any], source: str | pathlib.Path) -> None:
     """Raises UserError where a config cannot take what the space offers, before any trial is spent on it."""
     fixed = config_io.flatten(config_io.check(values, source)[1].model_dump(mode="json"))
-    for end in (0, 1):
-        chosen = space.choose(lambda name, setting, end=end: setting.ends[end], fixed)
+
+    def take(chosen: Values) -> None:
         config_io.check(apply(values, chosen), f"{source} with {', '.join(f'{k}={v}' for k, v in chosen.items())}")
+
+    for end in (0, 1):
+        take(space.choose(lambda name, setting, end=end: setting.ends[end], fixed))
+    for name, setting in space.settings.items():
+        for key, value in setting.conditions:
+            where = f"{name}: when {key}"
+            if key in space.settings:
+                space.settings[key].check_offers(value, where)
+            elif key in fixed:
+                take({key: value})
+            else:
+                near = difflib.get_close_matches(key, [*space.settings, *fixed], 1, 0.6)
+                hint = f", did you mean `{near[0]}`?" if near else ""
+                raise UserError(f"{where}: neither a setting of the space nor one of {source}{hint}")
+        needed = space.needed(name)
+        for choice in setting.choices or ():
+            picked = {**needed, name: choice}
+            take(space.choose(lambda one, other, picked=picked: picked.get(one, other.ends[0]), fixed))
 
 
 def _listed(wanted: Any) -> list:

@@ -14,8 +14,10 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, one_line
+from jaxtrain.train.tracking import local_database
 from jaxtrain.tuning.space import Space
 
 MOST_ATTEMPTS = 2  # a trial whose process died this often is given up
@@ -122,11 +124,9 @@ class Study:
 
 def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, worker: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
-    patient = {"connect_args": {"timeout": 100}} if url.startswith("sqlite") else {}
     direction = {"max": optuna.study.StudyDirection.MAXIMIZE, "min": optuna.study.StudyDirection.MINIMIZE}[mode]
     study = optuna.create_study(
-        storage=optuna.storages.RDBStorage(url, engine_kwargs=patient),
+        storage=_database(folder, storage),
         study_name=folder.name,
         direction=direction,
         pruner=_pruner(space),
@@ -142,6 +142,18 @@ def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, wo
         for choices in itertools.product(*(setting.choices or () for setting in space.settings.values())):
             study.enqueue_trial(dict(zip(space.settings, choices, strict=True)), skip_if_exists=True)
     return study
+
+
+def _database(folder: pathlib.Path, storage: str | None) -> optuna.storages.RDBStorage:
+    own = folder / "study.db"
+    url = storage or local_database.address(own).replace("{", "{{").replace("}", "}}")  # Optuna formats it
+    patient = {"connect_args": {"timeout": 100}} if url.startswith("sqlite") else {}
+    try:
+        return optuna.storages.RDBStorage(url, engine_kwargs=patient)
+    except (SQLAlchemyError, ImportError, LookupError, ValueError) as error:  # unknown, not there, without its driver
+        place = f"--storage {storage}" if storage else str(own)
+        wanted = "wanted a database as sqlite:////folder/study.db or postgresql://host/name, its driver installed"
+        raise UserError(f"{place}: cannot be opened: {one_line(error.__cause__ or error)}; {wanted}") from None
 
 
 def _sampler(space: Space, seed: int) -> optuna.samplers.BaseSampler:

@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 from jaxtrain.data import stream_places
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory, plain_files
-from jaxtrain.train.checkpoint import history_file, manifest, orbax_patches, retention, state_tree
+from jaxtrain.train.checkpoint import history_file, manifest, orbax_logs, orbax_patches, retention, state_tree
 from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.checkpoint.retention import DAMAGED, PART
 from jaxtrain.train.checkpoint.save_agreement import Saving, agree, hear_others
@@ -71,7 +71,7 @@ class Checkpoints:
         self.keep_last, self.keep_best, self.metric, self.mode = keep_last, keep_best, metric, mode
         self.warn = warn
         self.mirror: Mirror | None = None
-        logging.getLogger("absl").addFilter(orbax_patches.is_news)
+        logging.getLogger("absl").addFilter(orbax_logs.is_news)
         orbax_patches.spare()
         orbax_patches.hush_late_writes()
         arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SPLIT_BYTES)
@@ -388,6 +388,10 @@ class Checkpoints:
     def restore_parts(self, step: int, parts: dict[str, Any], sharding) -> dict[str, Any]:
         """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
         return state_tree.restore_parts(self.folder / str(step) / ARRAYS, parts, sharding)
+
+    def restore_weights(self, step: int, sharding) -> dict[str, Any]:
+        """The weights and their average by name, whatever model they are of."""
+        return state_tree.restore_weights(self.folder / str(step) / ARRAYS, sharding)
 
 
 def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -6,7 +6,6 @@ count of bytes: 100 kB a save of the digits ViT.
 """
 
 import importlib
-import logging
 import pathlib
 import sys
 import traceback
@@ -29,11 +28,6 @@ def spare() -> None:
 def _spec(original):
     local = lambda spec: isinstance(spec, dict) and spec.keys() == {"driver", "path"} and spec["driver"] == "file"
     return lambda spec: types.SimpleNamespace(to_json=lambda: dict(spec)) if local(spec) else original(spec)
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    """A filter of logs: orbax logs the traceback of an error that its caller gets, and reports, too."""
-    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def hush_late_writes() -> None:

@@ -1,6 +1,8 @@
 """MLflow: parameters, metrics, the config and pictures, in a local store or on a tracking server."""
 
 import contextlib
+import itertools
+import os
 import pathlib
 import re
 import time
@@ -13,22 +15,25 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from jaxtrain.train.tracking import local_database
+
 PARAM_LENGTH = 500  # characters that every MLflow store takes
+NAME_LENGTH = 250
 BATCH = 100  # parameters of one request
 
 
 class MLflow:
     """One MLflow run per run folder: a resumed run goes on in it.
 
-    uri: sqlite:///..., http://...; None: `mlflow.db` in the run folder, artifacts beside it. parent: id of the MLflow
-    run that this one is nested in.
+    uri: sqlite:///..., http://...; None: see `store`. parent: id of the MLflow run that this one is nested in.
     """
 
     def __init__(self, folder: pathlib.Path, uri: str | None, experiment: str, name: str, parent: str | None = None):
         self.folder, self.experiment, self.name = folder.absolute(), experiment, name
         self.tags = {MLFLOW_PARENT_RUN_ID: parent} if parent else {}
-        self.uri = uri or f"sqlite:///{self.folder / 'mlflow.db'}"
-        self.artifacts = None if uri and uri.startswith("http") else (self.folder / "mlflow_artifacts").as_uri()
+        self.uri = store(uri, self.folder)
+        self.artifacts = artifacts(self.uri, self.folder)
+        self._names = Names()
         self._client: Any = None
         self._run = ""
 
@@ -53,7 +58,9 @@ class MLflow:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(self._run, [Metric(_taken(name), value, now, step) for name, value in values.items()])
+        self._client.log_batch(
+            self._run, [Metric(self._names.taken(name), value, now, step) for name, value in values.items()]
+        )
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         document = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step}
@@ -85,10 +92,10 @@ def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Ma
     model: the export; with tracking.mlflow_model it is logged and registered under that name. Returns the registered
     version, None where there is none.
     """
-    uri = tracking.mlflow_uri or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-    client, run = MlflowClient(tracking_uri=uri), (folder / "mlflow_run.txt").read_text().strip()
+    client = MlflowClient(tracking_uri=store(tracking.mlflow_uri, folder))
+    run, names = (folder / "mlflow_run.txt").read_text().strip(), Names()
     for name, value in metrics.items():
-        client.log_metric(run, _taken(f"test_{name}"), value)
+        client.log_metric(run, names.taken(f"test_{name}"), value)
     if tracking.mlflow_model is None:
         return None
     client.log_artifact(run, str(model), "model")
@@ -99,9 +106,31 @@ def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Ma
     return str(client.create_model_version(tracking.mlflow_model, source, run).version)
 
 
-def _taken(name: str) -> str:
-    """The name as MLflow takes it: letters, digits and _ - . / only; "acc@5" becomes "acc_at_5"."""
-    return re.sub(r"[^\w\-./ ]", "_", name.replace("@", "_at_"))
+def store(uri: str | None, folder: pathlib.Path) -> str:
+    """Return the address of the store: the setting's, MLFLOW_TRACKING_URI's, or that of `mlflow.db` in the folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or local_database.address(folder / "mlflow.db")
+
+
+def artifacts(uri: str, folder: pathlib.Path) -> str | None:
+    """Return where the files of a new experiment go: into the folder; None leaves it to a server."""
+    return None if uri.startswith(("http", "databricks")) else (folder.absolute() / "mlflow_artifacts").as_uri()
+
+
+class Names:
+    """Give metrics names that MLflow takes, another one to each."""
+
+    def __init__(self):
+        self._metrics: dict[str, str] = {}  # by MLflow's name
+
+    def taken(self, metric: str) -> str:
+        """Keep letters, digits and _ - . /: "acc@5" becomes "acc_at_5", "acc_at_5_2" where that is another metric."""
+        clean = re.sub(r"[^\w\-./ ]", "_", metric.replace("@", "_at_"))[:NAME_LENGTH]
+        clean = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in clean.split("/"))
+        for number in itertools.count(1):
+            name = clean if number == 1 else f"{clean[: NAME_LENGTH - 10]}_{number}"
+            if self._metrics.setdefault(name, metric) == metric:
+                return name
+        raise AssertionError
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

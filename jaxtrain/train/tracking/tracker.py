@@ -87,11 +87,13 @@ class Tracker:
 
         settings, text = config_io.plain(self.config), config_io.dump(self.config)
         for name, construct in self._constructors.items():
+            backend = None
             try:
                 backend = construct()
                 backend.start(step, settings, text)
             except Exception as error:
                 self._report(name, error)
+                _give_up(backend)
             else:
                 self._backends[name] = backend
 
@@ -118,6 +120,8 @@ class Tracker:
             except Exception as error:
                 del self._backends[name]
                 self._report(name, error)
+                if method != "close":
+                    _give_up(backend)
 
     def _report(self, name: str, error: Exception) -> None:
         self.warn(f"{name} failed and is off for the rest of the run: {type(error).__name__}: {error}")
@@ -148,6 +152,13 @@ class Tracker:
             self._metrics.close()
             self._metrics = None
         self._send("close", failed)
+
+
+def _give_up(backend: Backend | None) -> None:
+    """Close a tracker that failed, so that its run does not count as running for good."""
+    with contextlib.suppress(Exception):  # it has failed already
+        if backend is not None:
+            backend.close(failed=True)
 
 
 class _Lines:

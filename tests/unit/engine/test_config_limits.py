@@ -19,9 +19,9 @@ TINY = "configs/digits_tiny.yaml"
         ("model.num_heads=3", "digits.classify: no model can be built with these settings: embed_dim="),
         ("run.name=../..", "wanted one name of at most 200 bytes without `/`"),
         ("run.name=" + "a" * 300, "wanted one name of at most 200 bytes without `/`"),
-        ("init_from=" + "[" * 3000, "nested more than 64 deep"),
+        ("lora.match=" + "[" * 3000, "nested more than 64 deep"),
         (".".join("a" * 3000) + "=1", "nested more than 64 deep"),
-        ("init_from=" + "9" * 5000, "cannot apply"),
+        ("seed=" + "9" * 5000, "cannot apply"),
         (r'run.dir="a\0b"', "holds a character that is none of a text"),
     ],
 )

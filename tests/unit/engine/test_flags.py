@@ -57,7 +57,7 @@ def test_the_autoencoders_flags_take_lists_and_tell_what_has_no_counterpart():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--learnin_rate 1", "--learnin_rate: no such setting, did you mean --learning_rate?"),
+        ("--learnin_rate 1", "--learnin_rate: no such setting, did you mean --learning_rate? `--help` lists them"),
         ("--name x", "--name: could be --run.name, --optim.name, --optim.schedule.name; say which"),
         ("--dropout", "--dropout: wanted a value"),
         ("--device tpu:0", "--device: got 'tpu:0', wanted auto, cpu, cuda or cuda:<number>"),

@@ -253,6 +253,10 @@ def test_a_step_that_is_not_accepted_leaves_an_imported_optimizers_state():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("torch.optim.AdamW", r"is torch's; write optim\.name: adamw, or give the optimizer to Trainer\(optimizer="),
+        ("torch.optim.Rprop", r"is torch's; give the optimizer to Trainer\(optimizer="),
+        ("optax.adam", "optax.adam failed, called with the config: .* wanted a function of the config"),
+        ("os.system", "os.system failed, called with the config: TypeError"),
         ("no_such_package.adam", "no_such_package.adam cannot be imported: No module named 'no_such_package'"),
         ("tests.unit.engine.test_optimizers.absent", "cannot be imported: module .* has no attribute 'absent'"),
         ("tests.unit.engine.test_optimizers.nothing", "returned NoneType, wanted an optax.GradientTransformation"),

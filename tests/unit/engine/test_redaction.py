@@ -21,6 +21,7 @@ SECRET = "hunter2hunter2hunter2"
         f"postgresql://me:{SECRET}@db:5432/mlflow", f"http://me:a/{SECRET}@host", f"http://me:a@{SECRET}@host/x",
         f"https://{SECRET}@host/x", f"https://host/x?a=1&access_token={SECRET}&b=2", f"http://h/?X-Amz-Signature={SECRET}",
         f"hf_{SECRET}", f"ghp_{SECRET}", f"uri=sqlite://u:{SECRET}@/x and more", f"s3://k:{SECRET}@bucket",
+        f"sk-proj-{SECRET}-12_3",
     ],
 )  # fmt: skip
 def test_a_secret_is_masked_and_the_rest_stays(text):
@@ -34,6 +35,7 @@ def test_a_secret_is_masked_and_the_rest_stays(text):
     [
         "http://host:8080/a@b", "https://github.com/user/repo@v1.2", "sqlite:///x/mlflow.db", "sklearn_datasets_load",
         "me@example.org", "task-sk-learn", "optim.lr=1e-3", "file:///a:b@c", "http://host:5000?x=1", "s3://bucket/key=1",
+        "sk-learn-baseline-with-20-epochs", "/data/x?tokenizer=bert", "http://host/x?keyword=a",
     ],
 )  # fmt: skip
 def test_what_holds_no_secret_stays_as_it_is(text):

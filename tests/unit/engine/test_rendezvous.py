@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import rendezvous
+from jaxtrain.runtime import launch, rendezvous
 
 
 @pytest.fixture
@@ -77,3 +77,26 @@ def test_a_port_that_is_taken_is_named(port):
         other.listen()
         with pytest.raises(UserError, match=f"port {port} for the coordinator is taken"):
             rendezvous.open_port(f"127.0.0.1:{port}", one_machine=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "65535"},
+            "port would be 65536 .* JAXTRAIN_PORT",
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "x"},
+            "SLURM_STEP_TASKS_PER_NODE is 'x'",
+        ),
+    ],
+)
+def test_a_launch_that_cannot_be_is_refused_by_its_variable(environ, expected):
+    with pytest.raises(UserError, match=expected):
+        launch.detect(environ)
+
+
+def test_a_variable_of_slurm_that_is_empty_is_as_good_as_none():
+    environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": ""}
+    assert launch.detect(environ).locals == 1

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtrain.train.checkpoint import checkpoints, manifest, state_tree
+from jaxtrain.train.checkpoint import checkpoints, manifest, orbax_logs, state_tree
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints, SaveError
 from tests.unit.engine.runs import SAVING, arrays, assert_same_bits, trainer
 
@@ -139,3 +139,12 @@ def test_a_refusal_that_waiting_cannot_mend_ends_the_run_at_once(tmp_path, monke
     with pytest.raises(SaveError, match="cannot be saved: ValueError: Cannot save arrays of this kind"):
         trainer(tmp_path, checkpoint__retry_s=300, **SAVING).train()
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(("level", "shown"), [(logging.NOTSET, False), (logging.INFO, True)])
+def test_orbax_fills_the_log_of_a_script_only_if_it_asks_absl_for_it(level, shown, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("absl"), "level", level)
+    record = lambda path, level: logging.LogRecord("absl", level, path, 1, "saved", (), None)
+    assert orbax_logs.is_news(record("/site/orbax/checkpoint/x.py", logging.INFO)) is shown
+    assert orbax_logs.is_news(record("/site/orbax/checkpoint/x.py", logging.WARNING))
+    assert orbax_logs.is_news(record("/home/me/script.py", logging.INFO))

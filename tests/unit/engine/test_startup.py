@@ -114,3 +114,29 @@ def test_the_doctor_prints_for_people_too(capsys):
     assert doctor.main([]) == 0
     assert "compile cache" in capsys.readouterr().out
     assert time.perf_counter() - started < 30
+
+
+def test_a_script_configures_its_own_log_after_the_trainer_is_imported(tmp_path):
+    code = f"""import logging
+from jaxtrain import Trainer
+assert (logging.root.handlers, logging.root.level) == ([], logging.WARNING)
+logging.basicConfig(filename={str(tmp_path / "log")!r}, level=logging.INFO)
+logging.info("epoch 1")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    assert "epoch 1" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("command", ["jaxtrain.doctor", "jaxtrain.run"])
+def test_a_platform_that_is_not_here_is_one_sentence(command, tmp_path):
+    arguments = ["--config", "configs/digits_tiny.yaml", "--dry-run", f"run.dir={tmp_path}"]
+    told = subprocess.run(
+        [sys.executable, "-m", command, *(arguments if command == "jaxtrain.run" else [])],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "tpu"},
+    )
+    assert told.returncode == 2
+    assert told.stderr.count("error: JAX_PLATFORMS=tpu: JAX finds no such device here") == 1
+    assert "unset JAX_PLATFORMS, or set it to cpu" in told.stderr
+    assert "Traceback" not in told.stderr

@@ -210,3 +210,61 @@ def test_only_process_0_writes(tmp_path):
     tracker.point(1, 0.1, "train", {"loss": 1.0})
     tracker.close()
     assert not pathlib.Path(tmp_path / "other").exists()
+
+
+def test_a_tracker_that_fails_is_closed_as_failed(tmp_path, monkeypatch):
+    heard = []
+
+    class Broken:
+        def start(self, *arguments):
+            pass
+
+        def scalars(self, *arguments):
+            raise ConnectionError("the server is gone")
+
+        def close(self, failed):
+            heard.append(failed)
+
+    monkeypatch.setattr("jaxtrain.train.tracking.tracker.make_backends", lambda config, folder: {"Broken": Broken})
+    trained(tmp_path)
+    assert heard == [True]
+
+
+def test_mlflow_takes_the_name_of_every_metric(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    from jaxtrain.train.tracking import mlflow
+
+    metrics = {"acc@5": "acc_at_5", "": "_", "a//b": "a/_/b", "/a": "_/a", "a/../b": "a/__/b", "b" * 300: "b" * 250}
+    client, names = MlflowClient(mlflow.store(None, tmp_path)), mlflow.Names()
+    run = client.create_run(client.create_experiment("names")).info.run_id
+    for metric in metrics:
+        client.log_metric(run, names.taken(metric), 1.0)
+    assert client.get_run(run).data.metrics.keys() == set(metrics.values())
+
+
+def test_two_metrics_share_no_name_in_mlflow():
+    from jaxtrain.train.tracking.mlflow import Names
+
+    names = Names()
+    assert [names.taken(name) for name in ("acc@5", "acc_at_5", "acc@5")] == ["acc_at_5", "acc_at_5_2", "acc_at_5"]
+
+
+def test_mlflow_writes_where_its_users_say_unless_the_config_does(tmp_path, monkeypatch):
+    from jaxtrain.train.tracking import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://here")
+    assert mlflow.store(None, tmp_path) == "http://here"
+    assert mlflow.store("http://there", tmp_path) == "http://there"
+
+
+@pytest.mark.parametrize("name", ["lr?x", "x%20y", "a#b", "a b", "{x}", "u@h:1"])
+def test_a_database_lies_in_its_folder_whatever_that_is_called(tmp_path, name):
+    import sqlalchemy
+
+    from jaxtrain.train.tracking import local_database
+
+    (tmp_path / name).mkdir()
+    with sqlalchemy.create_engine(local_database.address(tmp_path / name / "x.db")).connect() as connection:
+        connection.execute(sqlalchemy.text("create table t (a int)"))
+    assert (tmp_path / name / "x.db").is_file()

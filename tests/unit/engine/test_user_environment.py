@@ -8,7 +8,7 @@ import os
 import jax
 import pytest
 
-from jaxtrain import Trainer, TrainingConfig, UserError, commands, config_io, strict_json
+from jaxtrain import Trainer, TrainingConfig, UserError, commands, config_io, run, strict_json
 from jaxtrain.runtime.terminal import is_terminal
 
 
@@ -72,3 +72,9 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch, capsys
     gone.rmdir()
     assert commands.main(lambda _: len(os.getcwd()), argparse.Namespace()) == 2
     assert "the working directory is gone" in capsys.readouterr().err
+
+
+def test_a_dry_run_misses_the_file_that_the_run_would_start_from(tmp_path, capsys):
+    arguments = ["--config", "configs/digits_tiny.yaml", "--dry-run", f"run.dir={tmp_path}/r"]
+    assert run.main([*arguments, f"init_from={tmp_path}/w.pt"]) == 2
+    assert f"init_from: {tmp_path}/w.pt: no such file or folder" in capsys.readouterr().err

@@ -103,3 +103,9 @@ def test_a_browser_opens_the_page_without_complaint(folder, width):
 def test_reading_an_absent_folder_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="no run folder"):
         records.read(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("value", [1e308, math.inf, 5e-324])
+def test_a_chart_draws_the_points_that_fit_beside_one_that_does_not(value):
+    points = [(1, 1.0), (2, -value), (3, value), (4, 2.0), (math.inf, 1.0)]
+    assert 'aria-label="loss by step"' in charts.line_chart("loss", [("train", 1, False, points)])

@@ -1,0 +1,16 @@
+"""Name a database in a file, whatever characters its path holds."""
+
+import pathlib
+
+from sqlalchemy import URL, make_url
+
+from jaxtrain.errors import UserError
+
+
+def address(path: pathlib.Path) -> str:
+    """Return `sqlite:///...` of the file. Raises UserError where SQLAlchemy would read another path."""
+    database = str(path.absolute())
+    url = URL.create("sqlite", database=database).render_as_string(hide_password=False)
+    if make_url(url).database != database:  # SQLAlchemy before 2.1 does not escape ? and %
+        raise UserError(f"{path}: SQLAlchemy takes no ?, % or # in the path of a database; choose another folder")
+    return url

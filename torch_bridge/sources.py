@@ -29,12 +29,14 @@ class ForeignSource:
     """A map-style source that keeps the ways of another library; a base class.
 
     workers_wanted: worker processes that it asks for, where data.num_workers does not. start_method: how it wants them
-    started, where it says so. collate: its own function of a list of items; None takes the task's. examples: items
-    that were read for an example, by position, which the first epoch takes over.
+    started, where it says so. persistent: they keep the dataset as it was when they started. collate: its own function
+    of a list of items; None takes the task's. examples: items that were read for an example, by position, which the
+    first epoch takes over.
     """
 
     workers_wanted: int = 0
     start_method: str | None = None
+    persistent: bool = False
     collate: Callable[[Sequence[Any]], Any] | None = None
     examples: Mapping[int, Any] = MappingProxyType({})
 
@@ -54,6 +56,14 @@ class ForeignSource:
 
     def enter_thread(self) -> None:
         """Prepare the thread that reads ahead, where there are no worker processes."""
+
+    def shares_order(self, other: Any) -> bool:
+        """Return whether reading `other` in its own library moves the order in which this source comes."""
+        return False
+
+    def unkept_generators(self) -> list[str]:
+        """Name the random generators of the dataset's own that a resumed run begins anew."""
+        return []
 
     def reducers(self) -> dict[type, Callable]:
         """Map types to functions that take their values apart for worker processes, as copyreg has them."""
@@ -92,6 +102,13 @@ class SequentialSource(ForeignSource):
     def place(self) -> Any:
         """Return where the pass stands after its last chunk, in values that JSON holds."""
         return None
+
+    @property
+    def replays(self) -> bool:
+        """Return whether a resumed run reads the epochs before its own again: the stream holds random generators that
+        nothing else brings to where they were."""
+        told = self.tells_places or hasattr(getattr(self, "dataset", None), "set_epoch")
+        return not told and bool(self.unkept_generators())
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
         """Return the number of batches that the dataset promises, None if it does not say."""
@@ -144,6 +161,11 @@ class OrderedSource(ForeignSource):
     def begin(self) -> "BatchOrder":
         """Return the order from its first epoch on, as if nothing had been drawn."""
         raise TypeError(f"{type(self).__name__} must define begin")
+
+    def follow(self, order: "BatchOrder | None") -> bool:
+        """Take over into `order`, and into later ones, what the user has changed in the sampler since the last look.
+        Return whether anything was."""
+        return False
 
 
 class BatchOrder(Protocol):

@@ -193,17 +193,19 @@ def _spaced(length: int, sizes: int) -> int:
 # --- which axes vary, and what pads them ----------------------------------------------------------------------------
 
 
-def probe(source: Any, reader: Any, items: Callable[[], list[Any]], pad_values: Mapping[str, float]) -> list[Axis]:
+def probe(
+    source: Any, collating: Callable, items: Callable[[], list[Any]], pad_values: Mapping[str, float]
+) -> list[Axis]:
     """Find the axes that vary between samples, by collating samples alone and in pairs.
 
-    items: gives raw samples, as the reader's collate function takes them. pad_values: by name, wins over what is seen.
+    items: gives raw samples, as `collating` takes them. pad_values: by name, wins over what is seen.
     Raises NotPadded where an axis varies and it cannot be told what pads it.
     """
     states = random_state.generators(source)
     before = [state.get() for state in states]
     try:
         given = items()
-        together = lambda *chosen: flatten(reader.collate([copy.deepcopy(given[i]) for i in chosen]))
+        together = lambda *chosen: flatten(collating([copy.deepcopy(given[i]) for i in chosen]))
         return axes_of(together, len(given), pad_values)
     finally:
         for state, value in zip(states, before, strict=True):

@@ -309,19 +309,26 @@ def joined(batches: Sequence[Any]) -> Any:
 
 
 def row_shapes(batch: Any, name: str = "") -> dict[str, tuple[Any, ...]]:
-    """Return the number of rows, the shape of a row and the dtype of every array of a batch."""
+    """Return the number of rows (None for a single number), the shape of a row and the dtype of every array of a
+    batch."""
     if isinstance(batch, (Mapping, tuple)) and not isinstance(batch, Texts):
         parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
         inner = [row_shapes(value, f"{name}.{key}" if name else str(key)) for key, value in parts]
         return {key: value for found in inner for key, value in found.items()}
     if isinstance(batch, Texts):
         return {name: (len(batch), (), "text")}
-    return {name: (len(batch), batch.shape[1:], str(batch.dtype)) if batch.ndim else (0, (), str(batch.dtype))}
+    return {name: (len(batch), batch.shape[1:], str(batch.dtype)) if batch.ndim else (None, (), str(batch.dtype))}
 
 
 def samples_in(batch: Mapping[str, Any]) -> int:
-    """Return the number of samples in a batch. Raises UserError where its entries have different ones."""
+    """Return the number of samples in a batch. Raises UserError where its entries have different ones, or none."""
     counts = {name: count for name, (count, *_) in row_shapes(batch).items()}
+    single = next((name for name, count in counts.items() if count is None), None)
+    if single is not None:
+        raise UserError(
+            f"`{single}` of a ready-made batch is a single number, wanted an array whose first axis is the sample: "
+            "give the DataLoader a batch_size, in place of batch_size=None, or let the dataset return whole batches"
+        )
     if len(set(counts.values())) > 1:
         told = ", ".join(f"`{name}` {count}" for name, count in counts.items())
         raise UserError(

@@ -105,6 +105,12 @@ class SamplerStream:
         self._count(epochs, steps)
         self.batch_size = batch_size or source.batch_size or self._largest
 
+    def follow(self, step: int) -> None:
+        """Take over what the user has changed in the sampler, for the epochs that begin at `step` or later."""
+        if self.source.follow(self._order):
+            epoch, place = self.place(step)
+            self._epochs = {key: value for key, value in self._epochs.items() if key < epoch + bool(place)}
+
     def _count(self, epochs: int, steps: int | None) -> None:
         self._largest, total = 0, 0
         while total < steps if steps else len(self._counts) < epochs:
@@ -159,6 +165,13 @@ class SamplerStream:
     def _epoch(self, epoch: int) -> list[np.ndarray]:
         if epoch not in self._epochs:
             batches = self._draw(epoch)
+            known = self._counts[:1] if self.source.constant else self._counts[epoch : epoch + 1]
+            if known not in ([], [len(batches)]):
+                raise UserError(
+                    f"the DataLoader's sampler gives {len(batches)} batches in epoch {epoch}, and {known[0]} were "
+                    "counted before the run, by which its length was set: keep their number as it is, or end the run "
+                    "here and start another with the changed sampler"
+                )
             self._epochs = {key: value for key, value in self._epochs.items() if key >= epoch - 1} | {epoch: batches}
         return self._epochs[epoch]
 
@@ -227,6 +240,12 @@ class IterableStream:
         self.steps_per_epoch: int | None = None if endless else source.steps_per_epoch(batch_size)
         self.size: int | None = source.size
 
+    @property
+    def promise(self) -> str:
+        """The number of batches in an epoch, in words."""
+        shared = f" (of {self.size} samples, shared evenly by {self.source.workers} workers)"
+        return f"{self.steps_per_epoch} batches" + (shared if self.source.workers > 1 and self.size else "")
+
     def steps_of(self, epochs: int) -> int | None:
         """Return the number of batches in so many epochs, None if unknown."""
         return self.steps_per_epoch and epochs * self.steps_per_epoch
@@ -238,3 +257,13 @@ class IterableStream:
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         first = self.place(step)[1] * self.batch_size
         return np.arange(first, first + self.batch_size), np.ones(self.batch_size, bool)
+
+
+class MoreThanPromised(UserError):
+    """A stream goes on past its `__len__`."""
+
+    def __init__(self, epoch: int, stream: IterableStream):
+        super().__init__(
+            f"the dataset gives more than the {stream.promise} in epoch {epoch} that its __len__ promises, by which "
+            "the run's length was set: correct __len__, or remove it and set train.steps"
+        )

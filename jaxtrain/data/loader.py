@@ -18,9 +18,9 @@ from jaxtrain.data import random_state, row_keys, stream_places, workers
 from jaxtrain.data.batch_shapes import BatchShapes
 from jaxtrain.data.collate import Named, alike, picked, samples_in, split_texts
 from jaxtrain.data.collate import collate as default_collate
-from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, SamplerStream
+from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, MoreThanPromised, SamplerStream
 from jaxtrain.data.same_stream import refuse_different
-from jaxtrain.data.sample_reader import Reader, Request, SequenceReader
+from jaxtrain.data.sample_reader import Reader, Request, SequenceReader, beside
 from jaxtrain.data.sources import ArraySource, ForeignSource, OrderedSource, SequentialSource
 from jaxtrain.errors import DataError, UserError
 
@@ -42,16 +42,6 @@ class ShortBatches(Protocol):
     def place(self, batch: dict, size: int) -> Any:
         """Those rows as global device arrays."""
         ...
-
-
-class MoreThanPromised(UserError):
-    """A stream goes on past its `__len__`."""
-
-    def __init__(self, epoch: int, batches: int):
-        super().__init__(
-            f"the dataset gives more than the {batches} batches in epoch {epoch} that its __len__ promises, by which "
-            "the run's length was set: correct __len__, or remove it and set train.steps"
-        )
 
 
 class Loader:
@@ -93,6 +83,7 @@ class Loader:
         self.reader = make_reader(source, collate, stream.batch_size, seed)
         self.pool = pool or workers.InlinePool(self.reader)
         self._number, self._compared = next(_numbers), False
+        self._read_to = 0  # the step after the last batch of a stream
         self.keep_texts = keep_texts
         self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
@@ -114,11 +105,14 @@ class Loader:
             example = None if step else reader.example()
             if example is not None:
                 return self._without_texts(step, self._take_rows(example, 0, rows)[1])
-            return self._without_texts(step, next(self._sequence(workers.InlinePool(reader), step, rows))[1])
+            batches = filter(None, self._sequence(workers.InlinePool(reader), step, rows))
+            return self._without_texts(step, next(batches)[1])
         _, batch, request = self._request(step, rows, together)
         reader = cast(Reader, self.reader)  # of a map-style source
-        answer = {} if request is None else self._without_texts(step, reader(request, example=not step))
-        return row_keys.join(batch, answer) if answer else batch
+        if request is None:
+            return batch
+        answer = reader(request, example=not step, collate=beside(reader.collate, self.source))
+        return row_keys.join(batch, self._without_texts(step, answer))
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
         arrays, texts = split_texts(batch)
@@ -130,12 +124,12 @@ class Loader:
         self.check(arrays)
         return arrays
 
-    def batches(self, calls: Calls) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
+    def batches(self, calls: Calls, more: bool = False) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
         """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
 
         A call of several steps gets their batches stacked along a new first axis; where one of them is short, and keeps
         its shape, the call is taken apart. An error there is raised here. A sequence that is to pass once ends where it
-        ends, whatever the calls.
+        ends, whatever the calls. more: the run goes on after these calls.
         """
         ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
         room: queue.SimpleQueue = queue.SimpleQueue()
@@ -149,7 +143,7 @@ class Loader:
             try:
                 if isinstance(self.source, ForeignSource):
                     self.source.enter_thread()
-                for first, count, batches, size in self._read(calls):
+                for first, count, batches, size in self._read(calls, more):
                     full = size == self.stream.batch_size
                     batch = self.place(batches) if full else self.short.place(batches[0], size)
                     room.get()
@@ -212,7 +206,7 @@ class Loader:
 
     # --- what is read -------------------------------------------------------------------------------------------
 
-    def _read(self, calls: Calls) -> Iterator[tuple[int, int, list[dict], int]]:
+    def _read(self, calls: Calls, more: bool) -> Iterator[tuple[int, int, list[dict], int]]:
         """(first step, count, host batches, samples in each) of every call."""
         calls = iter(calls)
         if isinstance(self.stream, IterableStream):
@@ -224,7 +218,7 @@ class Loader:
             del ahead
         first, count = 0, 0
         for first, count in calls:
-            together = list(itertools.islice(batches, count))
+            together = list(itertools.islice(filter(None, batches), count))
             if len(together) < count:
                 return
             self.places.forget(range(first + 1, first + count))
@@ -239,6 +233,8 @@ class Loader:
             try:
                 next(batches)
             except MoreThanPromised as error:  # the last epoch is trained; nothing is mended by losing it
+                if more:
+                    raise
                 warnings.warn(f"{error}; the rest of this epoch was not trained on", stacklevel=2)
 
     def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -296,13 +292,15 @@ class Loader:
 
     def _sequence(self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None) -> Iterator[Any]:
         """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped,
-        unless the place is known."""
+        unless the place is known. None stands between two epochs."""
         stream = self.stream
         epoch, skip = stream.place(first)
         step, given, place = first, 0, None
         found = self.places.before(first) if pool is self.pool else None
         if found is not None and (skip or stream.steps_per_epoch is None):
             epoch, given, place, skip = found["epoch"], found["batches"], found["place"], 0
+        elif first != self._read_to and stream.source.replays:
+            epoch, skip = 0, first
         while True:
             for batch in workers.iterate_epoch(pool, epoch, given, place):
                 place = stream_places.take_mark(batch)
@@ -310,24 +308,26 @@ class Loader:
                     self._compared = True
                     refuse_different(self._number, batch)
                 if given == stream.steps_per_epoch:
-                    raise MoreThanPromised(epoch, given)
+                    raise MoreThanPromised(epoch, stream)
                 if given >= skip:
                     if self.batch_shapes is not None and rows is None:
                         batch = self.batch_shapes.fit(step, batch)
                     step += 1
                     if pool is self.pool:
+                        self._read_to = step
                         self.places.remember(step, epoch, given + 1, place)
                     yield self._take_rows(batch, given * stream.batch_size, rows)
                 given += 1
             if stream.once:
                 return
             if given < (stream.steps_per_epoch or 1):
-                wanted = stream.steps_per_epoch or "at least 1"
+                wanted = stream.promise if stream.steps_per_epoch else "at least 1"
                 raise UserError(
                     f"the dataset gave {given} batches in epoch {epoch}, wanted {wanted}: "
                     "an IterableDataset must yield in every epoch, and as much as its __len__ says"
                 )
-            skip = max(0, skip - given) if stream.steps_per_epoch is None else 0
+            yield None  # the next epoch is not touched until its first batch is wanted
+            skip = max(0, skip - given)
             epoch, given, place = epoch + 1, 0, None
 
     def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:

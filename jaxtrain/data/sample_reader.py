@@ -58,12 +58,15 @@ class Reader:
         """Return whether items were seen to draw from a global generator."""
         return bool(self._drawn)
 
-    def __call__(self, request: Request, example: bool = False) -> dict[str, Any]:
+    def __call__(
+        self, request: Request, example: bool = False, collate: Callable[[Sequence[Any]], dict] | None = None
+    ) -> dict[str, Any]:
         """Read a batch as if every generator were seeded before each of its items.
 
         Seeding all of them takes 10 us an item, so a generator is left alone until an item, or the collate function,
         is seen to draw from it; that one batch is then read again. example: the items are read for an example; the run
-        takes them over when it comes to them, so that a dataset that changes as it is read is read once.
+        takes them over when it comes to them, so that a dataset that changes as it is read is read once. collate: in
+        place of its own, for what is read beside the run (`beside`).
         """
         self._kept = {} if example and isinstance(self.source, ForeignSource) else None
         states = random_state.generators(self.source)
@@ -74,7 +77,7 @@ class Reader:
             try:
                 while moved:
                     items = self._items(request, [states[i] for i in sorted(self._drawn)])
-                    batch = self._collate(items, request)
+                    batch = self._collate(items, request, collate or self.collate)
                     quiet = [i for i in range(len(states)) if i not in self._drawn]
                     moved = {i for i in quiet if not states[i].same(before[i], states[i].get())}
                     self._drawn |= moved
@@ -141,9 +144,9 @@ class Reader:
             return indices
         return [SampleIndex.of(index, request.epoch) for index in indices]
 
-    def _collate(self, items: list[Any] | Columns, request: Request) -> dict[str, Any]:
-        bucketed = isinstance(self.source, BucketedSource)
-        collate = self.source.collate_for(request.together) if bucketed else self.collate
+    def _collate(self, items: list[Any] | Columns, request: Request, collate: Callable) -> dict[str, Any]:
+        if isinstance(self.source, BucketedSource):
+            collate = self.source.collate_for(request.together)
         try:
             return items.batch() if isinstance(items, Columns) else collate(items)
         except TooLarge as error:
@@ -253,7 +256,7 @@ class SequenceReader:
 
     def example(self) -> dict[str, Any] | None:
         """Return the first batch of the first epoch, None where that is empty; the epoch still begins with it."""
-        shown = SequenceReader(self.source, self.collate, self.batch_size, self.seed)
+        shown = SequenceReader(self.source, beside(self.collate, self.source), self.batch_size, self.seed)
         chunk = self.first_chunk()
         shown._chunks = iter(() if chunk is None else [_copied(chunk)])
         return shown(dataclasses.replace(FIRST, start=False))
@@ -291,7 +294,19 @@ class SequenceReader:
     def _again(self, request: Next, source: SequentialSource) -> Any:
         with random_state.seeded(source, self.seed, request.epoch, request.worker):
             chunk = next(self._epoch_of(request, source), None)
-            return None if chunk is None else self.collate(chunk)
+            return None if chunk is None else beside(self.collate, source)(chunk)
+
+
+def beside(collate: Callable, source: Any) -> Callable:
+    """Return a copy of a collate function, to be called beside the run: what it counts or draws from stays as it was.
+
+    What the dataset holds is not copied. The function itself where it cannot be copied.
+    """
+    held = getattr(getattr(source, "dataset", None), "__dict__", {}).values()
+    try:
+        return copy.deepcopy(collate, {id(value): value for value in held})  # deepcopy's memo: taken for copied already
+    except Exception:
+        return collate
 
 
 def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:

@@ -1,5 +1,6 @@
 """Wrap the data that can be trained on: torch Datasets, sequences, arrays."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,15 +16,33 @@ __all__ = ["ArraySource", "BucketedSource", "ForeignSource", "OrderedSource", "S
 class ArraySource:
     """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step.
 
-    batched: rows are stacked as they are, past the task's collate: its columns are what the loss takes.
+    batched: rows are stacked as they are, past the task's collate: its columns are what the loss takes. given: the
+    user's own dict that it was made of, which may change.
     """
+
+    given: dict[str, Any] | None = None
 
     def __init__(self, columns: Mapping[str, Any], batched: bool = False):
         self.batched = batched
-        self.columns = {name: narrow(np.asarray(column)) for name, column in columns.items()}
+        self.take(columns)
+
+    def take(self, columns: Mapping[str, Any]) -> None:
+        """Hold these columns from now on. Raises UserError where they differ in length."""
+        self.columns = {name: _column(name, column) for name, column in columns.items()}
         sizes = {name: len(column) for name, column in self.columns.items()}
         if len(set(sizes.values())) > 1:
             raise UserError(f"the columns differ in length: {sizes}; every sample needs each of them")
+
+    def checksums(self) -> dict[str, tuple]:
+        """Return what tells by name if a column of `given` has changed since; one that nobody may write into counts as
+        it is."""
+        found: dict[str, tuple] = {}
+        for name, column in (self.given or {}).items():
+            array = np.asarray(column)
+            content = np.ascontiguousarray(array).reshape(-1)
+            written = array.flags.writeable and not array.dtype.hasobject
+            found[name] = array.shape, zlib.crc32(content.view(np.uint8)) if written else id(column)
+        return found
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -34,6 +53,17 @@ class ArraySource:
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns.values())
+
+
+def _column(name: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.ndim:
+        return narrow(array)
+    raise UserError(
+        f"the data's `{name}` is {type(value).__name__}, wanted an array with a row for every sample: a dict is taken "
+        "for one dataset of named arrays. Give one Dataset or DataLoader; for several, join them (ConcatDataset), or "
+        "make a Trainer for each"
+    )
 
 
 class BucketedSource:
@@ -74,7 +104,9 @@ def as_source(dataset: Any, name: str = "dataset"):
     if isinstance(dataset, ForeignSource):
         return dataset
     if isinstance(dataset, Mapping):
-        return ArraySource(dataset)
+        source = ArraySource(dataset)
+        source.given = dataset if isinstance(dataset, dict) else None
+        return source
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{name} is {type(dataset).__name__}, wanted a torch Dataset, a mapping of arrays, or anything with "

@@ -230,6 +230,12 @@ def _freeze(reader: Any) -> shared_memory.Frozen:
     try:
         return shared_memory.Frozen(reader, table)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+        if "through inheritance" in str(error):  # of multiprocessing's own objects
+            raise UserError(
+                f"data.num_workers: the dataset cannot be sent to worker processes: {error}. It holds a Value, Array, "
+                "Lock or Queue of multiprocessing; to tell workers a value change a plain attribute in a callback's "
+                "on_epoch_end (docs/callbacks.md), or set data.num_workers=0"
+            ) from None
         raise UserError(
             f"data.num_workers: the dataset cannot be sent to worker processes: {error}. Define it (and its collate "
             "function) at the top level of a module, open files on first use, or set data.num_workers=0"

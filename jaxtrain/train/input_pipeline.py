@@ -22,7 +22,7 @@ from jaxtrain.data.batch_shapes import (
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
-from jaxtrain.data.sample_reader import raw_items
+from jaxtrain.data.sample_reader import beside, raw_items
 from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
 from jaxtrain.data.stream_shards import Sharding
 from jaxtrain.data.workers import WorkerPool, warm_up
@@ -56,9 +56,16 @@ class InputPipeline:
         self._pools: dict[str, WorkerPool] = {}
         self.pads = True  # whether lengths may be rounded up; the program finds out
         self.notes: list[str] = []  # on the shapes of batches, for the run's log
+        self.warnings: list[str] = []  # on what differs from the dataset's own library
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
+        validation = self._given["validation"]
+        if isinstance(source, ForeignSource) and validation is not source and source.shares_order(validation):
+            self.warnings.append(
+                "the training and the validation DataLoader share a generator: in torch every evaluation changes the "
+                "order of the training epochs after it, here it does not; give each a generator of its own"
+            )
         if isinstance(source, SequentialSource):
             source.apart = self._workers(source) > 0 or config.data.stream_shards is not None
         epochs, steps = config.train.epochs or 1, config.train.steps
@@ -170,7 +177,7 @@ class InputPipeline:
             return []
         items = lambda: raw_items(loader.reader, positions)
         try:
-            return probe(source, loader.reader, items, self.config.data.pad_values)
+            return probe(source, beside(loader.reader.collate, source), items, self.config.data.pad_values)
         except NotPadded as reason:
             self.pads = False
             self.notes.append(f"data.shapes: {reason}; until then every length is compiled in its own shape")
@@ -203,6 +210,31 @@ class InputPipeline:
             self.task.check_batch(row_keys.join(row_keys.rows(rows, rows >= 0, columns), batch), self.config)
         place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)
         return jax.tree.map(place, loader.source.columns)
+
+    def in_workers(self, split: str) -> bool:
+        """Return whether worker processes hold a copy of a split that is to follow the dataset."""
+        source = self.source(split)
+        return source is not None and self._workers(source) > 0 and not getattr(source, "persistent", False)
+
+    def restart_workers(self, split: str) -> None:
+        """Have a split's next batches read by new processes, which get the dataset as it is then."""
+        self._pool(split).close()
+
+    def changed_by_resume(self, step: int) -> str | None:
+        """Tell which random numbers of the training data go on otherwise than without the stop at `step`; None for
+        none."""
+        source = self.source("train")
+        if not isinstance(source, ForeignSource) or isinstance(source, SequentialSource):
+            return None
+        begins = not self.train_loader.stream.place(step)[1] and hasattr(getattr(source, "dataset", None), "set_epoch")
+        names = [] if begins else source.unkept_generators()
+        if not names:
+            return None
+        return (
+            f"the data hold random generators of their own ({', '.join(names[:3])}), which start anew: the samples "
+            "from here on differ from those of a run without the stop. Draw from torch's, numpy's or Python's global "
+            "generator, which is seeded for every sample"
+        )
 
     def close(self) -> None:
         """End the worker processes; the next iteration would start new ones."""

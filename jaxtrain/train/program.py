@@ -288,6 +288,10 @@ class Program:
             self._evaluators[split] = self._make_evaluator(split)
         return self._evaluators[split]()
 
+    def forget_columns(self, split: str) -> None:
+        """Place the columns of a split anew before its next evaluation."""
+        self._evaluators.pop(split, None)
+
     def evaluated_params(self) -> dict[str, jax.Array]:
         """The averaged weights where there are and `evaluation.averaged` asks for them, else those that train."""
         return (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params

@@ -111,6 +111,9 @@ class Session:
         program.state = start.restore(step, program.state)
         loop.record.restore(start.meta(step))
         info(f"resumed from {start.folder / str(step)} at step {step} of {program.total_steps}")
+        changed = program.data.changed_by_resume(step)
+        if changed is not None and step < program.total_steps:
+            loop.tracker.warn(changed)
         for change in run_dir.changes(self.folder, program.config):
             info(f"changed since then: {change}")
         if step == program.total_steps:

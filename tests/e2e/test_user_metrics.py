@@ -31,6 +31,17 @@ def split(count: int, seed: int):
     return [{"x": row, "y": label} for row, label in zip(x, y, strict=True)]
 
 
+class IgnoresClassThree(nn.Module):
+    """Cross-entropy without the rows of class 3 and those that torch ignores anyway."""
+
+    def __init__(self):
+        super().__init__()
+        self.entropy = nn.CrossEntropyLoss(ignore_index=3)
+
+    def forward(self, output, target):
+        return self.entropy(output, torch.where(target < 0, 3, target))
+
+
 TRAIN, VALIDATION = split(32, 0), split(28, 1)  # the last batch of an evaluation has 4 rows
 
 
@@ -134,6 +145,7 @@ def test_what_is_wrong_is_told_before_the_first_step(tmp_path):
         r"metrics: wide returned shape \[2, 4\] for a batch of 2 rows": ({"wide": lambda o, b: o.logits}, {}),
         "metrics: `loss` is the loss's own name": ({"loss": margin}, {}),
         "metrics: name is str, wanted a function": ({"name": "accuracy"}, {}),
+        "metrics: silent returned None, wanted a scalar": ({"silent": lambda outputs, batch: None}, {}),
     }
     for sentence, (metrics, options) in refused.items():
         with pytest.raises(UserError, match=sentence):
@@ -146,3 +158,22 @@ def test_a_metric_that_raises_is_named(tmp_path):
 
     with pytest.raises(UserError, match="metrics: broken raised ZeroDivisionError: no rows"):
         trainer(tmp_path, {"broken": broken}).evaluate()
+
+
+def test_accuracy_leaves_out_the_rows_that_the_loss_ignores(tmp_path):
+    right = whole()[0].argmax(-1)
+    ignored = [-100, 3]  # torch's own ignore_index, and this loss's
+    rows = [
+        {"x": item["x"], "y": torch.tensor(ignored[i % 4]) if i % 4 < 2 else right[i]}
+        for i, item in enumerate(VALIDATION)
+    ]
+    counted = [int(row["y"]) for row in rows if int(row["y"]) not in ignored]
+    assert 0 < len(counted) < len(rows)
+    run = Trainer(
+        Net(),
+        rows,
+        rows,
+        TrainingConfig(run={"dir": str(tmp_path), "quiet": True}, data={"batch_size": 8}, train={"steps": 1}),
+        loss=IgnoresClassThree(),
+    )
+    assert run.evaluate()["accuracy"] == 1.0

@@ -1,10 +1,12 @@
 """torch's Datasets and DataLoaders as sources (torch_bridge.sources): their items come out as numpy."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils import data
 
+from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import in_host_memory, to_numpy, to_torch, with_arrays
 from torch_bridge.datasets.iterable import IterableSource
 from torch_bridge.datasets.loader import from_loader
@@ -14,9 +16,17 @@ __all__ = ["IterableSource", "TorchSource", "in_host_memory", "source_of", "to_n
 
 
 def source_of(dataset: Any) -> Any:
-    """Return the source for a map-style or iterable Dataset, a DataLoader, or a tensor (a sample in every row)."""
+    """Return the source for a map-style or iterable Dataset, a DataLoader, or a tensor (a sample in every row).
+
+    Raises UserError for the iterator of a DataLoader.
+    """
     if isinstance(dataset, data.DataLoader):
         return from_loader(dataset)
     if isinstance(dataset, data.IterableDataset):
         return IterableSource(dataset)
+    if isinstance(dataset, Iterator):
+        raise UserError(
+            f"the data are a {type(dataset).__name__}, which gives its batches once; wanted the DataLoader itself, "
+            "without iter(...)"
+        )
     return TorchSource(data.TensorDataset(dataset) if isinstance(dataset, torch.Tensor) else dataset)

@@ -4,7 +4,6 @@ It is taken apart, not iterated: its sampler says which samples, our workers rea
 middle of an epoch without reading what came before, on any number of processes.
 """
 
-import copy
 import itertools
 import numbers
 from collections.abc import Callable, Hashable, Iterator, Sized
@@ -17,8 +16,10 @@ from torch.utils.data import _utils
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
 from torch_bridge.datasets.iterable import IterableSource, promised_length
-from torch_bridge.datasets.map_style import TorchHooks, set_epoch, without_length
-from torch_bridge.sources import OrderedSource, Seeded, SequentialSource
+from torch_bridge.datasets.map_style import TorchHooks, check_length, set_epoch, without_length
+from torch_bridge.datasets.own_generators import generators_in
+from torch_bridge.datasets.sampler_order import SamplerOrder
+from torch_bridge.sources import BatchOrder, OrderedSource, Seeded, SequentialSource
 
 ENDLESS = 20  # times as many draws as the dataset has samples: a sampler that goes on does not end
 KEYS = 2**30  # keys that are no positions have numbers from here on
@@ -49,9 +50,22 @@ class _LoaderHooks(TorchHooks):
         self.dataset = loader.dataset
         self.worker_init_fn = loader.worker_init_fn
         self.workers_wanted = loader.num_workers
+        self.persistent = loader.persistent_workers
         context = loader.multiprocessing_context
         self.start_method = context.get_start_method() if loader.num_workers and context is not None else None
         self.collate = None if loader.collate_fn in DEFAULTS else Collated(loader.collate_fn)
+        ordering = getattr(loader.sampler, "generator", None)
+        self._drawn_from = {id(g) for g in (loader.generator, ordering) if g is not None}
+        self._ordered_by = None if ordering is None else id(ordering)
+        for place, generator in generators_in(loader.dataset, "dataset").items():
+            if id(generator) in self._drawn_from:
+                raise UserError(
+                    f"{place} is the DataLoader's generator too: in torch the samples' numbers and their order "
+                    "come from it by turns, which no reading ahead and no resume repeats; give each its own generator"
+                )
+
+    def shares_order(self, other: Any) -> bool:
+        return self._ordered_by is not None and self._ordered_by in getattr(other, "_drawn_from", ())
 
 
 class LoaderSource(_LoaderHooks, OrderedSource):
@@ -64,6 +78,8 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         self._numbers: dict[Any, int] = {}
         sampler, self.batch_size = _global_order(loader)
         self.constant = _is_torchs(sampler)
+        by_length = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
+        self._by_length = self.constant and isinstance(sampler.sampler, by_length)  # torch's default order
         self.replays = not self.constant or loader.generator is not None or _generator_of(sampler) is not None
         self._order = SamplerOrder(loader, sampler)
 
@@ -112,54 +128,14 @@ class LoaderSource(_LoaderHooks, OrderedSource):
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch)
+        if self._by_length:
+            check_length(self.dataset, self._size, epoch)
 
     def begin(self) -> "SamplerOrder":
         return self._order.fresh()
 
-
-class SamplerOrder:
-    """The order of a DataLoader's sampler, epoch by epoch, as torch draws it.
-
-    A sampler may keep generators, counters and pools of its own, so it is copied as a whole, before its first draw:
-    every pass begins from such a copy, and the user's own object stays as it was. The dataset is not copied.
-    """
-
-    def __init__(self, loader: data.DataLoader, sampler: Any):
-        self._dataset, self._workers = loader.dataset, loader.num_workers
-        self._persistent = loader.persistent_workers
-        self._parts = self._copied((sampler, loader.generator))
-
-    def _copied(self, parts: tuple[Any, Any]) -> tuple[Any, Any]:
-        kept = (self._dataset, *getattr(self._dataset, "__dict__", {}).values())
-        shared = {id(value): value for value in kept}  # deepcopy's memo: taken for copied already
-        try:
-            return copy.deepcopy(parts, shared)
-        except (TypeError, ValueError, RuntimeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"the DataLoader's {type(parts[0]).__name__} cannot be copied ({type(error).__name__}: {error}), so a "
-                "run could not resume at its place; let it hold plain values, and make iterators in its __iter__"
-            ) from None
-
-    def fresh(self) -> "SamplerOrder":
-        """Return the order from its beginning."""
-        other = copy.copy(self)
-        other._parts = self._copied(self._parts)
-        return other
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Draw the next epoch, the `number`-th; whoever asks seeds torch's global generator.
-
-        Source: torch.utils.data.dataloader._BaseDataLoaderIter.
-        """
-        sampler, generator = self._parts
-        for part in (sampler, getattr(sampler, "sampler", None)):
-            set_epoch(part, number)
-        drawn = iter(sampler)
-        if not (self._persistent and number):  # persistent workers keep their iterator, and with it their seed
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
-            if self._workers:
-                drawn = iter(sampler)  # begins a second time
-        return drawn
+    def follow(self, order: BatchOrder | None) -> bool:
+        return self._order.follow(() if order is None else (cast(SamplerOrder, order),))
 
 
 def _is_torchs(batches: Any) -> bool:
@@ -206,7 +182,11 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         self.size = None if self.ready_made else promised_length(loader.dataset)
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
-        return self.steps
+        """Of several workers each ends its share with a short batch, which `len(loader)` does not count."""
+        if self.workers == 1 or self.size is None or self.batch_size is None:
+            return self.steps
+        shares = (len(range(worker, self.size, self.workers)) for worker in range(self.workers))
+        return sum(share // self.batch_size if self.drop_last else -(-share // self.batch_size) for share in shares)
 
     def chunks(
         self, epoch: int, worker: int, workers: int, batch_size: int, seeded: Seeded, place: Any = None

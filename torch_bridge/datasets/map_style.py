@@ -10,6 +10,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy, to_torch
+from torch_bridge.datasets.own_generators import generators_in
 from torch_bridge.sources import ForeignSource
 
 
@@ -50,6 +51,10 @@ class TorchHooks(ForeignSource):
         main thread's takes several times as long. The main thread keeps its number."""
         torch.set_num_threads(1)
 
+    def unkept_generators(self) -> list[str]:
+        parts = {"dataset": self.dataset, "collate_fn": getattr(self.collate, "function", None)}
+        return [name for place, part in parts.items() for name in generators_in(part, place)]
+
     def reducers(self) -> dict:
         return {torch.Tensor: _reduce_tensor}
 
@@ -60,6 +65,13 @@ def _reduce_tensor(tensor: torch.Tensor):
         raise UserError(
             f"data.num_workers: the dataset holds a tensor on {tensor.device}, which worker processes cannot share; "
             "keep it on the CPU, or set data.num_workers=0"
+        )
+    if tensor.is_shared() and tensor.untyped_storage().filename is None:  # not one that is mapped from a file
+        raise UserError(
+            "data.num_workers: the dataset holds a tensor in shared memory (share_memory_()), of which each worker "
+            "process would get a copy: to save memory leave share_memory_() out, as workers share the pages of large "
+            "tensors anyway; to tell them a value change a plain attribute in a callback's on_epoch_end "
+            "(docs/callbacks.md), or set data.num_workers=0"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(2)
@@ -77,17 +89,18 @@ class TorchSource(TorchHooks):
     def __init__(self, dataset: Any, worker_init_fn: Callable[[int], None] | None = None):
         if not hasattr(dataset, "__len__"):
             raise without_length(dataset)
-        self.dataset = dataset
+        self.dataset, self._size = dataset, len(dataset)
         self.worker_init_fn = worker_init_fn
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._size
 
     def __getitem__(self, index: int) -> Any:
         return to_numpy(self.dataset[index])
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch)
+        check_length(self.dataset, self._size, epoch)
 
     def __getattr__(self, name: str) -> Any:
         """`__getitems__`, which torch's own loader prefers, exists where the dataset has it."""
@@ -105,3 +118,13 @@ def set_epoch(value: Any, epoch: int) -> None:
     """Tell a dataset or sampler the epoch, where it wants to know (DistributedSampler's protocol)."""
     if hasattr(value, "set_epoch"):
         value.set_epoch(epoch)
+
+
+def check_length(dataset: Any, size: int, epoch: int) -> None:
+    """Raise UserError where a dataset is no longer as long as when its order was made."""
+    if len(dataset) != size:
+        raise UserError(
+            f"len({type(dataset).__name__}) is {len(dataset)} in epoch {epoch}, and was {size} before the run, by "
+            "which its order and length were set: keep it constant, give a sampler of your own that draws each epoch's "
+            "positions (its set_epoch is called), or start another run with the changed dataset"
+        )

@@ -251,15 +251,27 @@ class TorchTask:
         return LossEntry(module, criterion, self.plan)(entries)["value"]
 
     def eval_sums(self, outputs: Any, batch: Mapping[str, Any], valid: Any) -> dict[str, Any]:
-        """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch]."""
+        """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch].
+
+        Rows that the loss ignores (ignore_index) or whose target is negative, which is no class, are left out.
+        """
         logits: Any = main_output(outputs)
         target: Any = batch.get(self.plan.target) if self.plan.target else None
         if getattr(logits, "ndim", None) != 2 or getattr(target, "ndim", None) != 1:
             return {}
         if not jnp.issubdtype(target.dtype, jnp.integer):
             return {}
-        correct = (jnp.argmax(logits, -1) == target) & valid
-        return {"correct": jnp.sum(correct), "seen": jnp.sum(valid)}
+        seen = valid & (target >= 0)
+        for ignored in self._ignored:
+            seen &= target != ignored
+        return {"correct": jnp.sum((jnp.argmax(logits, -1) == target) & seen), "seen": jnp.sum(seen)}
+
+    @property
+    def _ignored(self) -> set[int]:
+        """Return the targets that the loss's modules, or the module's own ones where it gives the loss, leave out."""
+        owner = self.module if self.criterion is None else self.criterion
+        parts = owner.modules() if isinstance(owner, torch.nn.Module) else ()
+        return {part.ignore_index for part in parts if isinstance(getattr(part, "ignore_index", None), int)}
 
     def _rows(self, batch: Mapping[str, Any]) -> int:
         """Return how many rows every entry has; those of the target, where they have different ones."""

@@ -31,12 +31,12 @@ class Cadence:
     def log_due(self, step: int) -> bool:
         return self._due(step, self.config.train.log_every_steps)
 
-    def calls(self, start: int) -> Iterator[tuple[int, int]]:
+    def calls(self, start: int, epochs_apart: bool = False) -> Iterator[tuple[int, int]]:
         """(first step, count) of every call from step `start` on: up to `steps_per_call`, cut where something is due in
         between; in equal parts where one program does that, else a rest is a call too, as long as that takes few
-        different programs."""
+        different programs. epochs_apart: the end of an epoch is one of these places."""
         every = [self.evaluate_every, self.save_every, self.config.tracking.histograms_every_steps]
-        every += [self.steps_per_epoch] if boundaries(self.config.optim) else []
+        every += [self.steps_per_epoch] if epochs_apart or boundaries(self.config.optim) else []
         step, most = start, _even(self.config.train.steps_per_call, [n for n in (*every, start, self.total) if n])
         sizes = {most}
         while step < self.total:

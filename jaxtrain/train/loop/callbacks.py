@@ -22,6 +22,7 @@ HOOKS = {
 }
 
 
+BETWEEN_EPOCHS = ("on_epoch_end", "on_evaluation_end", "on_checkpoint")
 WHILE_TRAINING = ("on_train_start", "on_step_end", "on_epoch_end", "on_evaluation_end", "on_checkpoint")
 
 
@@ -110,6 +111,11 @@ class Callbacks:
 
     def has(self, hook: str) -> bool:
         return bool(self._by_hook[hook])
+
+    @property
+    def between_epochs(self) -> bool:
+        """Return whether one is called between two epochs, where it may change the data."""
+        return any(map(self.has, BETWEEN_EPOCHS))
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call every callback that has this hook, in order.

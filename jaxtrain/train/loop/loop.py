@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.compilation.flops import model_flops
 from jaxtrain.train.compilation.padding import shape_of
 from jaxtrain.train.loop.callbacks import Callbacks, Control, StepMetrics
+from jaxtrain.train.loop.live_data import LiveData
 from jaxtrain.train.loop.run_record import Call, RunRecord
 from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import StackedMetrics
@@ -61,6 +63,7 @@ class Loop:
         self.programs: dict[tuple[int, frozenset[str]], tuple[Compiled, StackedMetrics]] = {}
         self.resting: frozenset[str] = frozenset()  # parameters that the last step left alone
         self.after_evaluation: AfterEvaluation | None = None
+        self.live = LiveData(program) if self.callbacks.between_epochs else None
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,8 @@ class Loop:
         program.announce = self.tracker.info
         for note in program.data.notes:
             self.tracker.info(note)
+        for warning in program.data.warnings:
+            self.tracker.warn(warning)
         self.tracker.progress(record.step, program.total_steps)
         self.hyper = program.hyper(record.lr_scale())
         self.columns = program.columns(program.train_loader)
@@ -114,7 +119,7 @@ class Loop:
     def _steps(self) -> None:
         program, record = self.program, self.record
         log_every = self.config.train.log_every_steps
-        batches = program.train_loader.batches(self.cadence.calls(record.step))
+        batches = self._batches()
         while True:
             began = time.perf_counter()
             self.profile.begin(record.step, program.train_loader.stall_s, program.state)
@@ -136,6 +141,23 @@ class Loop:
             self._step_callbacks(first, count, metrics, names)
             record.evaluation_due = self.cadence.evaluation_due(record.step) or self._asked_to_evaluate()
             if self._after(record.step):
+                return
+
+    def _batches(self) -> Iterator[tuple[int, int, Any]]:
+        """The batches of the run. Where callbacks may change the data between epochs, an epoch is not read before they
+        have returned."""
+        program, start = self.program, self.record.step
+        calls = self.cadence.calls(start, epochs_apart=self.live is not None)
+        if self.live is None:
+            yield from program.train_loader.batches(calls)
+            return
+        for epoch, own in itertools.groupby(calls, lambda call: call[0] // program.steps_per_epoch):
+            if self.live.follow("train", max(start, epoch * program.steps_per_epoch)):
+                self.columns = program.columns(program.train_loader)
+            yield from program.train_loader.batches(
+                own, more=(epoch + 1) * program.steps_per_epoch < self.cadence.total
+            )
+            if self.preemption.due:
                 return
 
     def _call(self, first: int, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
@@ -221,6 +243,8 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         self._drain()
         clock = self.record.clock
+        if self.live is not None and self.live.follow("validation"):
+            self.program.forget_columns("validation")
         with clock.phase("evaluation"), self.preemption.resting():
             metrics = self.program.evaluate()
         self.record.evaluation_due = False

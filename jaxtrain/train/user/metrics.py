@@ -143,7 +143,7 @@ class UserMetrics:
             if isinstance(metric, WholeSplit):
                 continue
             found = _called(name, self._apply, name, metric, *given[self.kinds[name]])
-            if found is not None:
+            if _object(metric) is None:
                 total, count = _values(name, found, rows)
                 self._sums[name][0] += total
                 self._sums[name][1] += count
@@ -168,8 +168,7 @@ class UserMetrics:
         whole = _joined(self._kept) if self._keeps and self._kept else None
         for name, metric in self.metrics.items():
             if isinstance(metric, WholeSplit):
-                value = None if whole is None else _called(name, metric.function, *map(_entries, whole))
-                found |= {} if value is None else _numbers(name, value)
+                found |= {} if whole is None else _numbers(name, _called(name, metric.function, *map(_entries, whole)))
             elif _object(metric) is not None:
                 found |= _numbers(name, _called(name, _object(metric).compute))
             else:
@@ -263,6 +262,11 @@ def _called(name: str, function: Callable, *arguments: Any) -> Any:
 
 def _values(name: str, found: Any, rows: int) -> tuple[float, int]:
     """Sum and count of what a function gives for a batch."""
+    if found is None:
+        raise UserError(
+            f"metrics: {name} returned None, wanted a scalar or one value per row of the batch: return the value. One "
+            "that counts for itself is an object with update, compute and reset, as torchmetrics has them"
+        )
     host = found.detach() if hasattr(found, "detach") else found
     try:
         array = np.asarray(to_host(host), np.float64)
@@ -282,6 +286,8 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     """One number, or one for each entry, as "name/entry"."""
     if isinstance(value, Mapping):
         return {f"{name}/{key}": number for key, inner in value.items() for number in _numbers("", inner).values()}
+    if value is None:
+        raise UserError(f"metrics: {name} returned None for a whole split, wanted a number, or a dict of them")
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.size != 1:
         raise UserError(f"metrics: {name} returned shape {list(array.shape)} for a whole split, wanted one number")

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils import data
 
 from jaxtrain.data.index_stream import IndexStream
-from jaxtrain.data.loader import Loader
+from jaxtrain.data.loader import Loader, own_batch_size
 from jaxtrain.data.sources import as_source
 from jaxtrain.errors import UserError
 
@@ -101,3 +101,25 @@ def test_paths_are_strings_too_and_a_stream_may_hold_them():
 def test_strings_beside_numbers_in_a_nested_tuple_are_refused():
     with pytest.raises(UserError, match="strings beside numbers in the tuple `pair`"):
         loader(lambda i: {"pair": (f"{i}", i)}, keep_texts=True).host_batch(0)
+
+
+class Numbers(data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: {"a": data.DataLoader(range(4), 2)}, "the data's `a` is DataLoader, wanted an array with a row"),
+        (lambda: iter(data.DataLoader(range(4), 2)), "gives its batches once; wanted the DataLoader itself"),
+    ],
+)
+def test_what_holds_no_samples_is_refused(given, words):
+    with pytest.raises(UserError, match=words):
+        as_source(given())
+
+
+def test_a_ready_made_batch_that_is_a_single_number_is_refused():
+    with pytest.raises(UserError, match="`0` of a ready-made batch is a single number"):
+        own_batch_size(as_source(data.DataLoader(Numbers(), batch_size=None)))

@@ -98,6 +98,16 @@ class Passes(IterableDataset):
         return 8
 
 
+class Counting:
+    """Collates to the number of the call."""
+
+    calls = 0
+
+    def __call__(self, items):
+        self.calls += 1
+        return torch.full((len(items),), float(self.calls))
+
+
 def config(folder, **train):
     return TrainingConfig(
         run={"dir": str(folder), "quiet": True},
@@ -153,6 +163,12 @@ def test_samples_come_by_getitems_where_a_dataset_has_it(kind, collate, tmp_path
 def test_a_sampler_may_give_keys_and_the_dataset_no_length(tmp_path):
     loader = DataLoader(Keyed(), 4, sampler=[(i, 2) for i in range(8)])
     assert trained(tmp_path, loader, FlaxMean()) == pytest.approx(in_torch(2 * np.array(half) for half in HALVES))
+
+
+@pytest.mark.parametrize("kind", [Mean, FlaxMean])
+def test_a_collate_function_with_a_state_is_called_once_for_every_batch(kind, tmp_path):
+    wanted = in_torch(np.full(4, number) for number in (1.0, 2.0))
+    assert trained(tmp_path, DataLoader(range(8), 4, collate_fn=Counting()), kind()) == pytest.approx(wanted)
 
 
 def test_batches_that_are_made_already_decide_their_size(tmp_path):

@@ -65,6 +65,19 @@ class Kept(Placed):
         return {"next": torch.tensor(self.next)}
 
 
+class OwnOrder(torch.utils.data.IterableDataset):
+    """Shuffles with a generator of its own."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(0)
+
+    def __len__(self):
+        return ITEMS
+
+    def __iter__(self):
+        return iter(torch.from_numpy(self.random.permutation(ITEMS)))
+
+
 def _resumed(dataset, at: int, until: int, count: int = 0):
     """The batches from `at` on in a resumed run, and what was read for them."""
     first, then = loader(dataset(), count), loader(dataset(), count)
@@ -85,6 +98,11 @@ def test_a_stream_that_tells_its_place_goes_on_there(at):
     assert found == whole[at:]
     assert read[0] == at % 10 * 4
     assert sum(map(len, found)) <= len(read) <= sum(map(len, found)) + 4 * 4  # some are read ahead, and one batch tried
+
+
+@pytest.mark.parametrize("at", [3, 10, 13])
+def test_a_stream_with_a_generator_of_its_own_is_read_again_from_the_first_epoch(at):
+    assert _resumed(OwnOrder, at, 24)[0] == values(loader(OwnOrder()), range(24))[at:]
 
 
 def test_a_place_is_found_in_a_worker_process_too():

@@ -99,6 +99,17 @@ def test_samples_past_the_promised_length_of_the_last_epoch_are_warned_of():
         assert values(loader(Stream(4)), range(1)) == [[0, 1, 2, 3]]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_workers_that_share_a_stream_may_each_end_with_a_short_batch(drop_last):
+    wanted = 2 * ([[0, 2, 4], [1, 3, 5]] + ([] if drop_last else [[6], [7]]))
+    given = loader(data.DataLoader(Stream(8), 3, num_workers=2, drop_last=drop_last), 2)
+    try:
+        assert values(given, range(len(wanted))) == wanted
+        assert given.stream.steps_of(2) == len(wanted)
+    finally:
+        given.close()
+
+
 @pytest.mark.parametrize("error", [TypeError, NotImplementedError])
 def test_a_length_that_raises_is_unknown(error):
     source = as_source(Stream(error("unknown")))

@@ -1,0 +1,130 @@
+"""The order of a DataLoader's sampler, drawn as torch draws it, and what the user changes in it between epochs."""
+
+import copy
+import hashlib
+import io
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import data
+
+from jaxtrain.errors import UserError
+from torch_bridge.datasets.convert import in_host_memory
+from torch_bridge.datasets.map_style import set_epoch
+
+
+class SamplerOrder:
+    """The order of a DataLoader's sampler, epoch by epoch, as torch draws it.
+
+    A sampler may keep generators, counters and pools of its own, so it is copied as a whole, before its first draw:
+    every pass begins from such a copy, and the user's own object stays as it was. The dataset is not copied.
+    """
+
+    def __init__(self, loader: data.DataLoader, sampler: Any):
+        self._dataset, self._workers = loader.dataset, loader.num_workers
+        self._persistent = loader.persistent_workers
+        self._live = (sampler, loader.generator)
+        self._parts = self._copied(self._live)
+        self._seen: dict[tuple[int, str | None], bytes | None] | None = None
+
+    @property
+    def _shared(self) -> dict[int, Any]:
+        """The dataset and what it holds, by id."""
+        kept = (self._dataset, *getattr(self._dataset, "__dict__", {}).values())
+        return {id(value): value for value in kept}
+
+    def _copied(self, parts: tuple[Any, Any]) -> tuple[Any, Any]:
+        try:
+            return copy.deepcopy(parts, self._shared)  # deepcopy's memo: taken for copied already
+        except (TypeError, ValueError, RuntimeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"the DataLoader's {type(parts[0]).__name__} cannot be copied ({type(error).__name__}: {error}), so a "
+                "run could not resume at its place; let it hold plain values, and make iterators in its __iter__"
+            ) from None
+
+    def fresh(self) -> "SamplerOrder":
+        """Return the order from its beginning."""
+        other = copy.copy(self)
+        other._parts = self._copied(self._parts)
+        return other
+
+    def follow(self, others: Iterable["SamplerOrder"]) -> bool:
+        """Take over what the user has changed in the sampler and the generators since the last look, here and in orders
+        that were begun from this one. Return whether anything was."""
+        now, seen = self._contents(self._live), self._seen or self._contents(self._parts)
+        changed = [key for key, content in now.items() if content != seen.get(key)]
+        self._seen = now
+        for order in (self, *others) if changed else ():
+            copied = order._copied(self._live)
+            for owner, name in changed:
+                live = _owners(copied)[owner]
+                value = live if name is None else getattr(live, name)
+                own = _owners(order._parts)[owner]
+                if not isinstance(value, torch.Generator):
+                    setattr(own, name, value)
+                elif order is not self:  # from here on; earlier epochs are drawn again as they were
+                    (own if name is None else getattr(own, name)).set_state(value.get_state())
+        return bool(changed)
+
+    def _contents(self, parts: tuple[Any, Any]) -> dict[tuple[int, str | None], bytes | None]:
+        """Describe what a sampler, the one inside it and the loader's generator hold, by digests."""
+        owners, shared = _owners(parts), self._shared
+        found: dict[tuple[int, str | None], bytes | None] = {}
+        for number, owner in enumerate(owners):
+            if isinstance(owner, torch.Generator):
+                found[number, None] = _content(owner, {})
+            for name, value in getattr(owner, "__dict__", {}).items():
+                if not (hasattr(value, "__dict__") and any(value is other for other in owners)):
+                    found[number, name] = _content(value, shared)
+        return found
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Draw the next epoch, the `number`-th; whoever asks seeds torch's global generator.
+
+        Source: torch.utils.data.dataloader._BaseDataLoaderIter.
+        """
+        sampler, generator = self._parts
+        for part in (sampler, getattr(sampler, "sampler", None)):
+            set_epoch(part, number)
+        drawn = iter(sampler)
+        if not (self._persistent and number):  # persistent workers keep their iterator, and with it their seed
+            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
+            if self._workers:
+                drawn = iter(sampler)  # begins a second time
+        return drawn
+
+
+def _owners(parts: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+    """Return the batch sampler, the sampler inside it and the loader's generator, of which the last two may be None."""
+    sampler, generator = parts
+    return sampler, getattr(sampler, "sampler", None), generator
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles values by their content alone. shared: objects that count as they are, by id."""
+
+    def __init__(self, file: io.BytesIO, shared: Mapping[int, Any]):
+        super().__init__(file, protocol=5)
+        self._shared = shared
+
+    def persistent_id(self, value: Any) -> Any:
+        return id(value) if id(value) in self._shared else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return bytes, (in_host_memory(value).tobytes(),)
+        if isinstance(value, torch.Generator):
+            return bytes, (value.get_state().numpy().tobytes(),)
+        return NotImplemented
+
+
+def _content(value: Any, shared: Mapping[int, Any]) -> bytes | None:
+    """Return a digest of what a value holds; None where it cannot be told, as of an iterator."""
+    file = io.BytesIO()
+    try:
+        _Pickler(file, shared).dump(value)
+    except Exception:  # whatever an object of the user's raises as it is pickled
+        return None
+    return hashlib.sha256(file.getvalue()).digest()

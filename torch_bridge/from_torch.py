@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
+from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
@@ -331,7 +332,8 @@ def _persistent(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
-    """Copy the model's parameters and buffers into the torch module, in place, keeping its dtypes and devices.
+    """Copy the model's parameters and buffers into the torch module, in place, keeping its dtypes and devices; those
+    outside the state dict too, where the forward writes them.
 
     Raises RuntimeError, as torch does, where names or shapes differ. Gives the module. A loss module that was trained
     too (`TorchTask.trained_loss`) gets its own.
@@ -347,6 +349,14 @@ def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
         differing = sorted(state.keys() ^ places.keys())
         raise RuntimeError(f"{type(module).__name__} has other tensors than the model: {', '.join(differing[:8])}")
     _copy(state, places)
+    owners = {"": unwrapped(module)} | ({"loss.": loss} if loss is not None else {})
+    buffers = {
+        prefix + key: buffer
+        for prefix, owner in owners.items()
+        for key, buffer in owner.named_buffers(remove_duplicate=False)
+    }
+    carried = {key_of(path): part for path, part in nnx.iter_graph(model) if isinstance(part, Carry)}
+    _copy({key: to_torch(to_host(part.get_value())) for key, part in carried.items()}, buffers)
     return module
 
 

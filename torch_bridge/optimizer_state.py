@@ -6,7 +6,7 @@ keeps dicts by key. numpy only, no torch needed.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ MOMENTS = {"adamw": ("mu", "nu"), "adam": ("mu", "nu"), "sgd": ("trace",)}  # op
 TORCH_NAMES = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
 TORCH_CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 COMPARED = ("betas", "eps", "weight_decay", "momentum", "nesterov")  # options that both sides have
+ASSUMED = "the file's optimizer does not name its parameters: taken"
 REFUSED = {"amsgrad": False, "maximize": False, "dampening": 0}  # options that only torch has, and their harmless value
 
 
@@ -70,11 +71,14 @@ def from_torch(
     Raises UserError where the state is of another optimizer, or of other parameters.
     """
     moments = tuple(field for field in _moments(name) if field in _fields(like))
-    shapes = {key: tuple(value.shape) for field in moments for key, value in getattr(like, field).items()}
-    keys = _assign(saved, groups, order, shapes, source)
+    shapes = _shapes(name, like)
+    saved, assumed = with_names(name, saved, like, groups, order, source)
+    keys = _by_number(saved, order)
     entries = {keys[number]: entry for number, entry in saved["state"].items() if keys.get(number) in shapes}
     left = [
-        keys[number] for number, entry in saved["state"].items() if keys.get(number) not in shapes and _arrays(entry)
+        keys.get(number, number)
+        for number, entry in saved["state"].items()
+        if keys.get(number) not in shapes and _arrays(entry)
     ]
     if left and not moments:
         raise UserError(
@@ -84,7 +88,7 @@ def from_torch(
     _check_kind(name, saved, entries, source)
     steps = {key: round(float(np.asarray(entry["step"]))) for key, entry in entries.items() if "step" in entry}
     count = max(steps.values(), default=None)
-    notes = _differences(saved["param_groups"], groups)
+    notes = [*assumed, *_differences(saved["param_groups"], groups)]
     late = [key for key, step in steps.items() if step != count]
     late += [key for key in shapes if key not in entries and entries]
     if late:
@@ -95,6 +99,12 @@ def from_torch(
     if "count" in _fields(like):
         fields["count"] = place(np.asarray(count or 0, np.int32), like.count)
     return (like._replace(**fields) if fields else like), count, notes
+
+
+def _shapes(name: str, like: Any) -> dict[str, tuple]:
+    """Shapes of the moments, by parameter."""
+    moments = [field for field in _moments(name) if field in _fields(like)]
+    return {key: tuple(value.shape) for field in moments for key, value in getattr(like, field).items()}
 
 
 def _arrays(entry: Mapping[str, Any]) -> list[str]:
@@ -124,17 +134,95 @@ def _moments(name: str) -> tuple[str, ...]:
     return MOMENTS[name]
 
 
-def _assign(saved, groups: Sequence[Group], order: Sequence[str], shapes: Mapping, source: str) -> dict[int, str]:
-    """Which parameter each of torch's numbers means: by name where the groups have names, else by the orders in which
-    parameters are usually given; the moments' shapes decide."""
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+def with_names(
+    name: str, saved: Mapping[str, Any], like: Any, groups: Sequence[Group], order: Sequence[str], source: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Number the parameters of a state and name them (`param_names` in every group); gives a line where their order
+    had to be assumed. torch.distributed.checkpoint's state, whose parameters are names already, is taken too.
+
+    Arguments as `from_torch`. Where groups have no names the sizes and orders in which parameters are usually given are
+    tried; the moments' shapes and the groups' options decide. Raises UserError where they do not.
+    """
+    shapes, saved = _shapes(name, like), _numbered(saved, source)
+    saved_groups = saved["param_groups"]
+    sizes = [len(group["params"]) for group in saved_groups]
+    if all(len(group.get("param_names", ())) == size for group, size in zip(saved_groups, sizes, strict=True)):
+        keys = _by_number(saved, order)
+        unknown = [key for number, key in keys.items() if saved["state"].get(number) and key not in order]
+        if unknown:
+            raise UserError(
+                f"{source}: its optimizer holds a state of {unknown[0]}, which is no parameter of this model "
+                f"({len(unknown)} such names). Take the weights alone: init_optimizer=false"
+            )
+        return saved, []
+    if not shapes or not any(map(_arrays, saved["state"].values())):
+        return saved, []  # nothing that could go to the wrong parameter
+    members, assumed = _members(saved, groups, order, shapes, source)
+    named = [{**group, "param_names": names} for group, names in zip(saved_groups, members, strict=True)]
+    return {**saved, "param_groups": named}, assumed
+
+
+def _numbered(saved: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The state with numbers for parameters; those that were names are in `param_names`. Raises UserError for groups
+    that no torch optimizer writes."""
+    for number, group in enumerate(saved["param_groups"]):
+        lacking = [key for key in ("params", "lr") if not isinstance(group, Mapping) or key not in group]
+        if lacking:
+            raise UserError(
+                f"{source}: group {number} of its optimizer has no {' and no '.join(lacking)}, wanted what "
+                "optimizer.state_dict() gives. Take the weights alone: init_optimizer=false"
+            )
+    listed = [key for group in saved["param_groups"] for key in group["params"]]
+    if not listed or not all(isinstance(key, str) for key in listed):
+        return dict(saved)
+    numbers = {key: number for number, key in enumerate(listed)}
+    groups = [
+        {**group, "params": [numbers[key] for key in group["params"]], "param_names": list(group["params"])}
+        for group in saved["param_groups"]
+    ]
+    return {**saved, "state": {numbers[key]: entry for key, entry in saved["state"].items()}, "param_groups": groups}
+
+
+def _by_number(saved: Mapping[str, Any], order: Sequence[str]) -> dict[int, str]:
+    """Which parameter each of torch's numbers means, as the groups name them."""
+    names = {
+        number: name
+        for group in saved["param_groups"]
+        for number, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
+    own = without_wrappers({name: name for name in names.values()}, dict.fromkeys(order))
+    keys = {name: key for key, name in own.items()}
+    return {number: keys.get(name, name) for number, name in names.items()}
+
+
+def _members(
+    saved: Mapping, groups: Sequence[Group], order: Sequence[str], shapes: Mapping[str, tuple], source: str
+) -> tuple[list[list[str]], list[str]]:
+    """Names of every saved group's parameters where it has none, and a line on what was assumed."""
+    saved_groups = saved["param_groups"]
+    fits = lambda group, keys: _fits(saved["state"], group["params"], keys, shapes)
+    by_name = {group.name: list(group.keys) for group in groups}
+    if all(group.get("name") in by_name for group in saved_groups):
+        members = [by_name[group["name"]] for group in saved_groups]
+        if all(map(fits, saved_groups, members)):
+            return members, []
     trained = [key for key in order if key in shapes]
-    for keys in _candidates(saved["param_groups"], groups, order, trained):
-        if len(keys) == len(numbers):
-            assigned = dict(zip(numbers, keys, strict=True))
-            if _fits(saved["state"], assigned, shapes, order):
-                return assigned
-    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    for keys in (trained, list(order)) if len(saved_groups) == 1 else ():
+        if fits(saved_groups[0], keys):
+            return [keys], [f"{ASSUMED} in the order of model.parameters()"]
+    possible = [[i for i, ours in enumerate(groups) if fits(group, ours.keys)] for group in saved_groups]
+    alike = [
+        [i for i in numbers if not _unlike(group, groups[i])]
+        for group, numbers in zip(saved_groups, possible, strict=True)
+    ]
+    found = _pairings(possible) if len(saved_groups) == len(groups) else []
+    if len(found) > 1:
+        found = _pairings(alike) or found
+    if len(found) == 1:
+        members = [list(groups[i].keys) for i in found[0]]
+        told = ", ".join(groups[i].name for i in found[0])
+        return members, [f"{ASSUMED} as the groups {told}, each in the order of model.parameters()"]
+    sizes = [len(group["params"]) for group in saved_groups]
     ours = ", ".join(f"{group.name} {len(group.keys)}" for group in groups)
     raise UserError(
         f"{source}: its optimizer's groups of {sizes} parameters are none that this run can tell apart: it trains "
@@ -143,31 +231,29 @@ def _assign(saved, groups: Sequence[Group], order: Sequence[str], shapes: Mappin
     )
 
 
-def _candidates(
-    saved_groups, groups: Sequence[Group], order: Sequence[str], trained: Sequence[str]
-) -> Iterable[list[str]]:
-    if all(len(group.get("param_names", ())) == len(group["params"]) for group in saved_groups):
-        names = [name for group in saved_groups for name in group["param_names"]]
-        yield list(without_wrappers(dict.fromkeys(names), dict.fromkeys(order)))
-        return
-    by_name = {group.name: list(group.keys) for group in groups}
-    if all(group.get("name") in by_name for group in saved_groups):
-        yield [key for group in saved_groups for key in by_name[group["name"]]]
-    if [len(group["params"]) for group in saved_groups] == [len(group.keys) for group in groups]:
-        yield [key for group in groups for key in group.keys]
-    if len(saved_groups) == 1:
-        yield list(trained)
-        yield list(order)
+def _pairings(possible: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Up to two ways to give every place another number of those that it may have."""
+    found: list[dict[int, int]] = []
+    places = sorted(range(len(possible)), key=lambda place: len(possible[place]))
+
+    def extend(chosen: dict[int, int]) -> None:
+        if len(chosen) == len(places):
+            found.append(chosen)
+            return
+        place = places[len(chosen)]
+        for number in possible[place]:
+            if len(found) < 2 and number not in chosen.values():
+                extend({**chosen, place: number})
+
+    extend({})
+    return [[chosen[place] for place in range(len(possible))] for chosen in found]
 
 
-def _fits(state: Mapping, assigned: Mapping[int, str], shapes: Mapping[str, tuple], order: Sequence[str]) -> bool:
-    for number, entry in state.items():
-        key = assigned.get(number)
-        if key is None or key not in order:
-            return False
-        if key in shapes and any(tuple(entry[name].shape) != shapes[key] for name in _arrays(entry)):
-            return False
-    return True
+def _fits(state: Mapping, numbers: Sequence[int], keys: Sequence[str], shapes: Mapping[str, tuple]) -> bool:
+    """Tell whether the states of these numbers may be those of the parameters `keys`."""
+    pairs = [(state.get(number, {}), key) for number, key in zip(numbers, keys, strict=False)]
+    same = lambda entry, key: all(tuple(entry[name].shape) == shapes.get(key) for name in _arrays(entry))
+    return len(numbers) == len(keys) and all(key not in shapes or same(entry, key) for entry, key in pairs)
 
 
 def _check_kind(name: str, saved: Mapping, entries: Mapping[str, Mapping], source: str) -> None:
@@ -189,22 +275,23 @@ def _check_kind(name: str, saved: Mapping, entries: Mapping[str, Mapping], sourc
 
 
 def _differences(saved_groups: Sequence[Mapping], groups: Sequence[Group]) -> list[str]:
-    lines = []
-    named = {group.name: group for group in groups}
-    for number, saved in enumerate(saved_groups):
-        ours = named.get(saved.get("name", ""), groups[number] if number < len(groups) else None)
-        if ours is None:
-            continue
-        pairs = [
-            (option, saved[option], ours.options[option])
-            for option in COMPARED
-            if option in saved and option in ours.options
-        ]
-        pairs.append(("lr", saved.get("initial_lr", saved["lr"]), ours.options["initial_lr"]))
-        for option, theirs, wanted in pairs:
-            if not np.allclose(theirs, wanted, rtol=1e-6, atol=0):
-                lines.append(f"optimizer group {ours.name}: {option} is {theirs} in the file, {wanted} here")
-    return lines
+    return [
+        f"optimizer group {ours.name}: {option} is {theirs} in the file, {wanted} here"
+        for number, saved in enumerate(saved_groups)
+        if (ours := _group_of(saved, number, groups)) is not None
+        for option, theirs, wanted in _unlike(saved, ours)
+    ]
+
+
+def _unlike(saved: Mapping[str, Any], ours: Group) -> list[tuple[str, Any, Any]]:
+    """Options of a saved group that differ from the run's: name, theirs, ours."""
+    pairs = [
+        (option, saved[option], ours.options[option])
+        for option in COMPARED
+        if option in saved and option in ours.options
+    ]
+    pairs.append(("lr", saved.get("initial_lr", saved["lr"]), ours.options["initial_lr"]))
+    return [pair for pair in pairs if not np.allclose(pair[1], pair[2], rtol=1e-6, atol=0)]
 
 
 def group_options(name: str, lr: float, initial_lr: float, weight_decay: float, betas, eps, momentum, nesterov) -> dict:

@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ from torch_bridge.lazy_array import LazyArray, as_leaf, own_array, to_host
 CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
 PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")  # anywhere in a key
+METADATA = "_metadata"  # torch's attribute of a state dict: the version of every module's own format, by its path
+COUNTER = "num_batches_tracked"  # of batch normalisation, since version 2 of its format
 COUNT_OF_AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its model's keys
 
 
@@ -51,24 +53,59 @@ def load_state_dict(
 ) -> tuple[list[str], list[str]]:
     """Write `state` into the model's variables, each onto its own sharding, leaf by leaf.
 
-    state: arrays, torch tensors or Leaves; prefixes of DDP and torch.compile are stripped.
+    state: arrays, torch tensors or Leaves; prefixes of DDP and torch.compile are stripped. A counter of batch
+    normalisation may be missing where its format has none, as in a state dict without torch's versions.
     Returns the missing and the unexpected keys, as torch does. Raises StateDictMismatch naming all of them when
     `strict`, and for wrong shapes or kinds in any case; the model is then unchanged.
     Source: torch.nn.Module.load_state_dict.
     """
     wanted = dict(named_variables(model))
-    state = without_wrappers({key: as_leaf(value) for key, value in state.items()}, wanted)
+    state = without_wrappers(state, wanted)
+    formats = versions(state)
+    state = {key: as_leaf(value) for key, value in state.items()}
     missing, unexpected, wrong = compare(
         {key: (variable.shape, variable.dtype) for key, variable in wanted.items()}, state
     )
     given_ids = {id(wanted[key]) for key in wanted if key in state}
     missing = [key for key in missing if id(wanted[key]) not in given_ids]  # its tied twin was given
+    missing = [key for key in missing if not _older(key, formats)]
     if wrong or (strict and (missing or unexpected)):
         raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong, source))
     for key, variable in wanted.items():
         if key in state:
             variable.set_value(place(state[key], variable.get_value()))
     return missing, unexpected
+
+
+def _older(key: str, formats: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether a key is one that the state's format does not have, whose value stays, as in torch."""
+    path, _, name = key.rpartition(".")
+    return name == COUNTER and (formats.get(path, {}).get("version") or 1) < 2
+
+
+def versions(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return what torch notes of every module's format in a state dict; empty where it was not kept."""
+    return getattr(state, METADATA, None) or {}
+
+
+def with_versions(state: Mapping[str, Any], formats: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The state dict with these versions, as torch's own `state_dict()` carries them."""
+    kept = OrderedDict(state)
+    if formats:
+        setattr(kept, METADATA, OrderedDict(formats))
+    return kept
+
+
+def renamed(state: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+    """The state dict under other keys, the versions of its modules under theirs."""
+    held, formats = versions(state), {}
+    for key in state if held else ():
+        old, new = key, name(key)
+        while old and new:
+            old, new = old.rpartition(".")[0], new.rpartition(".")[0]
+            if old in held:
+                formats.setdefault(new, held[old])
+    return with_versions({name(key): value for key, value in state.items()}, formats)
 
 
 def place(value: Any, like: Any) -> jax.Array:
@@ -100,7 +137,10 @@ def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dic
 
     averaged = COUNT_OF_AVERAGED in state and COUNT_OF_AVERAGED not in wanted
     averaged = averaged and all(key.startswith("module.") or key == COUNT_OF_AVERAGED for key in state)
-    return {own(key): value for key, value in state.items() if not (averaged and key == COUNT_OF_AVERAGED)}
+    found = renamed(state, own)
+    if averaged:
+        del found[COUNT_OF_AVERAGED]
+    return found
 
 
 def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from jaxtrain.config import LoraConfig, TrainingConfig
@@ -17,6 +16,7 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint import loading
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation import micro_batch
 from jaxtrain.train.loop import rehearsal
@@ -28,6 +28,7 @@ from jaxtrain.train.search import lr_range
 from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
+from jaxtrain.train.user.module_edits import ModuleEdits
 from jaxtrain.train.user.module_reads import ModuleReads
 from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import check_arguments, resolve_task, task_of_module, with_defaults, with_lora
@@ -94,8 +95,10 @@ class Trainer:
         parts = parts.with_metrics(metrics, compute_metrics, self.user_model, resolved)
         resolved, config = parts.applied(resolved, config)
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
+        self._edits: ModuleEdits | None = None
         if is_torch_module(self.user_model):
             self.callbacks.reads = ModuleReads(self.user_model, self.write_back, lambda: self.state, optimizer)
+            self._edits = ModuleEdits(self.user_model, loss, optimizer)
 
     # --- what it was made of ------------------------------------------------------------------------------------
 
@@ -170,6 +173,7 @@ class Trainer:
         there. A folder that holds another run (docs/checkpoints.md) is refused; where none was named, a new one is
         taken: see `folder`.
         """
+        self._take_edits()
         if self.config.train.fast_dev_run:
             return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
@@ -201,9 +205,11 @@ class Trainer:
         self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
     ) -> dict[str, Any]:
         session = Session(self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back)
-        reads = self.callbacks.reads
         try:
-            with reads.during_training() if reads is not None else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                for part in (self._edits, self.callbacks.reads):
+                    if part is not None:
+                        stack.enter_context(part.during_training())
                 return session.run(after_evaluation, warnings)
         finally:
             self._fingerprint = session.fingerprint  # as recorded: a second train() goes on with it
@@ -212,16 +218,24 @@ class Trainer:
         """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
+    def _take_edits(self) -> None:
+        """Begin from what the torch module holds now, where it was changed after construction."""
+        if self._edits is not None and self._edits.take_over(self.program):
+            self._fingerprint = None
+
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        self._take_edits()
         return self.program.evaluate(split)
 
     def verify(self, steps: int = 20) -> Certificate:
         """Compare the torch module with torch: layers, gradients, `steps` updates; see docs/verify.md."""
+        self._take_edits()
         return certifier.of(self, steps)
 
     def lr_find(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> lr_range.RangeTest:
         """Raise the rate over so many steps, on a copy of the state; `.steepest` is a rate to take."""
+        self._take_edits()
         return lr_range.range_test(self.program, min_lr, max_lr, steps)
 
     def find_batch_size(self, limit_bytes: int | None = None) -> int:
@@ -241,18 +255,32 @@ class Trainer:
         """The model with the current weights (the averaged ones where there are)."""
         return self.program.model()
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them."""
-        return bridge.state_dict(self.model())
+    def state_dict(self) -> dict[str, Any]:
+        """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them.
+
+        Of a torch module with the extra states of its parts, as its own `state_dict()`.
+        """
+        state, module = bridge.state_dict(self.model()), loading.torch_module(self.program)
+        if module is None:
+            return state
+        from torch_bridge.training.own_loading import complete
+
+        return complete(module, state)
 
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
     ) -> tuple[list[str], list[str]]:
         """Take weights from a torch state dict (tensors, arrays or LazyArrays); gives its missing and unexpected keys.
 
-        Raises StateDictMismatch, which names `source`, where they do not fit.
+        A torch module's own load hooks see it first. Raises StateDictMismatch, which names `source`, where they do not
+        fit.
         """
-        return self.program.load_state_dict(state, strict, source)
+        if not int(self.state.step):
+            self._take_edits()
+        keys = loading.load(self.program, state, strict, source)
+        if self._edits is not None:
+            self._edits.note()
+        return keys
 
     def write_back(self) -> None:
         """The current weights (the averaged ones where there are) into the model that the user gave, if any, and the
@@ -267,3 +295,5 @@ class Trainer:
         given, state = self.program.given, self.state
         if given is not None:
             given.write_back(state.opt_state, int(state.updates), int(state.step), self.steps_per_epoch)
+        if self._edits is not None:
+            self._edits.note()

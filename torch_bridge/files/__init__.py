@@ -11,25 +11,43 @@ import numpy as np
 from jaxtrain.errors import UserError
 from torch_bridge.atomic_file import replacing
 from torch_bridge.files import safetensors
-from torch_bridge.lazy_array import LazyArray, as_leaf, map_leaves
+from torch_bridge.lazy_array import LazyArray, as_leaf, is_leaf, map_leaves
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files
 
 
-def save(state: Mapping[str, Any], path: str | pathlib.Path) -> pathlib.Path:
+def save(state: Mapping[str, Any], path: str | pathlib.Path, follow: bool = True) -> pathlib.Path:
     """Write a state dict as .pt (needs torch) or .safetensors, aside first and renamed when whole.
 
-    state: arrays or Leaves; .pt takes torch tensors, and nested dicts and lists of them, with plain values.
+    state: arrays, torch tensors or Leaves; .pt takes nested dicts and lists of them, with plain values. follow: where
+    the path is a link, write the file that it leads to; False replaces the link, in folders that may be from elsewhere.
+    Raises UserError for what the kind of file cannot hold, and where it cannot be written.
     """
     path = pathlib.Path(path)
+    place = path.resolve() if follow and path.is_symlink() else path
     if path.suffix == ".safetensors":
-        return _aside(path, lambda aside: safetensors.write_file(state, aside))
+        tensors = _tensors(state, path)
+        _aside(place, lambda aside: safetensors.write_file(tensors, aside))
+        return path
     if path.suffix in PICKLES:
         from torch_bridge.files import pickles
 
-        return _aside(path, lambda aside: pickles.write_file(state, aside))
+        _aside(place, lambda aside: pickles.write_file(state, aside))
+        return path
     raise UserError(f"{path}: unknown kind of file {path.suffix or '(none)'!r}, wanted .pt or .safetensors")
+
+
+def _tensors(state: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """The state as arrays and Leaves. Raises UserError for what a safetensors file cannot hold."""
+    leaves = {key: as_leaf(value) if hasattr(value, "dtype") else value for key, value in state.items()}
+    for key, leaf in leaves.items():
+        kind = str(leaf.dtype) if is_leaf(leaf) else type(leaf).__name__
+        if not is_leaf(leaf) or leaf.dtype not in safetensors.NAMES:
+            raise UserError(
+                f"{path}: {key} is {kind}, wanted tensors of a kind that safetensors has; leave it out, or save a .pt"
+            )
+    return leaves
 
 
 def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
@@ -57,13 +75,12 @@ def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str
     return folder
 
 
-def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> pathlib.Path:
+def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> None:
     try:
         with replacing(path) as aside:
             write(aside)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
-    return path
 
 
 def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:

@@ -10,12 +10,15 @@ import numpy as np
 
 from jaxtrain.errors import UserError
 from torch_bridge.lazy_array import LazyArray, is_leaf
+from torch_bridge.state_dict import versions, with_versions
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "module", "net", "weights", "model_state")
 OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer", "optimizer_states", "optim")
+EMA_KEYS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema_model_state_dict")
 SCHEDULER_KEYS = ("scheduler_state_dict", "scheduler", "lr_scheduler", "lr_schedulers")
 SCALER_KEYS = ("scaler_state_dict", "scaler")
 STEP_KEYS = ("step", "global_step", "iteration", "steps")
+EXTRA_STATE = "_extra_state"  # what the key of a module's get_extra_state ends in
 EPOCH_KEYS = ("epoch", "epochs", "current_epoch")
 
 
@@ -25,7 +28,9 @@ class TrainingCheckpoint:
 
     step: batches seen; updates: optimizer updates made, where the file says so. epoch: as the loop counts them, done or
     begun.
-    optimizer, scheduler, scaler: torch's state dicts. ema: averaged weights. carried: state that only JAX knows.
+    optimizer, scheduler, scaler: torch's state dicts. ema: averaged weights, in the form in which they were saved.
+    carried: state that only JAX knows. extra: modules' own states beside their tensors. several: where the states of
+    several optimizers lie, of which none is taken.
     """
 
     source: pathlib.Path
@@ -33,11 +38,13 @@ class TrainingCheckpoint:
     optimizer: dict[str, Any] | None = None
     scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] | None = None
-    ema: dict[str, LazyArray] = dataclasses.field(default_factory=dict)
+    ema: dict[str, Any] = dataclasses.field(default_factory=dict)
     carried: dict[str, LazyArray] = dataclasses.field(default_factory=dict)
     step: int | None = None
     updates: int | None = None
     epoch: int | None = None
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    several: tuple[str, ...] = ()
 
 
 def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
@@ -50,23 +57,43 @@ def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
     value = files.read(path)
     state = weights(value, path)
     if _first(value, WEIGHT_KEYS) is None:
-        return TrainingCheckpoint(path, state)
+        return TrainingCheckpoint(path, state, extra=_extra(value))
     optimizer = _first(value, OPTIMIZER_KEYS)
-    if optimizer is not None and not {"state", "param_groups"} <= set(optimizer):
+    if optimizer is not None and not _is_optimizer(optimizer):
         held = sorted(map(str, optimizer))[:6]
         raise UserError(f"{path}: its optimizer state holds {held}, wanted state and param_groups")
+    optimizers = _optimizers(value)
     return TrainingCheckpoint(
         path,
         state,
-        optimizer,
+        next(iter(optimizers.values())) if len(optimizers) == 1 else None,
         _first(value, SCHEDULER_KEYS),
         _first(value, SCALER_KEYS),
-        dict(_first(value, ("ema",)) or {}),
+        dict(_first(value, EMA_KEYS) or {}),
         dict(_first(value, ("carried",)) or {}),
         _number(value, STEP_KEYS),
         _number(value, ("updates",)),
         _number(value, EPOCH_KEYS),
+        _extra(value),
+        tuple(optimizers) if len(optimizers) > 1 else (),
     )
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"state", "param_groups"} <= set(value)
+
+
+def _optimizers(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every optimizer's state of a checkpoint by its place, whatever its name: "opt", "optimizer_states[1]"."""
+    found = {}
+    for name, inner in value.items():
+        items = (
+            {f"{name}[{i}]": item for i, item in enumerate(inner)}
+            if isinstance(inner, (list, tuple))
+            else {name: inner}
+        )
+        found |= {place: dict(item) for place, item in items.items() if _is_optimizer(item)}
+    return found
 
 
 def _open_folder(folder: pathlib.Path) -> TrainingCheckpoint:
@@ -104,16 +131,27 @@ def _number(value: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 def weights(value: Any, path: pathlib.Path) -> dict[str, LazyArray]:
     """The state dict inside what a file holds: the value itself, or what it keeps under one of WEIGHT_KEYS."""
-    while isinstance(value, Mapping) and (inner := _first(value, WEIGHT_KEYS)) is not None:
-        value = inner
+    value = inside(value)
     if not isinstance(value, Mapping) or not any(is_leaf(inner) for inner in value.values()):
         held = f"a dict with {sorted(map(str, value))[:8]}" if isinstance(value, Mapping) else type(value).__name__
         raise UserError(f"{path}: holds {held}, wanted a state dict, or a dict with {' or '.join(WEIGHT_KEYS[:3])}")
-    state = {str(key): inner for key, inner in value.items() if not str(key).endswith("_extra_state")}
+    state = {str(key): inner for key, inner in value.items() if not str(key).endswith(EXTRA_STATE)}
     odd = [key for key, inner in state.items() if not is_leaf(inner)]
     if odd:
         raise UserError(f"{path}: {odd[0]} is {type(state[odd[0]]).__name__}, wanted a tensor ({len(odd)} such keys)")
-    return state
+    return with_versions(state, versions(value))
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    """Return what modules have put beside their tensors (get_extra_state), by key."""
+    return {str(key): inner for key, inner in inside(value).items() if str(key).endswith(EXTRA_STATE)}
+
+
+def inside(value: Any) -> Any:
+    """Return what a file holds under one of WEIGHT_KEYS, or the value itself."""
+    while isinstance(value, Mapping) and (inner := _first(value, WEIGHT_KEYS)) is not None:
+        value = inner
+    return value
 
 
 def _first(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
@@ -123,5 +161,5 @@ def _first(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any] |
         if isinstance(inner, (list, tuple)) and len(inner) == 1:
             inner = inner[0]
         if isinstance(inner, Mapping) and inner:
-            return dict(inner)
+            return with_versions(inner, versions(inner))
     return None

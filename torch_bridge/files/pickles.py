@@ -4,6 +4,7 @@ import pathlib
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
-from torch_bridge.lazy_array import LazyArray, as_leaf, map_leaves, read_file
+from torch_bridge.lazy_array import LazyArray, as_leaf, is_leaf, map_leaves, read_file
+from torch_bridge.state_dict import versions, with_versions
 
 # Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
 _SCALAR = np._core.multiarray.scalar  # pyright: ignore[reportAttributeAccessIssue]
@@ -46,9 +48,19 @@ def _load(path: pathlib.Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from None
+    except NotImplementedError as error:
+        if "Quantized" not in str(error):
+            raise UserError(_unreadable(path, error)) from None
+        raise UserError(
+            f"{path}: holds quantised tensors, wanted plain ones: where it was made, save each as value.dequantize(), "
+            "or the model before it was quantised"
+        ) from None
     except Exception as error:  # a damaged file makes the unpickler fail in any way there is
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: not a readable torch file: {type(error).__name__}: {reason}") from None
+        raise UserError(_unreadable(path, error)) from None
+
+
+def _unreadable(path: pathlib.Path, error: Exception) -> str:
+    return f"{path}: not a readable torch file: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _refusal(path: pathlib.Path, text: str) -> str:
@@ -70,10 +82,17 @@ def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
         if not zipfile.is_zipfile(path):
             return None
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            if any(record.filename.endswith("/constants.pkl") for record in archive.infolist()):
+                raise UserError(
+                    f"{path}: a TorchScript archive, which holds code, wanted a state dict: where it was made, "
+                    "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+                )
             if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
                 return None
             begins = _begins(archive, file)
             return {begins[record.filename]: record.file_size for record in archive.infolist()}
+    except UserError:
+        raise
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise UserError(f"{path}: not a readable torch file: {error}. Is it complete?") from None
 
@@ -88,21 +107,25 @@ def _begins(archive: zipfile.ZipFile, file: BinaryIO) -> dict[str, int]:
     return begins
 
 
-def _map_tensors(tree: Any, function) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return function(tree.detach())
-    if isinstance(tree, dict):
-        return {key: _map_tensors(value, function) for key, value in tree.items()}
+def _map_tensors(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    return _map(tree, lambda value: function(value.detach()) if isinstance(value, torch.Tensor) else value)
+
+
+def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of everything in nested dicts, lists and tuples; state dicts keep their versions."""
+    if isinstance(tree, Mapping):
+        mapped = {key: _map(value, function) for key, value in tree.items()}
+        return with_versions(mapped, versions(tree)) if versions(tree) else mapped
     if isinstance(tree, (list, tuple)):
-        items = [_map_tensors(value, function) for value in tree]
+        items = [_map(value, function) for value in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
+    return function(tree)
 
 
 def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> LazyArray:
     """tensor: a fake one, whose storage knows where in the file its data is (torch's notes on serialization)."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones")
+    if tensor.layout is not torch.strided:
+        raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones: save it as tensor.to_dense()")
     try:
         dtype = as_leaf(torch.empty(0, dtype=tensor.dtype)).dtype
     except TypeError:
@@ -137,7 +160,7 @@ def write_file(tree: Any, path: pathlib.Path) -> None:
     """
     tree = _map_tensors(tree, as_leaf)
     blank: dict[int, torch.Tensor] = {}  # memory that is reserved and never touched
-    placed = map_leaves(lambda leaf: blank.setdefault(id(leaf), _blank(leaf)), tree)
+    placed = _map(tree, lambda leaf: blank.setdefault(id(leaf), _blank(leaf)) if is_leaf(leaf) else leaf)
     path.touch()  # whose errors are the system's; torch's own say where in its C++ they arose
     with skip_data():
         torch.save(placed, path)

@@ -1,23 +1,26 @@
 """`init_from`: where a fresh run's weights come from, and its optimizer's state where the file holds one."""
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import trust
+from jaxtrain import config_io, trust
+from jaxtrain.config import EvaluationConfig
 from jaxtrain.errors import UserError
 from jaxtrain.optim import groups
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import torch_checkpoint
+from jaxtrain.train.checkpoint import loading, torch_checkpoint
 from jaxtrain.train.program import Program
 from torch_bridge import optimizer_state as bridge
 from torch_bridge import state_dict
 from torch_bridge.files import checkpoint
+from torch_bridge.files.averages import averages
 from torch_bridge.layouts import first_names, parameter_order
 from torch_bridge.state_dict import place
 
@@ -38,21 +41,22 @@ def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False
     missing, damaged, unsafe, not finite, or of another model or optimizer.
     """
     program = getattr(program, "program", program)
-    path = pathlib.Path(path).expanduser()
+    path = locate(path)
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        known = {program.config.task, *trust.named_code(program.config).values()}
-        with trust.restricted(known, "Export its weights to a file, and start from that"):
-            which = "best" if run_dir.open_run(path)[2].best() is not None else "last"
-            _, _, model, step = run_dir.load_model(path, which)
-        lines = _take_weights(program, state_dict.open_state_dict(model), path)
+        weights, step = _of_run(program, path)
+        lines = _take_weights(program, weights, path, program.load_state_dict)
         return WarmStart([f"started from the weights of {path} at step {step}", *lines])
-    if not path.exists():
-        raise UserError(
-            f"init_from: {path}: no such file or folder; wanted a .pt, a .safetensors or a folder with weights"
-        )
     saved = checkpoint.open_checkpoint(path)
-    lines = _take_weights(program, saved.weights, path)
-    if saved.optimizer is None or weights_only or not program.config.init_optimizer:
+    wanted = program.config.init_optimizer and not weights_only
+    if saved.several and wanted:
+        raise UserError(
+            f"init_from: {path} holds the states of {len(saved.several)} optimizers ({', '.join(saved.several)}), and "
+            "a run has one: take its weights alone, init_optimizer=false"
+        )
+    held = state_dict.with_versions({**saved.weights, **saved.extra}, state_dict.versions(saved.weights))
+    weights = saved.weights if loading.torch_module(program) is None else held
+    lines = _take_weights(program, weights, path, functools.partial(loading.load, program))
+    if saved.optimizer is None or not wanted:
         return WarmStart([f"started from the weights of {path}", *lines])
     if program.given is not None:
         raise UserError(
@@ -62,16 +66,63 @@ def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False
     return go_on(program, saved, lines)
 
 
-def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Path) -> list[str]:
-    model, strict = _shapes(program), program.config.init_strict
+def locate(path: str | pathlib.Path) -> pathlib.Path:
+    """Return the file or folder that `init_from` names. Raises UserError where there is none."""
+    path = pathlib.Path(path).expanduser()
+    _refuse_checkpoint(path)
+    if not path.exists():
+        raise UserError(
+            f"init_from: {path}: no such file or folder; wanted a .pt, a .safetensors or a folder with weights"
+        )
+    return path
+
+
+def _of_run(program: Program, folder: pathlib.Path) -> tuple[dict[str, Any], int]:
+    """The weights of a run folder's best checkpoint, or of its newest where none was evaluated, and its step."""
+    checkpoints = run_dir.open_checkpoints(folder)
+    which = "best" if checkpoints.best() is not None else "last"
+    settings = config_io.read(folder / "config.yaml")
+    if settings.get("task") is not None:
+        known = {program.config.task, *trust.named_code(program.config).values()}
+        with trust.restricted(known, "Export its weights to a file, and start from that"):
+            _, _, model, step = run_dir.load_model(folder, which)
+        return state_dict.open_state_dict(model), step
+    step = run_dir.pick(checkpoints, which)  # its model was given in Python: the arrays' names are all there is
+    loaded = checkpoints.restore_weights(step, jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
+    section = config_io.validate(EvaluationConfig, settings.get("evaluation") or {}, folder / "config.yaml")
+    params = (loaded.get("ema") if section.averaged else None) or loaded.get("params", {})
+    model = dict(state_dict.named_variables(loading.shapes(program)))
+    carried = {key for key in program.state.buffers if key not in model}
+    buffers = {key: value for key, value in loaded.get("buffers", {}).items() if key not in carried}
+    return {**params, **loaded.get("frozen", {}), **buffers}, step
+
+
+def _refuse_checkpoint(path: pathlib.Path) -> None:
+    """Raise UserError for a part of a run folder, which is not a form of weights."""
+    if (path / "meta.json").is_file() and (path / "state").is_dir():
+        folder = path.parent.parent
+    elif path.name == "checkpoints" and (path.parent / "config.yaml").is_file():
+        folder = path.parent
+    else:
+        return
+    raise UserError(
+        f"init_from: {path} is a part of a jaxtrain run folder: give the folder, {folder}, whose best checkpoint is "
+        "taken"
+    )
+
+
+def _take_weights(
+    program: Program, weights: Mapping[str, Any], path: pathlib.Path, load: Callable[..., tuple[list[str], list[str]]]
+) -> list[str]:
+    model, strict = loading.shapes(program), program.config.init_strict
     weights = state_dict.without_wrappers(weights, dict(state_dict.named_variables(model)))
     prefix = _prefix(model, weights)
     if prefix and (not strict or all(key.startswith(prefix) for key in weights)):
-        weights = {key.removeprefix(prefix): weights[key] for key in weights}
-        return [f"the file holds the model as `{prefix[:-1]}`", *_take_weights(program, weights, path)]
+        weights = state_dict.renamed(weights, lambda key: key.removeprefix(prefix))
+        return [f"the file holds the model as `{prefix[:-1]}`", *_take_weights(program, weights, path, load)]
     part = _part_held(model, weights)
     if part is not None:
-        weights = {f"{part}.{key}": value for key, value in weights.items()}
+        weights = state_dict.renamed(weights, lambda key: f"{part}.{key}")
     elif not strict:
         weights, left = _fitting(model, weights)
     bad = state_dict.not_finite(model, weights)
@@ -80,7 +131,7 @@ def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Pa
             f"init_from: {path}: {len(bad)} tensors hold NaN or infinity ({', '.join(bad[:4])}); nothing can be "
             "trained from them. Take an earlier checkpoint"
         )
-    missing, _ = program.load_state_dict(weights, strict=strict and part is None, source=f"init_from: {path}")
+    missing, _ = load(weights, strict=strict and part is None, source=f"init_from: {path}")
     if part is not None:
         return [f"the file holds `{part}` alone; the rest of the model starts as it does without init_from"]
     if strict:
@@ -92,17 +143,10 @@ def _take_weights(program: Program, weights: Mapping[str, Any], path: pathlib.Pa
     ]
 
 
-def _shapes(program: Program):
-    """The model without arrays: flax's modules are reference cycles, which would keep the old ones for a while."""
-    state = program.state
-    parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
-    return program.model_def.merge(*parts)
-
-
 def _prefix(model, weights: Mapping[str, Any]) -> str:
     """Name the one prefix, as Lightning's `model.`, under which the file holds every key of the model; "" where there
     is none, or more than one, or the model's keys are there without one."""
-    names = [key for key, _ in state_dict.named_variables(model)]
+    names = [key for key, _ in state_dict.named_variables(model) if not key.endswith(state_dict.COUNTER)]
     found = {key.removesuffix(names[0]) for key in weights if key.endswith(f".{names[0]}")}
     held = [prefix for prefix in found if all(prefix + name in weights for name in names)]
     return held[0] if len(held) == 1 and names[0] not in weights else ""
@@ -122,10 +166,13 @@ def _part_held(model, weights: Mapping[str, Any]) -> str | None:
 
 def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     wanted = {key: variable.shape for key, variable in state_dict.named_variables(model)}
-    fitting = {key: value for key, value in weights.items() if tuple(value.shape) == wanted.get(key)}
-    if not fitting:
+    fits = lambda key, value: key.endswith(checkpoint.EXTRA_STATE) or tuple(value.shape) == wanted.get(key)
+    fitting = {key: value for key, value in weights.items() if fits(key, value)}
+    if not any(key in wanted for key in fitting):
         raise UserError("init_from: not one tensor of the file fits the model by name and shape")
-    return fitting, [key for key in weights if key not in fitting]
+    return state_dict.with_versions(fitting, state_dict.versions(weights)), [
+        key for key in weights if key not in fitting
+    ]
 
 
 def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequence[str] = ()) -> WarmStart:
@@ -146,9 +193,9 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
     back = {first[key]: key for key in state.params}
     like = torch_checkpoint.renamed(state.opt_state, first)
     parameter_groups = torch_checkpoint.groups(optim, program.optimizer, model)
-    opt_state, count, notes = bridge.from_torch(
-        optim.name, saved.optimizer, like, parameter_groups, parameter_order(model), f"init_from: {saved.source}"
-    )
+    order, source = parameter_order(model), f"init_from: {saved.source}"
+    optimizer, assumed = bridge.with_names(optim.name, saved.optimizer, like, parameter_groups, order, source)
+    opt_state, count, notes = bridge.from_torch(optim.name, optimizer, like, parameter_groups, order, source)
     scheduler = saved.scheduler or {}
     step, updates = _counters(saved, count, scheduler, program.steps_per_epoch)
     if step >= program.total_steps:
@@ -164,14 +211,19 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
     if state.scale and saved.scaler:
         changes["scale"] = bridge.from_scaler(saved.scaler, state.scale)
     if state.ema and saved.ema:
-        changes["ema"] = {key: place(saved.ema[first[key]], old) for key, old in state.ema.items()}
+        sizes = {first[key]: tuple(old.shape) for key, old in state.ema.items()}
+        found, told = averages(saved.ema, sizes, order, source)
+        changes["ema"] = {key: place(found[first[key]], old) for key, old in state.ema.items()}
+        assumed += told
+    elif saved.ema:
+        assumed.append("the file's averaged weights are left out: this run keeps none (optim.ema_decay)")
     carried = {key: _carried(saved.carried[key], old) for key, old in state.buffers.items() if key in saved.carried}
     if carried:
         changes["buffers"] = state.buffers | carried
     program.state = state.replace(**changes)
     done = f"went on from {saved.source} at step {step} of {program.total_steps}: weights, optimizer and schedule"
-    plateau = bridge.from_plateau(scheduler, saved.optimizer, parameter_groups, optim.lr, f"init_from: {saved.source}")
-    return WarmStart([done, *lines, *notes], plateau)
+    plateau = bridge.from_plateau(scheduler, optimizer, parameter_groups, optim.lr, source)
+    return WarmStart([done, *lines, *assumed, *notes], plateau)
 
 
 def _counters(

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxtrain.errors import UserError
+from jaxtrain.train.checkpoint import misfit
 from jaxtrain.train.step.state import TrainState
 
 
@@ -26,7 +27,7 @@ def restore(path: pathlib.Path, like: TrainState, optimizer: bool = True) -> Tra
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype), wanted)
     handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
     with Reachable(path) as place:
-        _check(place, wanted, optimizer)
+        _check(place, path, wanted, optimizer)
         tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args, partial_restore=not optimizer))
     return _from_tree(tree, like)
 
@@ -44,12 +45,21 @@ def restore_parts(path: pathlib.Path, parts: dict[str, Any], sharding: Any) -> d
     return _with_empty(restored, empty, lambda leaf: sharding)
 
 
+def restore_weights(path: pathlib.Path, sharding: Any) -> dict[str, Any]:
+    """Every array of params, frozen, buffers and ema in an orbax folder, by name, on `sharding`; no model is needed."""
+    with Reachable(path) as place:
+        saved = _saved(place)
+    shape = lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
+    kinds = ("params", "frozen", "buffers", "ema")
+    return restore_parts(path, {kind: jax.tree.map(shape, saved[kind]) for kind in kinds if kind in saved}, sharding)
+
+
 def check_restores(path: pathlib.Path, state: TrainState) -> None:
     """Raises ValueError where what was written of this state cannot be read again: its names and shapes, and a
     number of it."""
     with Reachable(path) as place:
         try:
-            _check(place, as_tree(state))
+            _check(place, path, as_tree(state))
         except UserError as error:
             raise ValueError(str(error)) from None
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -92,30 +102,20 @@ def _plain_folder() -> str:
     raise UserError("TMPDIR: wanted a folder that can be written and has no `[`, `*`, `?` or `\\` in its name")
 
 
-def _check(path: epath.Path, wanted: dict[str, Any], optimizer: bool = True) -> None:
+def _saved(path: epath.Path) -> dict[str, Any]:
+    """Shapes and types of what an orbax folder holds."""
     metadata = ocp.PyTreeCheckpointer().metadata(path).item_metadata
     if metadata is None:
         raise UserError(f"{path}: no arrays can be read from the checkpoint")
-    saved = metadata.tree
-    have = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(saved)[0]}
-    want = {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]}
-    keys = sorted(want, key=lambda key: not key.startswith("params."))  # weights tell more than moments
-    lines = [
-        f"{key} is {list(have[key])}, the config wants {list(want[key])}"
-        for key in keys
-        if key in have and have[key] != want[key]
-    ]
-    lines += [f"{key} is missing from the checkpoint" for key in keys if key not in have]
-    ours = lambda key: optimizer or not key.startswith("opt_state.")
-    lines += [f"{key} is unknown to the config" for key in have if key not in want and ours(key)]
-    if lines:
-        more = f"\n  ... and {len(lines) - 6} more" if len(lines) > 6 else ""
-        raise UserError(
-            f"{path}: the checkpoint does not fit this config, {len(lines)} differences:\n  "
-            + "\n  ".join(lines[:6])
-            + more
-            + "\nUse the config it was trained with (config.yaml beside it), or another run.dir to start afresh"
-        )
+    return metadata.tree
+
+
+def _check(place: epath.Path, path: pathlib.Path, wanted: dict[str, Any], optimizer: bool = True) -> None:
+    """Raise UserError where the arrays in `place`, which is `path`, have other names or shapes than wanted."""
+    shapes = lambda tree: {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    found = misfit.sentence(shapes(_saved(place)), shapes(wanted), path, optimizer)
+    if found:
+        raise UserError(found)
 
 
 def as_tree(state: TrainState) -> dict[str, Any]:

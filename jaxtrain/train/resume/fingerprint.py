@@ -82,11 +82,13 @@ class Fingerprint:
 def read(folder: pathlib.Path) -> Fingerprint | None:
     """That of a folder; of one that an older version wrote, its settings alone. None where there is none."""
     try:
-        return parse((folder / FILE).read_text(encoding="utf-8"), folder / FILE)
+        text = (folder / FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
-        pass
+        text = None
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / FILE}: cannot be read ({error}); move it away to go on without it") from None
+    if text is not None:
+        return parse(text, folder / FILE)
     if not (folder / "config.yaml").is_file():
         return None
     return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})

@@ -114,6 +114,8 @@ def _structure(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
     """The task's model without its arrays. Raises UserError for settings that it cannot be built with."""
     try:
         return layouts.abstract(build)
+    except UserError:
+        raise
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise UserError(f"{config.task}: no model can be built with these settings: {error}") from error
 

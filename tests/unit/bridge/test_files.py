@@ -230,3 +230,38 @@ def test_casting_touches_floating_numbers_only():
     state = files.cast({"a": np.ones(2, np.float32), "n": np.arange(2)}, "bf16")
     assert state["a"].dtype == ml_dtypes.bfloat16
     assert state["n"].dtype == np.int64
+
+
+def test_torch_tensors_are_saved_as_safetensors(tmp_path):
+    assert_equal(files.load(files.save(TENSORS, tmp_path / "a.safetensors")))
+
+
+def test_what_safetensors_cannot_hold_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"a.safetensors: count is int, wanted tensors of a kind that safetensors has"):
+        files.save({**TENSORS, "count": 3}, tmp_path / "a.safetensors")
+
+
+def test_a_file_that_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "link.pt").symlink_to(tmp_path / "file.pt")
+    files.save(TENSORS, tmp_path / "link.pt")
+    assert (tmp_path / "link.pt").is_symlink()
+    assert_equal(files.load(tmp_path / "file.pt"))
+
+
+def test_quantised_tensors_are_named(tmp_path):
+    torch.save({"a": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"a.pt: holds quantised tensors, .*value.dequantize\(\)"):
+        files.load(tmp_path / "a.pt")
+
+
+def test_a_torchscript_archive_is_named(tmp_path):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "a.pt"))
+    with pytest.raises(UserError, match=r"a.pt: a TorchScript archive, .*torch.jit.load\(FILE\).state_dict\(\)"):
+        files.load(tmp_path / "a.pt")
+
+
+def test_versions_of_a_state_dict_are_kept(tmp_path):
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    torch.save({"model": state}, tmp_path / "a.pt")
+    again = files.save(files.open_weights(tmp_path / "a.pt"), tmp_path / "b.pt")
+    assert torch.load(again)._metadata == state._metadata

@@ -261,3 +261,10 @@ def test_digests_are_the_same_in_every_process():
     command = [sys.executable, "-c", DIGEST]
     told = [subprocess.check_output(command, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in ("1", "2")]
     assert told[0] == told[1]
+
+
+def test_a_fingerprint_cut_short_is_told_once(tmp_path):
+    (tmp_path / fingerprint.FILE).write_text("{")
+    with pytest.raises(UserError) as raised:
+        fingerprint.read(tmp_path)
+    assert str(raised.value).count("cannot be read") == 1

@@ -10,6 +10,7 @@ import pytest
 from jaxtrain.config import TrainingConfig
 from jaxtrain.nn import scopes
 from jaxtrain.train.tracking.profile import names, trace
+from jaxtrain.train.tracking.profile.profile import Profile
 from jaxtrain.train.tracking.profile.table import Table, Window
 from tests.unit.engine import runs
 
@@ -95,3 +96,8 @@ def test_a_profiled_run_has_the_same_bits(tmp_path):
     plain = runs.trained(tmp_path / "plain", runs.task(runs.Network))
     profiled = runs.trained(tmp_path / "profiled", runs.task(runs.Network), profile__start=2)
     runs.assert_same_bits(runs.arrays(plain), runs.arrays(profiled))
+
+
+def test_a_run_beyond_its_end_traces_nothing():
+    profile = Profile(TrainingConfig(profile={"start": 0, "steps": 3}), None, step=5, total=4, on_device=False)
+    assert profile.steps == 0

@@ -43,7 +43,7 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
         "final_checkpoint.pt": known["final"],
     }
     for name in (name for name, wanted in names.items() if wanted):
-        files.save(found, folder / name)
+        files.save(found, folder / name, follow=False)
 
 
 def schedule_state(config: Any, state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -322,7 +322,7 @@ class Trainer:
     def _write(self, name: str, found: Mapping[str, Any]) -> pathlib.Path:
         from torch_bridge import files
 
-        path = files.save(found, self.checkpoint_dir / name)
+        path = files.save(found, self.checkpoint_dir / name, follow=False)
         self._say(f"Saved checkpoint: {path}")
         return path
 

@@ -27,7 +27,7 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
             "step": known["step"],
             "best_val_loss": min(losses, default=float("inf")),
         }
-        files.save(found, folder / f"epoch_{known['epoch']:03d}.pth")
+        files.save(found, folder / f"epoch_{known['epoch']:03d}.pth", follow=False)
     if known["best"] or (known["final"] and not known["val_history"]):
         save_artifacts(config, state["model"], folder)
     history = {"train": _columns(known["train_history"]), "val": _columns(known["val_history"])}

@@ -21,7 +21,7 @@ class Profile:
     is fetched, `ran` after every call, and `close` whatever happens."""
 
     def __init__(self, config: TrainingConfig, tracker: Tracker, step: int, total: int, on_device: bool):
-        left = total - step
+        left = max(0, total - step)  # a run may stand beyond its end
         wanted = config.profile
         self.steps = min(wanted.steps, left) if jax.process_index() == 0 else 0
         self.first = step + max(0, min(wanted.start, left - self.steps))

@@ -1,7 +1,7 @@
 """One batch through a torch module and its loss, in torch and in JAX: every layer, the loss, gradients, buffers."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -133,7 +133,11 @@ def _program(graph: Graph, aliases: Mapping[str, str], training: bool) -> tuple[
 
 
 def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple[list[Difference], list[str]]:
-    """Torch's layers in their order with the nearest of JAX's outputs of the same shape; and those without any."""
+    """Torch's layers in their order with the nearest of JAX's outputs of the same shape; and those without any.
+
+    An output that nothing uses, one of a list of hidden states say, has no counterpart: it is left out where every one
+    of JAX's belongs to another output.
+    """
     calls: dict[str, list[list[np.ndarray]]] = {}
     for name, candidates in ours.layers:
         calls.setdefault(name, []).append(candidates)
@@ -143,17 +147,19 @@ def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple
         counts[name] = counts.get(name, 0) + 1
         label = name if counts[name] == 1 else f"{name}, call {counts[name]}"
         candidates = calls[name].pop(0) if calls.get(name) else []
-        sizes = [min(_nearest(output, candidates), default=None) for output in outputs]
-        compared = [size for size in sizes if size is not None]
-        if compared:
-            found.append(Difference("output", label, max(compared), limit))
+        tables = [_distances(output, candidates) for output in outputs]
+        taken = {place for table in tables for place, size in table.items() if size <= limit}
+        used = [table for table in tables if not table.keys() <= taken or min(table.values(), default=1.0) <= limit]
+        if used:
+            found.append(Difference("output", label, max(min(table.values()) for table in used), limit))
         else:
             unmatched.append(label)
     return found, unmatched
 
 
-def _nearest(output: np.ndarray, candidates: list[np.ndarray]) -> Iterator[float]:
-    return (distance(other, output) for other in candidates if other.shape == output.shape)
+def _distances(output: np.ndarray, candidates: list[np.ndarray]) -> dict[int, float]:
+    """The distance of each candidate of the output's shape, by its place."""
+    return {place: distance(other, output) for place, other in enumerate(candidates) if other.shape == output.shape}
 
 
 def gradient_differences(ours: Side, theirs: Side, limit: float = GRADIENTS) -> list[Difference]:

@@ -55,7 +55,7 @@ def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     name = overriding.text(asked[-1]) if asked else settings.get("task")
     found = [one for file in best for one in _best(pathlib.Path(file), str(name))]
     plain_name = isinstance(name, str) and "$" not in name  # an interpolation is resolved only after the overrides
-    kind = schema(find_task(name)) if plain_name and [*found, *own] else TrainingConfig
+    kind = schema(find_task(str(name))) if plain_name and [*found, *own] else TrainingConfig
     return overriding.apply(settings, [*found, *own], texts(kind), path)
 
 

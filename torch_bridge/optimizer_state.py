@@ -192,7 +192,7 @@ def _by_number(saved: Mapping[str, Any], order: Sequence[str]) -> dict[int, str]
     }
     own = without_wrappers({name: name for name in names.values()}, dict.fromkeys(order))
     keys = {name: key for key, name in own.items()}
-    return {number: keys.get(name, name) for number, name in names.items()}
+    return {number: keys.get(name) or name for number, name in names.items()}
 
 
 def _members(

@@ -262,8 +262,8 @@ class IterableStream:
 class MoreThanPromised(UserError):
     """A stream goes on past its `__len__`."""
 
-    def __init__(self, epoch: int, stream: IterableStream):
+    def __init__(self, epoch: int, promise: str):
         super().__init__(
-            f"the dataset gives more than the {stream.promise} in epoch {epoch} that its __len__ promises, by which "
+            f"the dataset gives more than the {promise} in epoch {epoch} that its __len__ promises, by which "
             "the run's length was set: correct __len__, or remove it and set train.steps"
         )

@@ -308,7 +308,7 @@ class Loader:
                     self._compared = True
                     refuse_different(self._number, batch)
                 if given == stream.steps_per_epoch:
-                    raise MoreThanPromised(epoch, stream)
+                    raise MoreThanPromised(epoch, stream.promise)
                 if given >= skip:
                     if self.batch_shapes is not None and rows is None:
                         batch = self.batch_shapes.fit(step, batch)

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class ArraySource:
             array = np.asarray(column)
             content = np.ascontiguousarray(array).reshape(-1)
             written = array.flags.writeable and not array.dtype.hasobject
-            found[name] = array.shape, zlib.crc32(content.view(np.uint8)) if written else id(column)
+            found[name] = array.shape, zlib.crc32(cast(Any, content.view(np.uint8))) if written else id(column)
         return found
 
     def __len__(self) -> int:

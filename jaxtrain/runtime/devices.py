@@ -1,6 +1,7 @@
 """The accelerators of this process: CUDA's version, and which number formats their hardware computes in."""
 
 import re
+from typing import Any
 
 import jax
 from jax.extend import backend
@@ -8,7 +9,7 @@ from jax.extend import backend
 from jaxtrain.errors import UserError, one_line
 
 
-def all_devices() -> list[jax.Device]:
+def all_devices() -> list[Any]:
     """Return the devices of all processes. Raises UserError where this machine lacks what JAX_PLATFORMS asks for."""
     try:
         return jax.devices()

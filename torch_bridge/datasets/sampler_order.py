@@ -62,7 +62,7 @@ class SamplerOrder:
                 live = _owners(copied)[owner]
                 value = live if name is None else getattr(live, name)
                 own = _owners(order._parts)[owner]
-                if not isinstance(value, torch.Generator):
+                if name is not None and not isinstance(value, torch.Generator):
                     setattr(own, name, value)
                 elif order is not self:  # from here on; earlier epochs are drawn again as they were
                     (own if name is None else getattr(own, name)).set_state(value.get_state())

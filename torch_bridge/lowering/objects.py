@@ -4,7 +4,7 @@ import dataclasses
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Fields(dict):
 
     def record(self, above: tuple = ()) -> Any:
         """The object, without another run of `__init__` or `__post_init__`, whose results the state holds."""
-        record = self.owner.__new__(self.owner)
+        record: Any = cast(Any, self.owner).__new__(self.owner)
         state = {name: put_together(value, (*above, record)) for name, value in self.items()}
         if hasattr(self.owner, "__setstate__") and not dataclasses.is_dataclass(self.owner):
             record.__setstate__(state)

@@ -271,7 +271,8 @@ class TorchTask:
         """Return the targets that the loss's modules, or the module's own ones where it gives the loss, leave out."""
         owner = self.module if self.criterion is None else self.criterion
         parts = owner.modules() if isinstance(owner, torch.nn.Module) else ()
-        return {part.ignore_index for part in parts if isinstance(getattr(part, "ignore_index", None), int)}
+        found = (getattr(part, "ignore_index", None) for part in parts)
+        return {index for index in found if isinstance(index, int)}
 
     def _rows(self, batch: Mapping[str, Any]) -> int:
         """Return how many rows every entry has; those of the target, where they have different ones."""

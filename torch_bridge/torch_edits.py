@@ -65,7 +65,7 @@ def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
     found: dict[int, int] = {}
     sums: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     for place, tensor in enumerate(tensors):
-        values = tensor.detach().reshape(-1)
+        values = tensor.detach().reshape(-1).contiguous()
         if values.is_cpu:
             found[place] = zlib.crc32(values.view(torch.uint8).numpy().data)
         else:

@@ -85,7 +85,7 @@ def from_torch(
             f"{source}: its optimizer holds momentum of {len(left)} parameters ({left[0]}, ...), and optim.momentum is "
             "0 here: set it, or take the weights alone: init_optimizer=false"
         )
-    _check_kind(name, saved, entries, source)
+    _check_kind(name, saved, entries or {f"parameter {n}": entry for n, entry in saved["state"].items()}, source)
     steps = {key: round(float(np.asarray(entry["step"]))) for key, entry in entries.items() if "step" in entry}
     count = max(steps.values(), default=None)
     notes = [*assumed, *_differences(saved["param_groups"], groups)]

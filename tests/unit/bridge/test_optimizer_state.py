@@ -93,3 +93,12 @@ def test_a_state_of_another_models_names_is_refused():
     _, optimizer = module_and_optimizer(lambda module: nn.ModuleDict({"other": module}).named_parameters())
     with pytest.raises(UserError, match=r"holds a state of other.enc.weight, which is no parameter of this model \(4"):
         read(optimizer.state_dict(), [group("default", ORDER, 1e-2)])
+
+
+def test_the_state_of_another_optimizer_is_refused_by_what_it_holds():
+    module = nn.ModuleDict({"enc": nn.Linear(4, 4), "dec": nn.Linear(4, 4)})
+    optimizer = torch.optim.RMSprop(module.parameters())
+    module["dec"](module["enc"](torch.randn(3, 4))).pow(2).mean().backward()
+    optimizer.step()
+    with pytest.raises(UserError, match="holds square_avg; optim.name=adamw wants exp_avg, exp_avg_sq"):
+        read(optimizer.state_dict(), [group("default", ORDER, 1e-2)])

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import jaxtrain
 from jaxtrain.accelerate import Accelerator
+from tests.e2e.loops import torch_step
 
 
 class Tokens:
@@ -121,16 +122,10 @@ def _run(case, compiled: bool):
     draw = torch.Generator().manual_seed(1)
     module = build()
     optimizer = torch.optim.Adam(module.parameters(), 0.01)
-    step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+    step = (jaxtrain.compile if compiled else torch_step)(module, optimizer=optimizer, loss_fn=loss_fn)
     for _ in range(6):
-        batch = sample(draw)
-        if step is not None:
-            step(batch)
-            continue
-        loss_fn(module, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if step is not None:
+        step(sample(draw))
+    if compiled:
         assert step.torch is None, "torch runs the steps"
         step.sync()
     return module
@@ -200,17 +195,11 @@ def test_a_loop_of_ever_new_shapes_goes_on_in_torch(caplog):
         module = torch.nn.Linear(3, 1)
         optimizer = torch.optim.Adam(module.parameters(), 0.01)
         loss_fn = lambda m, rows: m(rows).pow(2).mean()
-        step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+        step = (jaxtrain.compile if compiled else torch_step)(module, optimizer=optimizer, loss_fn=loss_fn)
         draw = torch.Generator().manual_seed(1)
         for rows in range(1, 70):
-            batch = torch.randn(rows, 3, generator=draw)
-            if step is not None:
-                step(batch)
-                continue
-            loss_fn(module, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        if step is not None:
+            step(torch.randn(rows, 3, generator=draw))
+        if compiled:
             assert step.torch is not None
             step.sync()
         ends.append(module.weight.detach().clone())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import jaxtrain
+from tests.e2e.loops import torch_step
 
 
 class Center(torch.nn.Module):
@@ -64,23 +65,16 @@ def _run(build, build_loss, compiled: bool, between=None):
     own = list(criterion.parameters())
     other = torch.optim.SGD(own, 0.1) if own else None
     loss_fn = lambda m, batch: criterion(m(batch))
-    step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+    step = (jaxtrain.compile if compiled else torch_step)(module, optimizer=optimizer, loss_fn=loss_fn)
     losses = []
     for batch in _batches():
-        if step is not None:
-            losses.append(float(step(batch)))
-        else:
-            loss = loss_fn(module, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
+        losses.append(float(step(batch)))
         if other is not None:
             other.step()
             other.zero_grad()
         if between is not None:
             between(criterion)
-    if step is not None:
+    if compiled:
         step.sync()
     return torch.tensor(losses), module.state_dict(), criterion.state_dict()
 
@@ -123,15 +117,10 @@ def test_a_batchnorm_inside_a_forward_that_torch_runs_counts_every_batch_once():
         module = Branch()
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
         loss_fn = lambda m, batch: loss()(m(batch), torch.arange(8) % 4)
-        step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else None
+        step = (jaxtrain.compile if compiled else torch_step)(module, optimizer=optimizer, loss_fn=loss_fn)
         for batch in _batches():
-            if step is not None:
-                step(batch)
-                continue
-            loss_fn(module, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        if step is not None:
+            step(batch)
+        if compiled:
             step.sync()
         runs.append(module.state_dict())
     assert int(runs[1]["norm.num_batches_tracked"]) == 5

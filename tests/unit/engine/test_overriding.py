@@ -6,17 +6,6 @@ from jaxtrain import TrainingConfig, config_io, run
 from jaxtrain.errors import UserError
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "c.yaml"
-
-    def load(text="", *overrides):
-        path.write_text("task: digits.classify\n" + text, encoding="utf-8")
-        return config_io.load(path, overrides)[1]
-
-    return load
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -8,19 +8,8 @@ import os
 import jax
 import pytest
 
-from jaxtrain import Trainer, TrainingConfig, UserError, commands, config_io, run, strict_json
+from jaxtrain import Trainer, TrainingConfig, UserError, commands, run, strict_json
 from jaxtrain.runtime.terminal import is_terminal
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "c.yaml"
-
-    def load(text="", *overrides):
-        path.write_text("task: digits.classify\n" + text, encoding="utf-8")
-        return config_io.load(path, overrides)[1]
-
-    return load
 
 
 def test_a_name_that_yaml_takes_for_a_number_stays_a_name(config):

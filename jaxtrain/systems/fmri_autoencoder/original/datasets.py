@@ -20,6 +20,10 @@ KINDS = ("video", "audio", "text", "fmri")
 SPLITS = {None: None, "train": "train", "val": "validation", "validation": "validation"}
 
 
+def _split_features(kind: str, doc: str) -> property:
+    return property(lambda data: _array(data.shared, kind, slice(data.times.start, data.times.stop)), doc=doc)
+
+
 class SherlockDataset(ScanSource, Dataset):
     """The first generation's samples: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
 
@@ -125,28 +129,10 @@ class SherlockDataset(ScanSource, Dataset):
 
     # --- what the original offers besides ----------------------------------------------------------------------
 
-    @property
-    def video_features(self) -> np.ndarray:
-        """The film [subject, volume of the split, column]."""
-        return self._features("video")
-
-    @property
-    def audio_features(self) -> np.ndarray:
-        """The sound [subject, volume of the split, column]."""
-        return self._features("audio")
-
-    @property
-    def text_features(self) -> np.ndarray:
-        """The annotations [subject, volume of the split, column]."""
-        return self._features("text")
-
-    @property
-    def fmri_features(self) -> np.ndarray:
-        """The voxels as items have them [subject, volume of the split, voxel]."""
-        return self._features("fmri")
-
-    def _features(self, kind: str) -> np.ndarray:
-        return _array(self.shared, kind, slice(self.times.start, self.times.stop))
+    video_features = _split_features("video", "The film [subject, volume of the split, column].")
+    audio_features = _split_features("audio", "The sound [subject, volume of the split, column].")
+    text_features = _split_features("text", "The annotations [subject, volume of the split, column].")
+    fmri_features = _split_features("fmri", "The voxels as items have them [subject, volume of the split, voxel].")
 
     def get_data_dict(self) -> "DataDict":
         """Return the data of all volumes, which another split can share:

@@ -219,7 +219,7 @@ class Trainer:
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
     def _take_edits(self) -> None:
-        """Begin from what the torch module holds now, where it was changed after construction."""
+        """Begin or go on from what the torch module holds now, where it was changed outside a run."""
         if self._edits is not None and self._edits.take_over(self.program):
             self._fingerprint = None
 

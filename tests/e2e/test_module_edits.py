@@ -46,16 +46,12 @@ def test_an_evaluation_is_of_the_modules_present_weights(tmp_path):
     assert trainer.evaluate()["loss"] == pytest.approx(mse_loss(module(X), Y).item(), rel=1e-5)
 
 
-def test_weights_loaded_into_the_module_after_steps_are_refused(tmp_path):
-    module = mlp()
-    trainer = trainer_of(module, tmp_path)
+def test_weights_changed_after_steps_count_in_the_next_evaluation(tmp_path):
+    ours = mlp()
+    trainer = trainer_of(ours, tmp_path)
     trainer.train()
-    trainer.evaluate()
-    halve_in_place(module)
-    with pytest.raises(UserError, match=r"0.weight of the torch module was changed after step \d+, .*load_state_dict"):
-        trainer.evaluate()
-    trainer.load_state_dict(module.state_dict())
-    assert trainer.evaluate()["loss"] == pytest.approx(mse_loss(module(X), Y).item(), rel=1e-5)
+    halve_in_place(ours)
+    assert trainer.evaluate()["loss"] == pytest.approx(mse_loss(ours(X), Y).item(), rel=1e-5)
 
 
 def test_tensors_that_took_others_places_are_refused(tmp_path):

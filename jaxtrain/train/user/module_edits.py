@@ -1,4 +1,4 @@
-"""A user's torch module, and its optimizer, between `Trainer(...)` and the run that begins from them."""
+"""A user's torch module, and its optimizer, between `Trainer(...)` and a run, and between runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch_bridge.state_dict import place
 
 
 class ModuleEdits:
-    """Have a run begin from the tensors that the module holds then, not from those at construction.
+    """Have a run begin or go on from the tensors that the module holds then, not from those at construction.
 
     module: torch's. loss: what the module is trained by; its tensors count where it is a module. optimizer: a torch
     optimizer over them, or anything else.
@@ -53,19 +53,25 @@ class ModuleEdits:
     def take_over(self, program: Any) -> bool:
         """Give the program's state what has changed; return True where something had.
 
-        Raises UserError where the run has made steps already, or where other tensors stand in the module.
+        After steps the weights count too, beside the moments that the run has, as in torch. Raises UserError where
+        the run averages its weights or the optimizer's state was changed then, or where other tensors stand in the
+        module.
         """
         if self._training:
             return False
         replaced = self._replaced(program)
         changed = [name for name in self._edits.all() if name not in replaced] + replaced
         moments = self._optimizer is not None and self._optimizer.changed(values=True)
-        if (changed or moments) and int(program.state.step):
-            what = f"{changed[0]} of the torch module" if changed else "the state of the torch optimizer"
-            advice = "trainer.load_state_dict(state_dict) gives it weights" if changed else "make a new Trainer for it"
+        step = int(program.state.step)
+        if step and moments:
             raise UserError(
-                f"{what} was changed after step {int(program.state.step)}, and the run trains its own copy on the "
-                f"devices: {advice}"
+                f"the state of the torch optimizer was changed after step {step}, and the run has its own on the "
+                "devices: make a new Trainer for it"
+            )
+        if step and changed and program.state.ema:
+            raise UserError(
+                f"{changed[0]} of the torch module was changed after step {step}, and the run has its weights beside "
+                "the averaged ones that the module holds: trainer.load_state_dict(state_dict) replaces both"
             )
         if changed:
             self._load(program, changed)

@@ -31,8 +31,9 @@ def apply(values: dict[str, Any], overrides: Sequence[str], texts: Set[str], pat
         merged = OmegaConf.create(_nested(values, path))
         for override in overrides:
             _set(merged, override, texts, path)
-        _refuse_secrets(_plain(merged), path)
-        resolved = _plain(merged, resolve=True)
+        unresolved = _plain(merged)
+        _refuse_secrets(unresolved, path)
+        resolved = _plain(OmegaConf.create(_full_references(unresolved)), resolve=True)
     except UserError:
         raise
     except Exception as error:  # whatever OmegaConf and its grammar raise for a text that they do not take
@@ -118,6 +119,17 @@ def _nested(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
         return nest_flat_names(values)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _full_references(values: Any) -> Any:
+    """Write ${learning_rate}, as a file with flat names refers to its own settings, as ${optim.lr}."""
+    if isinstance(values, dict):
+        return {key: _full_references(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_full_references(value) for value in values]
+    if not isinstance(values, str):
+        return values
+    return re.sub(r"\$\{(\w+)\}", lambda found: f"${{{_target(found[1])}}}", values)
 
 
 def _advice(key: str, value: str) -> str:

@@ -47,6 +47,12 @@ def test_an_override_that_is_a_text_may_hold_an_interpolation(config):
     assert config("", "run.name=lr_${optim.lr} #1", "optim.lr=0.5").run.name == "lr_0.5 #1"
 
 
+@pytest.mark.parametrize("lr", ["learning_rate: 0.5\n", "optim: {lr: 0.5}\n"])
+def test_an_interpolation_may_use_the_flat_name_of_a_setting(config, lr):
+    assert config(lr + "run: {name: 'lr_${learning_rate}'}\n").run.name == "lr_0.5"
+    assert config(lr, "run.name=lr_${learning_rate}", "lr=0.25").run.name == "lr_0.25"
+
+
 @pytest.mark.parametrize("name", ["w #2.pt", "${x}.pt", "'a'.pt"])
 def test_resume_takes_the_name_of_a_file_as_it_is_typed(tmp_path, monkeypatch, name):
     seen = []

@@ -369,8 +369,8 @@ def seed_of(seed: int | None) -> int:
     return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
 
 
-def check_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Raise UserError for a scheduler that is no torch lr_scheduler of this optimizer, or that wants a metric."""
+def check_scheduler(scheduler: Any, optimizers: Sequence[Any]) -> None:
+    """Raise UserError for a scheduler that is no torch lr_scheduler of these optimizers, or that wants a metric."""
     if scheduler is None:
         return
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -378,7 +378,7 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
             "scheduler: ReduceLROnPlateau wants a metric; leave it out here and call scheduler.step(metric) yourself, "
             "the step reads the rates that it sets"
         )
-    if getattr(scheduler, "optimizer", None) is not optimizer:
+    if not any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
         raise UserError(
             f"scheduler: {type(scheduler).__name__}, wanted a torch lr_scheduler that was made for this very optimizer"
         )

@@ -10,6 +10,7 @@ from jaxtrain.compiled_step.step import CompiledStep
 from jaxtrain.compiled_step.steps import CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
+from jaxtrain.optim.several import OptimizerList, SchedulerList
 from jaxtrain.runtime import compile_cache, gpus, host_memory
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
@@ -34,12 +35,12 @@ def compile(
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
     module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
-    optimizer: a torch.optim optimizer over the module's parameters, or an optax GradientTransformation; one of your
-    own steps in torch, around compiled modules. scheduler: a torch lr_scheduler, stepped after every update; one that
-    you step yourself is obeyed too, because the rates are read from `optimizer.param_groups` at every call. accumulate:
-    calls per update; their gradients are averaged. precision: fp32, or bf16 for the forward and backward pass.
-    clip_norm: largest global gradient norm, torch's clip_grad_norm_. shard: how the devices share the work, as
-    shard.strategy. seed: of dropout; torch's if left out.
+    optimizer: a torch.optim optimizer over the module's parameters, a list of several, or an optax
+    GradientTransformation; one of your own steps in torch, around compiled modules. scheduler: a torch lr_scheduler, or
+    a list, stepped after every update; one that you step yourself is obeyed too, because the rates are read from
+    `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged. precision:
+    fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, torch's clip_grad_norm_.
+    shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:
@@ -103,6 +104,10 @@ def compile_many(
     steps = {}
     for index, (name, given) in enumerate(updates.items()):
         loss_fn, optimizer, scheduler = (*given, None)[:3]
+        if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "init"):  # optax's are tuples with names
+            optimizer = OptimizerList(optimizer)
+        if isinstance(scheduler, list | tuple):
+            scheduler = SchedulerList(scheduler)
         steps[name] = CompiledStep(
             index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
         )

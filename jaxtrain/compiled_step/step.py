@@ -16,6 +16,7 @@ from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.optimizer import clip, global_norm
+from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
 from jaxtrain.runtime.prng import Rngs
 
@@ -35,9 +36,12 @@ class CompiledStep:
         self.updates = self._look()
         if scheduler is not None and not hasattr(optimizer, "param_groups"):
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
-        weights.bridge.check_scheduler(scheduler, optimizer)
+        optimizers = list(optimizer) if isinstance(optimizer, OptimizerList) else [optimizer]
+        for one in scheduler.schedulers if isinstance(scheduler, SchedulerList) else [scheduler]:
+            weights.bridge.check_scheduler(one, optimizers)
         self.grads: Arrays = {}
-        weights.exchange.before_optimizer(optimizer, self._bring_up_to_date)
+        for one in optimizers:
+            weights.exchange.before_optimizer(one, self._bring_up_to_date)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.shapes = SeenShapes()
@@ -52,15 +56,16 @@ class CompiledStep:
         updates: Updates
         if hasattr(optimizer, "param_groups"):
             try:
-                updates = TorchUpdate(optimizer, weights.names)
+                several = isinstance(optimizer, OptimizerList)
+                updates = (SeveralUpdates if several else TorchUpdate)(optimizer, weights.names)
             except NoCounterpart as error:
                 updates = UpdateInTorch(optimizer, weights.names, str(error).partition(";")[0])
         elif hasattr(optimizer, "init") and hasattr(optimizer, "update"):
             updates = OptaxUpdate(optimizer, weights.exchange.trainable(weights.tensors))
         else:
             raise UserError(
-                f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer (for several, "
-                "one with groups of parameters) or an optax GradientTransformation"
+                f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer, a list of them, or "
+                "an optax GradientTransformation"
             )
         self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None

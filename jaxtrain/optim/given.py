@@ -248,7 +248,8 @@ def take(
         return TorchGiven(optimizer, scheduler, interval, known, clip_norm), None
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise UserError(
-            f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer or an optax GradientTransformation"
+            f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer (several: in a loop of your own, "
+            "jaxtrain.compile) or an optax GradientTransformation"
         )
     if scheduler is not None:
         raise UserError("scheduler: an optax optimizer holds its own schedule, as optax.adam(schedule); leave it out")
@@ -263,7 +264,7 @@ def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
             "scheduler: ReduceLROnPlateau follows a metric, and has no table of rates; leave optimizer and scheduler "
             "out and take optim.schedule.name=plateau, torch's rule"
         )
-    check_scheduler(scheduler, optimizer)
+    check_scheduler(scheduler, [optimizer])
 
 
 def _factors(scheduler: Any, config: OptimConfig) -> Callable[[int], float]:

@@ -19,11 +19,15 @@ Apply = Callable[[Arrays, Any, Arrays, Any], tuple[Arrays, Any]]
 class Updates(Protocol):
     """How an optimizer moves its parameters inside a compiled step.
 
-    keys: the parameters that it holds. ahead: the state on the device is newer than the user's object's.
+    keys: the parameters that it holds.
     """
 
     keys: list[str]
-    ahead: bool
+
+    @property
+    def ahead(self) -> bool:
+        """The state on the device is newer than the user's object's."""
+        ...
 
     def trained(self) -> tuple[str, ...]:
         """Those of its parameters that require a gradient now."""

@@ -288,8 +288,8 @@ class Trainer:
         if is_torch_module(self.user_model):
             from torch_bridge.from_torch import write_back
 
-            self.callbacks.reads.release()
-            write_back(self.model(), self.user_model)
+            with self.callbacks.reads.writing():
+                write_back(self.model(), self.user_model)
         elif self.user_model is not None:
             nnx.update(self.user_model, nnx.state(self.model()))
         given, state = self.program.given, self.state

@@ -32,9 +32,9 @@ class Reads:
         self.seen.append(None if value is None else value.detach().clone())
 
 
-def train(folder, read, **settings):
+def train(folder, read, kind=Reads, **settings):
     module, optimizer = objects()
-    callback = Reads(read, module, optimizer)
+    callback = kind(read, module, optimizer)
     config = TrainingConfig(
         run={"dir": str(folder), "quiet": True},
         data={"batch_size": 8, "shuffle": False},
@@ -84,6 +84,26 @@ def test_a_callback_that_changes_weights_is_refused(tmp_path):
 
     with pytest.raises(UserError, match=r"callback Reads.on_step_end changed 0.weight in the torch module"):
         train(tmp_path, clip)
+
+
+class WritesBack(Reads):
+    """Reads the module, has the trainer write the weights into it, and reads again."""
+
+    def on_step_end(self, trainer, step, metrics):
+        for _ in range(2):
+            super().on_step_end(trainer, step, metrics)
+            trainer.write_back()
+
+
+def test_what_the_trainer_writes_back_in_a_callback_is_no_change(tmp_path):
+    seen = train(tmp_path, lambda module, optimizer: module[0].weight, kind=WritesBack).seen
+    assert all(torch.equal(first, second) for first, second in zip(seen[::2], seen[1::2], strict=True))
+    assert len(seen) == 16
+
+
+def test_a_change_that_is_written_over_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"changed 0.weight in the torch module"):
+        train(tmp_path, lambda module, optimizer: module[0].weight.data.zero_(), kind=WritesBack)
 
 
 def test_a_run_whose_callbacks_read_nothing_writes_once(tmp_path, monkeypatch):

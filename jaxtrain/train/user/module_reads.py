@@ -54,6 +54,15 @@ class ModuleReads:
             self._held = False
             self._awaited.release()
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around the trainer's own writes, which are no changes that a callback makes."""
+        self.release()
+        changed = self._read is not None and bool(self._read.all())
+        yield
+        if self._read is not None and not changed:
+            self._read.note()
+
     def check(self, reader: str) -> None:
         """Raise UserError where a callback has changed what it was to read."""
         changed = self._read.all() if self._read is not None else []

@@ -4,6 +4,7 @@ Meanwhile the tensors are of a subclass, as torch's own uninitialized parameters
 and puts the class back; shapes, gradients and the like are answered at once.
 """
 
+import contextlib
 import copy
 import functools
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
@@ -121,4 +123,30 @@ def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
     for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
         register = getattr(optimizer, f"register_{moment}_hook", None)
         if register is not None:
-            register(call)
+            with contextlib.suppress(AttributeError):  # a wrapper that never called Optimizer.__init__, as Lookahead
+                register(call)
+
+
+_TRAINED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by compiled steps
+_THEIRS: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers of compiled steps
+
+
+def refuse_other_optimizers(tensors: Iterable[torch.Tensor], optimizers: Iterable[Any]) -> None:
+    """Have `step()` raise UserError for an optimizer that holds some of these tensors, is none of these optimizers, and
+    finds no gradient: a compiled step leaves none."""
+    if not _THEIRS:
+        register_optimizer_step_pre_hook(_check_gradients)
+    _TRAINED.update((id(tensor), tensor) for tensor in tensors)
+    _THEIRS.update(optimizer for optimizer in optimizers if hasattr(optimizer, "param_groups"))
+
+
+def _check_gradients(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    if optimizer in _THEIRS or len(args) > 1 or kwargs.get("closure") is not None:  # args[0] is the optimizer
+        return
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(_TRAINED.get(id(p)) is p for p in held) and all(p.grad is None for p in held):
+        raise UserError(
+            f"{type(optimizer).__name__}.step() finds no gradients: a compiled step of these parameters has been given "
+            "another optimizer, and computes gradients for that alone. Give it both, jaxtrain.compile(module, loss, "
+            "[optimizer, other]), and remove other.step()"
+        )

@@ -178,14 +178,14 @@ class Record:
         """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
         graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
-        state = {name: _read(variables[name].get_value()) for name in graph.state}
+        state = {name: as_torchs(variables[name].get_value()) for name in graph.state}
         outputs, changed = graph.run(state, leaves, Call(rngs, valid))
         for name, value in changed.items():
             variables[name].set_value(jnp.asarray(value, variables[name].dtype))
         return outputs
 
 
-def _read(value: jax.Array) -> jax.Array:
+def as_torchs(value: jax.Array) -> jax.Array:
     """A complex parameter's gradient is torch's, the conjugate of JAX's: the direction of steepest ascent."""
     return _torch_slope(value) if jnp.iscomplexobj(value) else value
 

@@ -8,14 +8,21 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.awaited import Awaited, before_optimizer, plainly, settle, state_tensors
+from torch_bridge.awaited import (
+    Awaited,
+    before_optimizer,
+    plainly,
+    refuse_other_optimizers,
+    settle,
+    state_tensors,
+)
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import Queue, device_of, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
 
 __all__ = [
-    "Awaited", "Queue", "before_optimizer", "device_of", "narrow", "plainly", "products", "settle", "snapshot",
-    "state_tensors", "to_array", "to_tensors", "trainable", "write",
+    "Awaited", "Queue", "before_optimizer", "device_of", "narrow", "plainly", "products", "refuse_other_optimizers",
+    "settle", "snapshot", "state_tensors", "to_array", "to_tensors", "trainable", "write",
 ]  # fmt: skip
 CPU = torch.device("cpu")
 

@@ -13,16 +13,18 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import LateEdit, UserError
 from torch_bridge.datasets import with_arrays
 from torch_bridge.exchange import to_batch
-from torch_bridge.from_torch import PREFIX, Forward, Record, bind, example_of
+from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, example_of
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.errors import CannotRecord, located
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.objects import Contents, put_together, take_apart
 from torch_bridge.lowering.printing import check_text
-from torch_bridge.lowering.python_inputs import PythonInputs, Varying, value_at
+from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.python_places import value_at
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
+from torch_bridge.lowering.varying import Varying
 from torch_bridge.replicas import Forwards, Replicas
 from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
 
@@ -134,7 +136,7 @@ class LossRecord:
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
-        self._proven: set[int] = set()  # Python's numbers that a record has taken as inputs
+        self._proven: set[str] = set()  # Python's numbers that a record has taken as inputs
         self._captured = CapturedTensors()
         self._bound: list[tuple[Any, Any]] = []  # where a constant of the record is kept, and itself
         self._read: dict[str, str] = {}
@@ -195,20 +197,19 @@ class LossRecord:
             for recorded in known:
                 if recorded.holds([*leaves, *numbers], spec):
                     return recorded.graph, numbers
+            names = self.entry.varying.names(dynamic)
             try:
                 recorded = self._record(leaves, spec, dynamic, numbers)
             except UnsupportedModel as error:
-                new = [number for number in dynamic if number not in self._proven]
+                new = [number for number, name in zip(dynamic, names, strict=True) if name not in self._proven]
                 if not new:
                     raise CannotRecord(f"{self.name}: {error}") from error
                 self.entry.varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
                 continue
-            unread = self._unread(recorded.graph, dynamic)
-            if unread:
-                self.entry.varying.ignore(unread)
-                continue
-            self._proven.update(dynamic)
-            known.append(self._same_as_before(recorded, (form, dynamic), [*leaves, *numbers]))
+            unread = recorded.graph.unread_inputs()
+            read = [name for place, name in enumerate(names, len(leaves)) if place not in unread]
+            self._proven.update(read)
+            known.append(self._same_as_before(recorded, (form, *names), [*leaves, *numbers]))
 
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
@@ -232,21 +233,13 @@ class LossRecord:
 
     def _records_with(self, number: int, leaves, spec) -> bool:
         """Return False where Python needs this number itself: it branches on it, or counts with it."""
-        numbers = sorted({*self._proven, number})
+        varying = self.entry.varying
+        numbers = [n for n in varying.dynamic if n == number or varying.inputs.places[n].name in self._proven]
         try:
-            self._record(leaves, spec, tuple(numbers), self.entry.varying.arrays(numbers))
+            self._record(leaves, spec, tuple(numbers), varying.arrays(numbers))
         except UnsupportedModel:
             return False
         return True
-
-    @staticmethod
-    def _unread(graph: Graph, dynamic: Sequence[int]) -> list[int]:
-        """The numbers among the last inputs that nothing in the graph uses."""
-        if not dynamic:
-            return []
-        used = {node.name for node in graph.module.graph.nodes if node.op == "placeholder" and node.users}
-        names = graph.inputs[-len(dynamic) :]
-        return [number for number, name in zip(dynamic, names, strict=True) if name not in used]
 
     def _same_as_before(self, recorded: "_Recorded", key: tuple, inputs: list) -> "_Recorded":
         """An earlier record with other values that computes the same, so that nothing is compiled; else this one.
@@ -260,7 +253,7 @@ class LossRecord:
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
-            names = self.entry.varying.names(sorted(self.entry.varying.fixed))
+            names = self.entry.varying.changing()
             raise CannotRecord(
                 f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
                 "already: compute with torch.where on a tensor of the batch instead"
@@ -273,6 +266,7 @@ class LossRecord:
 
         Raises UserError where the function gives anything but a scalar, or a scalar and a dict of scalars.
         """
+        state = {name: as_torchs(value) for name, value in state.items()}
         outputs, changed = graph.run(state, leaves, Call(rngs))
         loss, parts = outputs, {}
         if _with_parts(outputs):
@@ -327,6 +321,10 @@ def check_gradients_on(loss: str) -> None:
         )
 
 
+def anomalies_are_looked_for() -> bool:
+    return torch.is_anomaly_enabled()
+
+
 def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
     """Return train/eval of every submodule, and torch's own modes: whether gradients are on, and autocast's dtypes."""
     casts = ((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
@@ -346,8 +344,11 @@ class ForwardRecord:
         """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
         args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
         inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
+        if self.inputs.moved():
+            self.inputs.look()
+            self._values = []
         values = self.inputs.values()
-        if values != self._values:  # Python's numbers are constants of a record
+        if values != self._values:  # Python's values are constants of a record
             self.record, self._values = Record(Forward(self.module), effects=self.inputs.effects), values
         try:
             return self.record.graph(inputs, training=False)

@@ -174,14 +174,24 @@ def clip(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
     return None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
 
 
-def update(optimizer: Any, clip_norm: float | None, divisor: int) -> np.ndarray | None:
-    """Divide and clip the gradients, step, and drop them. The norm before clipping, where there is a limit."""
+def update(
+    optimizer: Any, clip_norm: float | None, divisor: int, evaluate: Callable[[], Any] | None
+) -> np.ndarray | None:
+    """Divide and clip the gradients, step, and drop them. The norm before clipping, where there is a limit.
+
+    evaluate: adds the gradients of the loss once more, for an optimizer whose `step` asks for that (SAM).
+    """
     if divisor > 1:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None:
                 parameter.grad.div_(divisor)
     norm = clip(optimizer, clip_norm)
-    optimizer.step()
+    try:
+        optimizer.step()
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+        if evaluate is None or "closure" not in str(error).lower():
+            raise
+        optimizer.step(evaluate)
     optimizer.zero_grad()
     return norm
 

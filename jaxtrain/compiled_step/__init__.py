@@ -11,7 +11,7 @@ from jaxtrain.compiled_step.steps import CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList
-from jaxtrain.runtime import compile_cache, gpus, host_memory
+from jaxtrain.runtime import compile_cache, gpus, host_memory, jax_settings
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.torch_task import is_torch_module
@@ -92,6 +92,7 @@ def compile_many(
     if clip_norm is not None and not (isinstance(clip_norm, numbers.Real) and clip_norm > 0):
         raise UserError(f"clip_norm: {clip_norm!r}, wanted a number above 0, or None")
     _check_functions(modules, updates)
+    jax_settings.check()
     gpus.share_memory()
     compile_cache.enable()
     host_memory.keep()

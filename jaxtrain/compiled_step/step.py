@@ -18,6 +18,7 @@ from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.optimizer import clip, global_norm
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
 MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
@@ -42,6 +43,7 @@ class CompiledStep:
         self.grads: Arrays = {}
         for one in optimizers:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
+        weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.shapes = SeenShapes()
@@ -134,6 +136,8 @@ class CompiledStep:
             self._record_anew(structure)
         if isinstance(self.updates, UpdateInTorch):
             raise self.weights.bridge.CannotRecord(self.updates.reason)
+        if self.weights.bridge.anomalies_are_looked_for():
+            raise self.weights.bridge.CannotRecord("torch's anomaly mode looks into torch's own backward pass")
         self.record.check_captured()
         self._calls += 1
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
@@ -177,22 +181,23 @@ class CompiledStep:
         """Raise CannotRecord where Python branches on what changes at most calls: each would be recorded to no end."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
-            varying = self.record.entry.varying
-            names = varying.names(sorted(varying.fixed))
+            names = self.record.entry.varying.changing()
             raise self.weights.bridge.CannotRecord(
                 f"{self.record.name}: Python branches on {names}, which changes from call to call: compute with "
                 "torch.where on a tensor of the batch instead"
             )
 
     def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
+        jax_settings.check()
         weights, averaging = self.weights, self.averaging
         reached = weights.reached(graph, self.record.name)
         moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
         forwards = self._forwards(graph) if averaging else ()
         weights.replicas.check_parameters()
         unreached = averaging.unreached(forwards, reached) if averaging else {}
-        arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
-        constants = {i: leaf for i, leaf in enumerate(leaves) if not hasattr(leaf, "shape")}
+        unread = graph.unread_inputs()
+        arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
+        constants = {i: leaf for i, leaf in enumerate(leaves) if i not in arrays}
 
         def compute(arrays_now: Arrays, inputs, key):
             given = [constants.get(i) for i in range(len(leaves))]

@@ -93,7 +93,9 @@ class TorchUpdates:
             return loss, parts, None
         if self.step.averaging:
             self._replace(self.step.averaging.settle)
-        return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor)
+        whole = divisor == 1 and not self.step.averaging
+        again = (lambda: self._backward(batch)[0]) if whole else None
+        return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor, again)
 
     def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
         """As `_stepped`, by an optimizer that calls for the loss: of the first evaluation, as its step() returns."""

@@ -13,11 +13,10 @@ from flax import nnx
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader
-from jaxtrain.errors import UserError
 from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
-from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, prng, traced_hparams, xla_flags
+from jaxtrain.runtime import compile_cache, cpu_threads, host_memory, jax_settings, prng, traced_hparams, xla_flags
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.peak_flops import peak_flops
 from jaxtrain.runtime.precision import POLICIES
@@ -373,8 +372,7 @@ class Program:
 
 def _prepare_process(config: TrainingConfig) -> Any:
     """Set what holds for the whole process; return the count of compilations from here on."""
-    if jax.config.jax_disable_jit:
-        raise UserError("JAX_DISABLE_JIT is set, and a step is one compiled program: unset it (jax_disable_jit too)")
+    jax_settings.check()
     compile_cache.enable()
     host_memory.one_arena()
     prng.install()

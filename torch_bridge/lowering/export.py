@@ -4,12 +4,9 @@
 what has one; mutated buffers become outputs.
 """
 
-import contextlib
 import copy
-import io
 import logging
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -42,6 +39,7 @@ from torch_bridge.lowering.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.ready import mocked, unready
+from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 from torch_bridge.lowering.tracking import untrack
 from torch_bridge.lowering.views import in_order
 
@@ -93,7 +91,7 @@ def export(
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
-    with assigned_buffers.kept(module):
+    with RECORDING_LOCK, assigned_buffers.kept(module):
         return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks)
 
 
@@ -117,7 +115,7 @@ def _export(
     watch = python_state.Watch(module)
     forms = (listed(pytree.tree_map(_any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
     for sizes in forms:
-        with _quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+        with quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
@@ -201,23 +199,6 @@ def _symbols_stood_in_the_way(error: Exception) -> bool:
     return "SymInt" in str(error) or "symbolic" in str(error)
 
 
-@contextlib.contextmanager
-def _quiet():
-    """torch.export warns about its own internals; what a user can mend arrives as UnsupportedModel."""
-    disabled = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-
-
 def decompositions() -> dict[Any, Callable]:
     """torch's own rules for taking operators apart, without those for operators that the table lowers whole."""
     keep = (TABLE.keys() - _TAKEN_APART) | {_UNFOLD_WRITTEN}
@@ -290,7 +271,8 @@ def _obstacles_of(module, inputs, error: Exception, plain: PlainFunctions) -> li
     reads.clear()
     try:
         with python_state.watched(module, python_state.Watch(module), plain.known.begin, plain.known.end):
-            draft = torch.export.draft_export(module, inputs, strict=False)
+            with without_logging():
+                draft = torch.export.draft_export(module, inputs, strict=False)
         report = draft._report
         found = []
         files = {number: name for name, number in INTERN_TABLE.items()} | report.str_to_filename

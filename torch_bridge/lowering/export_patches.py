@@ -21,12 +21,15 @@ from torch_bridge.lowering import (
     hooks,
     module_hooks,
     packed_sequence,
+    plain_formulas,
     printing,
     sequence_losses,
 )
 from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
+from torch_bridge.lowering.python_names import of_library_file
+from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 from torch_bridge.lowering.seeded_draws import Draws, Unseeded
 
 
@@ -36,9 +39,10 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
 
     module: the one that is recorded.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
-    validates = torch.distributions.Distribution._validate_args
     with contextlib.ExitStack() as stack:
+        stack.enter_context(RECORDING_LOCK)
+        before = torch.backends.mha.get_fastpath_enabled()
+        validates = torch.distributions.Distribution._validate_args
         # TransformerEncoder's inference kernel is one opaque operator; its layers say the same in many known ones.
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, before)
@@ -51,13 +55,14 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
         _swap(stack, torch.autograd.function.FunctionMeta, "__getattribute__", gradients.attribute)
         _swap(stack, torch.nn.modules.module, "BackwardHook", module_hooks.ModuleHook)
-        _swap(stack, torch.inference_mode, "__enter__", _enter_inference)
-        _swap(stack, torch.inference_mode, "__exit__", _leave_inference)
+        _swap(stack, torch.inference_mode, "__enter__", _here(_enter_inference, torch.inference_mode.__enter__))
+        _swap(stack, torch.inference_mode, "__exit__", _here(_leave_inference, torch.inference_mode.__exit__))
         _swap(stack, torch.autograd.graph.saved_tensors_hooks, "__enter__", _keep_saved)
         _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         stack.enter_context(from_numpy_takes_tensors())
         plain = stack.enter_context(PlainFunctions(module))
+        _swap(stack, builtins, "open", _only_reads(builtins.open))
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
         _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))
         _swap(stack, builtins, "min", _greater_or_less(builtins.min, torch.sym_min, torch.lt))
@@ -69,8 +74,9 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
 @contextlib.contextmanager
 def from_numpy_takes_tensors() -> Iterator[None]:
     """While active, code that makes tensors of a batch of arrays may get it in tensors already."""
-    plain = torch.from_numpy
     with contextlib.ExitStack() as stack:
+        stack.enter_context(RECORDING_LOCK)
+        plain = torch.from_numpy
         _swap(stack, torch, "from_numpy", lambda x: x if isinstance(x, torch.Tensor) else plain(x))
         yield
 
@@ -86,6 +92,12 @@ def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> Non
 def _is_causal(mask, is_causal=None, size=None) -> bool:
     """torch looks whether the mask happens to be causal, for a quicker kernel; the mask says it all."""
     return is_causal is True
+
+
+def _here(ours: Callable, theirs: Callable) -> Callable:
+    """The first for the thread that records, the second for others."""
+    thread = threading.get_ident()
+    return lambda self, *rest: (ours if threading.get_ident() == thread else theirs)(self, *rest)
 
 
 def _enter_inference(self):
@@ -130,6 +142,19 @@ def _recorded_print(prints: printing.Prints):
         return prints.print(*arguments, **options)
 
     return record
+
+
+def _only_reads(plain: Callable) -> Callable:
+    """The open of the code that this thread records; that of libraries and of other threads as it is."""
+    thread = threading.get_ident()
+
+    def opened(file, mode="r", *arguments, **options):
+        writes = not {*"wax+"}.isdisjoint(mode)
+        if writes and threading.get_ident() == thread and not of_library_file(sys._getframe(1).f_code.co_filename):
+            raise NotImplementedError("it opens a file to write to, at every call")
+        return plain(file, mode, *arguments, **options)
+
+    return opened
 
 
 def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Callable:
@@ -242,7 +267,7 @@ class PlainFunctions(TorchFunctionMode):
         if function is torch.autograd.grad:
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
-            return _gaussian_nll_loss(*args, **kwargs)
+            return plain_formulas.gaussian_nll_loss(*args, **kwargs)
         args = self.masks.joined(function, args)
         if function in _PLAIN:
             return _PLAIN[function](*args, **kwargs)
@@ -324,65 +349,12 @@ def _read_numbers(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(item, torch.SymInt) for item in value)
 
 
-def _gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
-    """Source: torch.nn.functional.gaussian_nll_loss."""
-    if not isinstance(var, torch.Tensor):
-        var = torch.full((), float(var), dtype=input.dtype) * torch.ones_like(input)
-    if var.shape != input.shape and input.shape[:-1] == var.shape:
-        var = var.unsqueeze(-1)
-    with torch.no_grad():
-        floor = var.clamp(min=eps)
-    var = var + (floor - var).detach()  # torch clamps without a gradient
-    value = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
-    if full:
-        value = value + 0.9189385332046727  # half the logarithm of 2 pi
-    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
-
-
-def _cov(input, *, correction=1, fweights=None, aweights=None):
-    """Covariances of variables [variable, observation], without torch's look at the weights' values.
-    Source: torch.cov."""
-    x = input.reshape(1, -1) if input.dim() < 2 else input
-    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
-    count = x.shape[1] if weights is None else weights.sum()
-    mean = (x if weights is None else x * weights).sum(1, keepdim=True) / count
-    if aweights is not None and correction:
-        free = count - correction * (weights * aweights).sum() / count
-    else:
-        free = count - correction
-    x = x - mean
-    products = x @ (x if weights is None else x * weights).t().conj()
-    free = torch.clamp(free, min=0) if isinstance(free, torch.Tensor) else max(free, 0)
-    return (products / free).squeeze()
-
-
-def _corrcoef(input):
-    """Source: torch.corrcoef."""
-    c = _cov(input)
-    if not c.dim():
-        return c / c
-    deviation = c.diagonal().real.sqrt() if c.is_complex() else c.diagonal().sqrt()
-    c = c / deviation[:, None] / deviation
-    return torch.complex(c.real.clamp(-1, 1), c.imag.clamp(-1, 1)) if c.is_complex() else c.clamp(-1, 1)
-
-
-_fill_diagonal = torch.Tensor.fill_diagonal_
-
-
-def _fill_view_of_diagonal(x, fill_value, wrap=False):
-    """Write through a view, where torch addresses memory. Source: torch.Tensor.fill_diagonal_."""
-    if x.dim() != 2 or wrap:
-        return _fill_diagonal(x, fill_value, wrap)
-    x.diagonal().fill_(fill_value)
-    return x
-
-
 _PLAIN = {
-    torch.Tensor.fill_diagonal_: _fill_view_of_diagonal,
-    torch.cov: _cov,
-    torch.Tensor.cov: _cov,
-    torch.corrcoef: _corrcoef,
-    torch.Tensor.corrcoef: _corrcoef,
+    torch.Tensor.fill_diagonal_: plain_formulas.fill_diagonal,
+    torch.cov: plain_formulas.cov,
+    torch.Tensor.cov: plain_formulas.cov,
+    torch.corrcoef: plain_formulas.corrcoef,
+    torch.Tensor.corrcoef: plain_formulas.corrcoef,
     torch.logsumexp: data_sizes.logsumexp,
     torch.Tensor.logsumexp: data_sizes.logsumexp,
     torch.special.logsumexp: data_sizes.logsumexp,

@@ -60,6 +60,11 @@ class Graph:
         """Names of the buffers and frozen parameters that it writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
+    def unread_inputs(self) -> set[int]:
+        """Return the places of the inputs that nothing in it uses."""
+        used = {node.name for node in self.module.graph.nodes if node.op == "placeholder" and node.users}
+        return {place for place, name in enumerate(self.inputs) if name not in used}
+
     @functools.cached_property
     def _index_checks(self) -> IndexChecks:
         return IndexChecks(self.module, self.inputs, self.constants)

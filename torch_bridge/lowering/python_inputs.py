@@ -1,20 +1,26 @@
-"""Numbers that a recorded function reads from Python: attributes of modules and settings, closures, globals.
+"""What a recorded function may read from Python: attributes of modules and settings, closures, globals.
 
-A record keeps them as they were. `PythonInputs` finds those that the code may read and tells when one has changed.
-`Varying` decides what a change means: a number becomes an input of the compiled step, anything else another record.
+A record keeps them as they were. `PythonInputs` finds those that the code may read, by the names in it, and tells when
+one has changed.
 """
 
-import collections
+import collections.abc
 import contextlib
+import csv
 import functools
 import inspect
+import io
+import logging
+import operator
+import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from torch_bridge.lowering.python_effects import Traces
 from torch_bridge.lowering.python_names import (
     OWN_STATE,
     class_functions,
@@ -26,81 +32,52 @@ from torch_bridge.lowering.python_names import (
     of_library_module,
     on_host,
 )
+from torch_bridge.lowering.python_places import (
+    ARRAYS,
+    CONTAINERS,
+    SIMPLE,
+    Cell,
+    ClassValue,
+    Place,
+    Slots,
+    TypeValues,
+    is_plain,
+    value_at,
+)
 
-ARRAYS = (torch.Tensor, np.ndarray)
-CONTAINERS = (list, dict, set, collections.deque)
-SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 MOST_ITEMS = 64  # of a list or dict that is looked into
-DEPTH = 3  # objects inside objects
+MOST_WATCHED = 1 << 16  # of a longer one whose items are watched
+DEPTH = 5  # objects inside objects
+NEAR = 2  # of an optimizer: a variable of the loss's own, not one of a trainer that it may reach
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
-
-
-class Place(NamedTuple):
-    """Where a value is kept: container[key]. name: as the code calls it."""
-
-    container: Any
-    key: Any
-    name: str
-
-
-class _Cell:
-    """A variable of an enclosing function, read and written like a dict's entry."""
-
-    def __init__(self, cell: types.CellType):
-        self.cell = cell
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.cell.cell_contents
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.cell.cell_contents = value
-
-
-class _ClassValue:
-    """A value of an object's class that the object may come to shadow, read and written like a dict's entry."""
-
-    def __init__(self, owner: Any):
-        self.owner = owner
-
-    def __getitem__(self, key: Any) -> Any:
-        for scope in (self.owner, *type(self.owner).__mro__):
-            if key in vars(scope):
-                return vars(scope)[key]
-        raise KeyError(key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if inspect.getattr_static(type(self.owner), key) is value:
-            vars(self.owner).pop(key, None)
-        else:
-            vars(self.owner)[key] = value
-
-
-class _TypeValues:
-    """The values of a class, read and written like a dict's entries."""
-
-    def __init__(self, kind: type):
-        self.kind = kind
-
-    def __getitem__(self, key: Any) -> Any:
-        return vars(self.kind)[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        setattr(self.kind, key, value)
+_BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by names that are texts
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_WRITER = type(csv.writer(io.StringIO()))
 
 
 class PythonInputs:
-    """The places that a function and the modules that it calls may read plain values from."""
+    """The places that a function and the modules that it calls may read plain values from.
+
+    places: of plain values. held: of tensors and arrays. registered: of the modules' parameters and buffers.
+    """
 
     def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
-        self.places: list[Place] = []
-        self.held: list[Place] = []  # where tensors and arrays are kept
-        self.registered: list[Place] = []  # where modules keep their parameters and buffers
-        self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets, and the attributes of objects
-        self._machinery: set[int] = set()
-        self._seen: set[int] = set()
-        names = self._callable(function, "", set(), 0)
-        for label, module in modules.items():
-            self._module(module, "" if len(modules) == 1 else label, names)
+        self._root = function, dict(modules)
+        self.look()
+
+    def look(self) -> None:
+        """Find the places, as they are now."""
+        names: set[str] = set()
+        walk = _Walk(names, *self._root)
+        while not walk.found <= names:  # what is handed to a function is read by that function's names
+            names |= walk.found
+            walk = _Walk(names, *self._root)
+        self.places = _named_apart(walk.places)
+        self.held, self.registered = walk.held, walk.registered
+        self._linked = [(place, value_at(place)) for place in walk.links]
+        self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
+        self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.of_modules]
+        self._walk = walk
 
     def values(self) -> list[Any]:
         """Return the present values, in the places' order."""
@@ -108,6 +85,30 @@ class PythonInputs:
             return [container[key] for container, key, _ in self.places]
         except (KeyError, IndexError, ValueError):  # one is gone
             return [value_at(place) for place in self.places]
+
+    def named(self) -> dict[str, Any]:
+        """Return the present values by their places' names."""
+        return {place.name: value for place, value in zip(self.places, self.values(), strict=True)}
+
+    def moved(self) -> list[str]:
+        """Return the names of what is another object, or holds other items, than at the last look."""
+        moved = [place.name for place, value in self._linked if value_at(place) is not value]
+        moved += [name for name, attributes, count in self._counts if len(attributes) != count]
+        return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
+
+    def objects(self) -> list[Any]:
+        """Return the objects that the last look found in places and long lists."""
+        items = [form for _, _, form in self._forms if type(form) is list]
+        return [*(value for _, value in self._linked), *(value_at(place) for place in self.held), *items]
+
+    def signature(self) -> tuple:
+        """Tell two looks apart that found other places, or other objects in them: hashable, while `objects` live."""
+        kind = lambda value: type(value) if isinstance(value, CONTAINERS) else id(value)
+        places = tuple(place.name for place in self.places)
+        items = tuple(tuple(map(id, form)) if type(form) is list else form for _, _, form in self._forms
+                      if not isinstance(form, tuple))  # fmt: skip
+        links = tuple((place.name, kind(value)) for place, value in self._linked)
+        return places, links, tuple((place.name, id(value_at(place))) for place in self.held), items
 
     @contextlib.contextmanager
     def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
@@ -123,24 +124,41 @@ class PythonInputs:
 
     @contextlib.contextmanager
     def effects(self) -> Iterator[set[str]]:
-        """While active, code runs to be recorded. Gives the names of what it changed in Python, which is put back."""
-        tensors = [*self.held, *self.registered]
-        values, held = self.values(), [value_at(place) for place in tensors]
-        kept = [(name, container, _shallow(container)) for name, container in self.containers]
-        changed: set[str] = set()
-        try:
+        """While active, code runs to be recorded. Gives the names of what it changed in Python, which is put back.
+
+        Raises UnsupportedModel before it runs where something could not be put back.
+        """
+        walk = self._walk
+        places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
+        traces = Traces(places, walk.containers + walk.attributes, walk.tables, walk.generators)
+        with traces.of_code(walk.unfollowed) as changed:
             yield changed
-        finally:
-            for name, container, items in kept:
-                if not _same_items(items, container):
-                    changed.add(name)
-                    _refill(container, items)
-            for places, before in ((self.places, values), (tensors, held)):
-                for place, old in zip(places, before, strict=True):
-                    new = value_at(place)
-                    if not _same_item(old, new):
-                        changed.add(place.name)
-                        place.container[place.key] = old
+
+
+class _Walk:
+    """One look at what a function may read. names: of all the code that it may reach, as far as is known; found: those
+    of the code that was reached."""
+
+    def __init__(self, names: set[str], function: Callable, modules: Mapping[str, torch.nn.Module]):
+        self.names, self.found = frozenset(names), set[str]()
+        self._by_text = not _BY_TEXT.isdisjoint(names)
+        self.places: list[Place] = []
+        self.links: list[Place] = []  # where objects and containers are kept
+        self.held: list[Place] = []
+        self.registered: list[Place] = []
+        self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets
+        self.attributes: list[tuple[str, dict]] = []  # of objects and functions, whose changes are put back
+        self.of_modules: list[tuple[str, dict]] = []  # attributes of the user's own, which the recording puts back
+        self.tables: list[tuple[str, dict]] = []  # of modules: their parameters, buffers and parts
+        self.generators: list[tuple[str, Any]] = []  # of random numbers
+        self.unfollowed: list[str] = []  # what a call changes that cannot be put back
+        self.foreign: list[tuple[str, Any]] = []  # containers of torch's and other libraries' own objects
+        self._machinery: set[int] = set()
+        self._seen: set[int] = set()
+        self._compiled = {id(inner) for module in modules.values() for inner in module.modules()}
+        reached = self._callable(function, "", set(), 0)
+        for label, module in modules.items():
+            self._module(module, "" if len(modules) == 1 else label, reached)
 
     def _callable(self, value: Any, label: str, names: set[str], depth: int) -> set[str]:
         """Visit what a function reads; return the names in its code."""
@@ -157,160 +175,179 @@ class PythonInputs:
             return names
         names = names | names_of(function.__code__)
         if owner is not None and not isinstance(owner, types.ModuleType):
-            names = names | methods(type(owner), names)
             self._inside(owner, "self", names, depth)
         self._reads(function, names, depth)
         return names
 
     def _reads(self, function: types.FunctionType, names: set[str], depth: int) -> None:
-        """Visit a function's closure, defaults and globals."""
+        """Visit a function's closure, defaults, globals and attributes."""
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        self.found |= names_of(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
-                self._visit(_Cell(cell), name, cell.cell_contents, name, names, depth)
+                self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for number, item in enumerate(item for item in defaults if not isinstance(item, SIMPLE)):
             self._inside(item, f"default {number} of {function.__name__}", names, depth)
+        if not of_library(function):
+            self._attributes(function.__name__, vars(function), names, depth)
         scope, loaded = function.__globals__, globals_of(function.__code__)
         for name in sorted(names & scope.keys()):
             if name in loaded or not isinstance(scope[name], ARRAYS):  # else an attribute of that name is meant
                 self._visit(scope, name, scope[name], name, names, depth)
 
     def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
-        if isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(isinstance(item, SIMPLE) for item in value)):
+        if is_plain(value):
             self.places.append(Place(container, key, name))
         elif isinstance(value, ARRAYS):
             self.held.append(Place(container, key, name))
         else:
+            self.links.append(Place(container, key, name))
             self._inside(value, name, names, depth)
 
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
-        if isinstance(value, torch.Tensor) or id(value) in self._seen or depth > DEPTH:
+        if isinstance(value, (torch.Tensor, logging.Logger)) or id(value) in self._seen or depth > DEPTH:
+            return
+        if type(value).__module__.partition(".")[0] == "torch_bridge":  # machinery of a compiled forward
+            return
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            if not of_library(value):
+                self._callable(value, name, names, depth + 1)
+            return
+        if isinstance(value, torch.nn.Module):
+            self._module(value, name, names)
             return
         self._seen.add(id(value))
         if isinstance(value, (type, types.ModuleType)):
-            if not of_library_module(value.__module__ if isinstance(value, type) else value):
-                container = _TypeValues(value) if isinstance(value, type) else vars(value)
-                for key in sorted(names & vars(value).keys()):
-                    if not isinstance(vars(value)[key], (types.FunctionType, property, classmethod, staticmethod)):
-                        self._visit(container, key, vars(value)[key], f"{name}.{key}", names, depth + 1)
+            self._namespace(value, name, names, depth)
+        elif isinstance(value, _GENERATORS):
+            self.generators.append((name, value))
+        elif isinstance(value, (io.IOBase, _WRITER)):
+            self.unfollowed.append(f"{name}, a file")
+        elif isinstance(value, collections.abc.Iterator) and of_library_module(type(value).__module__):
+            self.unfollowed.append(f"{name}, an iterator")
+        elif isinstance(value, CONTAINERS):
+            self._container(value, name, names, depth)
+        elif isinstance(value, tuple):
+            objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
+            self._visit_items(value, objects, name, names, depth)  # the others change only with the tuple
+        else:
+            self._object(value, name, names, depth)
+
+    def _namespace(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        """Visit a module of Python's, or a class."""
+        if of_library_module(value.__module__ if isinstance(value, type) else value):
             return
-        if isinstance(value, torch.nn.Module):
-            self._seen.discard(id(value))
-            self._module(value, name, names)
+        names = names | self.names
+        if isinstance(value, type):
+            for function in methods(value, names):
+                self._method(function, depth)
+        container = TypeValues(value) if isinstance(value, type) else vars(value)
+        skipped = (types.FunctionType, property, classmethod, staticmethod) if isinstance(value, type) else ()
+        for key in sorted(names & vars(value).keys()):
+            if not isinstance(vars(value)[key], skipped):
+                self._visit(container, key, vars(value)[key], f"{name}.{key}", names, depth + 1)
+
+    def _method(self, function: types.FunctionType, depth: int) -> None:
+        if not of_library(function):
+            self._reads(function, names_of(function.__code__), depth + 1)
+
+    def _container(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        (self.foreign if id(value) in self._machinery else self.containers).append((name, value))
+        if not isinstance(value, set) and len(value) <= MOST_ITEMS:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            self._visit_items(value, items, name, names, depth)
+
+    def _object(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        kind = type(value)
+        if kind.__module__ == "builtins":
             return
-        if isinstance(value, CONTAINERS) and id(value) not in self._machinery:
-            self.containers.append((name, value))
-        if isinstance(value, (set, collections.deque)):
-            return
-        if isinstance(value, (list, dict)):
-            if len(value) <= MOST_ITEMS:
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                self._visit_items(value, items, name, names, depth)
-        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            if not of_library(value):
-                self._callable(value, name, names, depth + 1)
-        elif hasattr(value, "__dict__"):
-            wanted = names | methods(type(value), names)
-            if type(value).__module__.partition(".")[0] in OWN_STATE:
-                self._machinery |= {id(item) for item in vars(value).values() if isinstance(item, CONTAINERS)}
-            else:
-                self.containers.append((name, vars(value)))
-            for key, item in list(vars(value).items()):
-                if key in wanted:
-                    self._visit(vars(value), key, item, f"{name}.{key}", wanted, depth + 1)
-            self._class_values(value, name, wanted)
+        called = methods(kind, {*names, *self.names})
+        if isinstance(value, torch.optim.Optimizer) and depth <= NEAR and "state" in names:
+            self.unfollowed.append(f"the state of {name}, of which the device holds the newest")
+        named = set[str]().union(*(names_of(function.__code__) for function in called))
+        self.found |= named
+        names = names | named
+        for function in called:
+            self._method(function, depth)
+        attributes = vars(value) if hasattr(value, "__dict__") else None
+        if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
+            self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
+            self._visit_named(attributes, name, names, depth)
+        elif attributes is not None:
+            self._attributes(name, attributes, names, depth)
+        slots = Slots(value)
+        for key in sorted((names | self.names).intersection(slots.keys())):
+            self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
+        if attributes is not None:
+            self._class_values(value, name, names, depth)
+
+    def _attributes(self, name: str, attributes: dict, names: set[str], depth: int) -> None:
+        self.attributes.append((name, attributes))
+        self._visit_named(attributes, name, names, depth)
+
+    def _visit_named(self, attributes: dict, name: str, names: set[str], depth: int) -> None:
+        for key, item in list(attributes.items()):
+            if key in names or key in self.names or self._by_text:
+                self._visit(attributes, key, item, f"{name}.{key}", names, depth + 1)
 
     def _visit_items(self, container: Any, items: Any, name: str, names: set[str], depth: int) -> None:
         for key, item in list(items):
-            self._visit(container, key, item, f"{name}[{key!r}]", names, depth + 1)
+            shown = repr(key) if isinstance(key, SIMPLE) else type(key).__name__
+            self._visit(container, key, item, f"{name}[{shown}]", names, depth + 1)
 
     def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
         for path, inner in module.named_modules():
-            if id(inner) in self._seen or on_host(type(inner)):
+            if id(inner) in self._seen:
                 continue
             self._seen.add(id(inner))
-            wanted = (names | class_names(type(inner))) - _OF_EVERY_MODULE
             prefix = ".".join(filter(None, (label, path))) or type(module).__name__
+            elsewhere = id(inner) not in self._compiled
+            if on_host(type(inner)):
+                if elsewhere and isinstance(vars(inner).get("_defaults"), dict):  # a metric of torchmetrics
+                    lists = [(prefix, item) for item in vars(inner).values() if isinstance(item, list)]
+                    self.containers += [(prefix, vars(inner)), *lists]
+                continue
+            wanted = (names | self.names | class_names(type(inner))) - _OF_EVERY_MODULE
+            if elsewhere:
+                self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
             for key, item in list(vars(inner).items()):
                 if key in wanted:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
             for table in (inner._parameters, inner._buffers):
                 self.registered += [Place(table, key, f"{prefix}.{key}") for key in table]
+            self.tables += [(prefix, table) for table in (inner._parameters, inner._buffers, inner._modules)]
+            if not of_library_module(type(inner).__module__):
+                self.of_modules.append((prefix, vars(inner)))
             if not type(inner).__module__.startswith("torch.nn."):
-                self._class_values(inner, prefix, wanted)
+                self._class_values(inner, prefix, wanted, 1)
             for function in class_functions(type(inner)):
-                if not of_library(function) and id(function) not in self._seen:
-                    self._seen.add(id(function))
-                    self._reads(function, names_of(function.__code__), 1)
+                self._method(function, 0)
             for hook in _hooks_of(inner):
                 if not of_library(hook):
                     self._callable(hook, f"a hook of {prefix}", set(), 1)
 
-    def _class_values(self, owner: Any, name: str, wanted: set[str]) -> None:
+    def _class_values(self, owner: Any, name: str, wanted: set[str], depth: int) -> None:
         for base in type(owner).__mro__[:-1]:
-            for key in wanted & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
+            for key in (wanted | self.names) & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
                 value = vars(base)[key]
-                if isinstance(value, SIMPLE) and inspect.getattr_static(type(owner), key) is value:
-                    self.places.append(Place(_ClassValue(owner), key, f"{name}.{key}"))
+                if (is_plain(value) or isinstance(value, CONTAINERS)) and (
+                    inspect.getattr_static(type(owner), key) is value
+                ):
+                    self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)
 
 
-class Varying:
-    """Follow the values of a function's Python inputs from call to call.
-
-    dynamic: numbers that have changed, now inputs of the compiled step, in order. fixed: other values that have
-    changed: each combination has a record of its own.
-    """
-
-    def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
-        self.inputs = PythonInputs(function, modules)
-        self.dynamic: list[int] = []
-        self.fixed: set[int] = set()
-        self._ignored: set[int] = set()
-        self._last = self.inputs.values()
-        self._state: tuple[tuple, list[Any]] = (((), ()), [])
-
-    def state(self) -> tuple[tuple, list[Any]]:
-        """Return a key of what has to be recorded apart, and the dynamic numbers as 0-d arrays."""
-        values = self.inputs.values()
-        if values != self._last:
-            for number, (old, new) in enumerate(zip(self._last, values, strict=True)):
-                if old != new and number not in self._ignored and number not in self.fixed:
-                    self._take(number, old, new)
-            self._last = values
-            self._renew()
-        return self._state
-
-    def _take(self, number: int, old: Any, new: Any) -> None:
-        if not (_is_number(old) and _is_number(new)):
-            self.fixed.add(number)
-            if number in self.dynamic:
-                self.dynamic.remove(number)
-        elif number not in self.dynamic:
-            self.dynamic.append(number)
-
-    def _renew(self) -> None:
-        constant = tuple((number, _key(self._last[number])) for number in sorted(self.fixed))
-        self._state = (tuple(self.dynamic), constant), self.arrays(self.dynamic)
-
-    def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Return the last values of these places, as 0-d arrays."""
-        return [_array(self._last[number]) for number in numbers]
-
-    def branch_on(self, numbers: Sequence[int]) -> None:
-        """Take these dynamic numbers for values that Python itself needs, from now on."""
-        self.dynamic = [number for number in self.dynamic if number not in numbers]
-        self.fixed.update(numbers)
-        self._renew()
-
-    def ignore(self, numbers: Sequence[int]) -> None:
-        """Take these dynamic numbers for values that nothing reads."""
-        self.dynamic = [number for number in self.dynamic if number not in numbers]
-        self._ignored.update(numbers)
-        self._renew()
-
-    def names(self, numbers: Sequence[int]) -> str:
-        """Return the places' names, for a message."""
-        return ", ".join(self.inputs.places[number].name for number in numbers)
+def _named_apart(places: list[Place]) -> list[Place]:
+    """Return the places, of which no two have one name."""
+    seen: collections.Counter[str] = collections.Counter()
+    apart = []
+    for place in places:
+        seen[place.name] += 1
+        again = seen[place.name]
+        apart.append(place if again == 1 else place._replace(name=f"{place.name} ({again})"))
+    return apart
 
 
 def _hooks_of(module: torch.nn.Module) -> list[Callable]:
@@ -319,43 +356,23 @@ def _hooks_of(module: torch.nn.Module) -> list[Callable]:
     return [hook for table in tables for hook in table.values()]
 
 
-def _shallow(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+def _form(container: Any) -> Any:
+    """Return what a look at a container depends on beside the places in it: a set's items, a dict's keys (a tuple), a
+    long list's items (a list), else the length."""
+    if isinstance(container, set):
+        return frozenset(container)
+    if isinstance(container, dict) and len(container) <= MOST_ITEMS:
+        return tuple(container)
+    if not isinstance(container, dict) and MOST_ITEMS < len(container) <= MOST_WATCHED:
+        return list(container)
+    return len(container)
 
 
-def _same_items(before: Any, container: Any) -> bool:
-    now = _shallow(container)
-    if len(now) != len(before):
+def _has_form(container: Any, form: Any) -> bool:
+    if type(form) is int:
+        return len(container) == form
+    if len(container) != len(form):
         return False
-    if isinstance(now, dict):
-        return all(key in now and _same_item(value, now[key]) for key, value in before.items())
-    return all(map(_same_item, before, now))
-
-
-def _same_item(old: Any, new: Any) -> bool:
-    return old is new or (isinstance(old, SIMPLE) and type(new) is type(old) and new == old)
-
-
-def _refill(container: Any, items: Any) -> None:
-    container.clear()
-    (container.update if isinstance(container, (dict, set)) else container.extend)(items)
-
-
-def value_at(place: Place) -> Any:
-    """Return the value that is kept there now; None where there is none."""
-    try:
-        return place.container[place.key]
-    except (KeyError, IndexError, ValueError):
-        return None
-
-
-def _key(value: Any) -> Any:
-    return value if isinstance(value, (*SIMPLE, tuple)) else id(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _array(value: Any) -> np.ndarray:
-    return np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
+    if type(form) is tuple:
+        return all(map(container.__contains__, form))
+    return container == form if type(form) is frozenset else all(map(operator.is_, container, form))

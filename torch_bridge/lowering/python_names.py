@@ -11,14 +11,21 @@ from typing import Any
 
 import torch
 
+_ASIDE = set(
+    "__init__ __new__ __del__ __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ "
+    "__copy__ __deepcopy__ __dir__ __sizeof__ __init_subclass__ __class_getitem__ __subclasshook__ __setattr__ "
+    "__delattr__".split()
+)
 _AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
 OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lightning pytorch_lightning".split())
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
+_LIBRARIES = (os.path.dirname(os.__file__), "site-packages", f"{os.sep}torch_bridge{os.sep}")
 
 
 def names_of(code: types.CodeType) -> set[str]:
+    """The names in the code and in functions inside it; texts that could be names too, as getattr(args, "lam") has."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(names_of, inner))
+    texts = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    return texts.union(code.co_names, *map(names_of, inner))
 
 
 def globals_of(code: types.CodeType) -> set[str]:
@@ -27,21 +34,22 @@ def globals_of(code: types.CodeType) -> set[str]:
     return own.union(*(globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
-def methods(kind: type, names: set[str]) -> set[str]:
-    """The names in the methods of a class that code with these names may call, directly or not."""
-    found: set[str] = set()
-    waiting = set(names)
+def methods(kind: type, names: set[str]) -> list[types.FunctionType]:
+    """The methods of a class that code with these names may call, directly or not; operators, calls and protocols too,
+    which have no name in the code."""
+    found: dict[str, types.FunctionType] = {}
+    protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if name.startswith("__")}
+    waiting = names | (protocols - _ASIDE)
     while waiting:
         name = waiting.pop()
         method = inspect.getattr_static(kind, name, None)
         if isinstance(method, property):
             method = method.fget
         function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-        if isinstance(function, types.FunctionType):
-            new = names_of(function.__code__) - found - names
-            found |= new
-            waiting |= new
-    return found
+        if isinstance(function, types.FunctionType) and name not in found:
+            found[name] = function
+            waiting |= names_of(function.__code__) - found.keys()
+    return list(found.values())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -81,7 +89,11 @@ def of_library(value: Any) -> bool:
     while isinstance(value, functools.partial):
         value = value.func
     code = getattr(value, "__code__", None)
-    return code is None or any(part in code.co_filename for part in _LIBRARIES)
+    return code is None or of_library_file(code.co_filename)
+
+
+def of_library_file(file: str) -> bool:
+    return any(part in file for part in _LIBRARIES)
 
 
 def mentions(value: Any, name: str) -> bool:
@@ -111,4 +123,4 @@ def of_library_module(module: Any) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return getattr(module, "__name__", "") != "__main__"
-    return any(part in file for part in _LIBRARIES) or module.__name__.partition(".")[0] in OWN_STATE
+    return of_library_file(file) or module.__name__.partition(".")[0] in OWN_STATE

@@ -38,6 +38,10 @@ _PLACING = set(
     "index_put _unsafe_index_put index_add index_copy index_fill scatter scatter_add scatter_reduce put one_hot "
     "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward cross_entropy_loss".split()
 )
+_FLOATING = set(  # torch takes integers for float32 there
+    "reciprocal true_divide sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan "
+    "sigmoid erf erfc lgamma digamma".split()
+)
 
 
 def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -58,6 +62,8 @@ def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Ma
         args = (args[0], *jax.tree.map(_position, args[1:]))  # positions beyond 32 bits are errors in torch too
         if getattr(args[0], "dtype", None) != np.int64 or name == "one_hot":
             return lower(call, *jax.tree.map(_position, args), **kwargs)
+    elif name in _FLOATING:
+        return lower(call, *jax.tree.map(_floating, args), **kwargs)
     elif name not in _KEEPING:
         raise NotImplementedError(
             f"{node.target} of integers that may leave 32 bits: bring them into range before (a remainder or a clamp)"
@@ -101,6 +107,13 @@ def _position(value: Any) -> Any:
         return value
     with jax.enable_x64(True):
         return jnp.clip(value, *INT32).astype(jnp.int32)
+
+
+def _floating(value: Any) -> Any:
+    if getattr(value, "dtype", None) != np.int64:
+        return value
+    with jax.enable_x64(True):
+        return value.astype(jnp.float32)
 
 
 def _widened(value: Any) -> Any:

@@ -19,7 +19,8 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
-from torch_bridge.lowering.python_inputs import PythonInputs, value_at
+from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.python_places import value_at
 from torch_bridge.lowering.ready import check_ready
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
@@ -60,7 +61,8 @@ class TorchTask:
         self.criterion = loss
         self.forward_record = Record(Forward(module))
         self._python = PythonInputs(loss or module.forward, {"": module})
-        self._values = self._python.values()
+        self._values = self._python.named()
+        self._moved: list[str] = []  # what other objects are in place of since then
         self.loss_record = self._loss_record()
         self._unread: set[int] = set()
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -145,22 +147,27 @@ class TorchTask:
 
     def stale(self) -> list[str]:
         """Return the names of the Python values, of the module and the loss, that are not those of the record."""
-        values, constants = self._python.values(), self._changed_constants()
-        if values == self._values and not constants:
+        constants = self._changed_constants()
+        if moved := self._python.moved():
+            self._moved += moved
+            self._python.look()
+        values = self._python.named()
+        if values == self._values and not constants and not self._moved:
             return []
         try:
             now = [self._loss_record().graph((self._shapes,), training)[0] for training in (False, True)]
             if all(
                 graph.computes_as(self.loss_record.graph((self._shapes,), i == 1)[0]) for i, graph in enumerate(now)
             ):
-                self._values = values  # nothing reads what changed
+                self._values, self._moved = values, []  # nothing reads what changed
                 self._unread.update(constants)
                 self._hold_constants()
                 return []
         except UnsupportedModel:
             pass
-        pairs = zip(self._python.places, self._values, values, strict=True)
-        return [place.name for place, recorded, now in pairs if recorded != now] + list(constants.values())
+        names = {**self._values, **values}
+        changed = [name for name in names if self._values.get(name) != values.get(name)]
+        return [*changed, *self._moved, *constants.values()]
 
     def _hold_constants(self) -> None:
         """Remember the tensors and arrays of elsewhere that the records may hold, and where they are kept."""

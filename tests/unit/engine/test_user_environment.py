@@ -50,7 +50,10 @@ def test_a_stream_without_isatty_is_no_terminal():
 
 def test_a_process_that_compiles_nothing_is_refused(config, tmp_path):
     """jax.jit's lower() and compile() raise there, in the middle of the first step."""
-    with jax.disable_jit(), pytest.raises(UserError, match="JAX_DISABLE_JIT is set"):
+    with (
+        jax.disable_jit(),
+        pytest.raises(UserError, match="JAX_DISABLE_JIT is True, and a step is one compiled program"),
+    ):
         Trainer(config=config("", f"run.dir={tmp_path}/run"), task="digits.classify")
 
 

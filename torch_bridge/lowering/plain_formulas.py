@@ -1,0 +1,56 @@
+"""Functions of torch that look at values or address memory, as formulas of tensors that can be recorded."""
+
+import torch
+
+
+def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+    """Source: torch.nn.functional.gaussian_nll_loss."""
+    if not isinstance(var, torch.Tensor):
+        var = torch.full((), float(var), dtype=input.dtype) * torch.ones_like(input)
+    if var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    with torch.no_grad():
+        floor = var.clamp(min=eps)
+    var = var + (floor - var).detach()  # torch clamps without a gradient
+    value = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        value = value + 0.9189385332046727  # half the logarithm of 2 pi
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+
+
+def cov(input, *, correction=1, fweights=None, aweights=None):
+    """Covariances of variables [variable, observation], without torch's look at the weights' values.
+    Source: torch.cov."""
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    count = x.shape[1] if weights is None else weights.sum()
+    mean = (x if weights is None else x * weights).sum(1, keepdim=True) / count
+    if aweights is not None and correction:
+        free = count - correction * (weights * aweights).sum() / count
+    else:
+        free = count - correction
+    x = x - mean
+    products = x @ (x if weights is None else x * weights).t().conj()
+    free = torch.clamp(free, min=0) if isinstance(free, torch.Tensor) else max(free, 0)
+    return (products / free).squeeze()
+
+
+def corrcoef(input):
+    """Source: torch.corrcoef."""
+    c = cov(input)
+    if not c.dim():
+        return c / c
+    deviation = c.diagonal().real.sqrt() if c.is_complex() else c.diagonal().sqrt()
+    c = c / deviation[:, None] / deviation
+    return torch.complex(c.real.clamp(-1, 1), c.imag.clamp(-1, 1)) if c.is_complex() else c.clamp(-1, 1)
+
+
+_fill_diagonal = torch.Tensor.fill_diagonal_
+
+
+def fill_diagonal(x, fill_value, wrap=False):
+    """Write through a view, where torch addresses memory. Source: torch.Tensor.fill_diagonal_."""
+    if x.dim() != 2 or wrap:
+        return _fill_diagonal(x, fill_value, wrap)
+    x.diagonal().fill_(fill_value)
+    return x

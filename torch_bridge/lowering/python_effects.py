@@ -1,0 +1,123 @@
+"""What code changes in Python while it is recorded: found, and put back."""
+
+import contextlib
+import logging
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.lowering.errors import Obstacle, UnsupportedModel
+from torch_bridge.lowering.python_names import OWN_STATE, of_library_file
+from torch_bridge.lowering.python_places import Place, same, value_at
+from torch_bridge.lowering.recording_lock import RECORDING_LOCK
+
+ADVICE = "A record runs Python once, and every call has to: keep it out of the loss and the forward pass."
+
+
+class Traces:
+    """places, containers, tables and generators: as PythonInputs finds them, with their values before the code runs."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        containers: Sequence[tuple[str, Any]],
+        tables: Sequence[tuple[str, dict]],
+        generators: Sequence[tuple[str, Any]],
+    ):
+        self._places = [(place, value_at(place)) for place in places]
+        self._containers = [(name, container, _shallow(container)) for name, container in containers]
+        self._tables = [(name, table, set(table)) for name, table in tables]
+        self._generators = [(name, generator, _state_of(generator)) for name, generator in generators]
+
+    @contextlib.contextmanager
+    def of_code(self, unfollowed: Sequence[str]) -> Iterator[set[str]]:
+        """While active, the code runs. Gives the names of what it has changed, which is put back.
+
+        unfollowed: what the code may change and what cannot be put back. Raises UnsupportedModel where there is any.
+        """
+        if unfollowed:
+            raise UnsupportedModel("the code", [Obstacle(f"Python takes from or writes to {unfollowed[0]}")], ADVICE)
+        changed: set[str] = set()
+        try:
+            with RECORDING_LOCK, _without_logging():
+                yield changed
+        finally:
+            self._put_back(changed)
+
+    def _put_back(self, changed: set[str]) -> None:
+        for name, table, before in self._tables:
+            for key in table.keys() - before:
+                changed.add(f"{name}.{key}")
+                del table[key]
+        for name, container, items in self._containers:
+            if not _same_items(items, container):
+                changed.add(name)
+                _refill(container, items)
+        for place, old in self._places:
+            if not same(old, value_at(place)):
+                changed.add(place.name)
+                place.container[place.key] = old
+        for name, generator, state in self._generators:
+            if not _same_state(state, _state_of(generator)):
+                changed.add(name)
+                _set_state(generator, state)
+
+
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+    """Raise NotImplementedError, which names what cannot be recorded, where the user's own code is about to log."""
+    factory = logging.getLogRecordFactory()
+
+    def refuse(name: str, level: int, path: str, line: int, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        if name.partition(".")[0] not in OWN_STATE and not of_library_file(path):
+            raise NotImplementedError(f"it logs a line at every call, at {path}:{line}")
+        return factory(name, level, path, line, *args, **kwargs)
+
+    logging.setLogRecordFactory(refuse)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(factory)
+
+
+def _shallow(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _same_items(before: Any, container: Any) -> bool:
+    now = _shallow(container)
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return all(key in now and same(value, now[key]) for key, value in before.items())
+    return all(map(same, before, now))
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(items)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _same_state(old: Any, new: Any) -> bool:
+    if isinstance(old, torch.Tensor):
+        return torch.equal(old, new)
+    return pickle.dumps(old) == pickle.dumps(new)

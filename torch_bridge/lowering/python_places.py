@@ -1,0 +1,111 @@
+"""Where Python code keeps values: variables, attributes and items, each read and written like a dict's entry."""
+
+import collections
+import enum
+import inspect
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+ARRAYS = (torch.Tensor, np.ndarray)
+CONTAINERS = (list, dict, set, collections.deque)
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
+
+
+class Place(NamedTuple):
+    """Where a value is kept: container[key]. name: as the code calls it."""
+
+    container: Any
+    key: Any
+    name: str
+
+
+class Cell:
+    """A variable of an enclosing function."""
+
+    def __init__(self, cell: types.CellType):
+        self.cell = cell
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.cell.cell_contents
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+class ClassValue:
+    """A value of an object's class that the object may come to shadow."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def __getitem__(self, key: Any) -> Any:
+        for scope in (self.owner, *type(self.owner).__mro__):
+            if key in getattr(scope, "__dict__", ()):
+                return vars(scope)[key]
+        raise KeyError(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if inspect.getattr_static(type(self.owner), key) is value:
+            vars(self.owner).pop(key, None)
+        else:
+            vars(self.owner)[key] = value
+
+
+class TypeValues:
+    """The values of a class."""
+
+    def __init__(self, kind: type):
+        self.kind = kind
+
+    def __getitem__(self, key: Any) -> Any:
+        return vars(self.kind)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        setattr(self.kind, key, value)
+
+
+class Slots:
+    """The attributes of an object that has no `__dict__`."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return object.__getattribute__(self.owner, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        object.__setattr__(self.owner, key, value)
+
+    def keys(self) -> list[str]:
+        """Return the names of those that are set."""
+        slots = [name for kind in type(self.owner).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+        return [name for name in slots if name != "__dict__" and hasattr(self.owner, name)]
+
+
+def _listed(slots: Any) -> Any:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def value_at(place: Place) -> Any:
+    """Return the value that is kept there now; None where there is none."""
+    try:
+        return place.container[place.key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a value that is told from others by `==`."""
+    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(item, PLAIN) for item in value))
+
+
+def same(old: Any, new: Any) -> bool:
+    """Return True for the same object, and for plain values that are equal."""
+    return old is new or (is_plain(old) and type(new) is type(old) and is_plain(new) and bool(new == old))

@@ -1,0 +1,60 @@
+"""One thread records at a time: a record exchanges functions of torch and Python for the whole process meanwhile."""
+
+import contextlib
+import io
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+RECORDING_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what torch says about its own internals, and what this thread prints: code that is recorded runs several
+    times. What a user can mend arrives as UnsupportedModel."""
+    named = [x for name, x in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
+    torchs = [x for x in named if isinstance(x, logging.Logger) and x.level and x.name != "torch.__trace"]
+    torchs.append(logging.getLogger("torch"))  # __trace is what draft_export reads
+    levels = [logger.level for logger in torchs]
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(_Muted(sys.stderr)),
+        contextlib.redirect_stdout(_Muted(sys.stdout)),
+    ):
+        warnings.simplefilter("ignore")
+        for logger in torchs:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(torchs, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def without_logging() -> Iterator[None]:
+    """Have nothing logged: torch's draft export reads its own log, and would report what it finds there otherwise."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+
+
+class _Muted(io.TextIOBase):
+    """A stream that takes nothing from the thread that made it."""
+
+    def __init__(self, stream: Any):
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()

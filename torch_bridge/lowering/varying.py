@@ -1,0 +1,113 @@
+"""What a change of the values that a recorded function reads from Python means: an input, or another record."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.python_places import PLAIN, is_plain, same
+
+MOST_KEPT = 32  # arrangements of objects that are known again
+
+
+class Varying:
+    """Follow the values of a function's Python inputs from call to call.
+
+    dynamic: numbers that have changed, now inputs of the compiled step, in order. fixed: other values that have
+    changed: each combination has a record of its own, as has each arrangement of the objects that hold them.
+    """
+
+    def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
+        self.inputs = PythonInputs(function, modules)
+        self.dynamic: list[int] = []
+        self.fixed: set[int] = set()
+        self._last = self.inputs.values()
+        self._arrangement = self._made = 0
+        self._exchanged: list[str] = []
+        self._known: dict[tuple, tuple[int, list]] = {self.inputs.signature(): (0, self.inputs.objects())}
+        self._renew()
+
+    def state(self) -> tuple[tuple, list[np.ndarray]]:
+        """Return a key of what has to be recorded apart, and the dynamic numbers as 0-d arrays."""
+        moved = self.inputs.moved()
+        if moved:
+            self._exchanged = moved
+            self._look_again()
+        values = self.inputs.values()
+        if not all(map(operator.is_, values, self._last)):
+            changed = [n for n, value in enumerate(values) if not same(self._last[n], value)]
+            if not all(is_plain(values[number]) for number in changed):  # an object in place of None
+                self._look_again()
+                return self.state()
+            for number in changed:
+                if number not in self.fixed:
+                    self._take(number, self._last[number], values[number])
+            self._last = values
+            if changed:
+                self._renew()
+        return self._state
+
+    def _look_again(self) -> None:
+        """Find the places anew, where objects or items have been exchanged; a place is known again by its name."""
+        last = {place.name: value for place, value in zip(self.inputs.places, self._last, strict=True)}
+        dynamic, fixed = self.names(self.dynamic), self.names(sorted(self.fixed))
+        self.inputs.look()
+        numbers = {place.name: number for number, place in enumerate(self.inputs.places)}
+        self.dynamic = [numbers[name] for name in dynamic if name in numbers]
+        self.fixed = {numbers[name] for name in fixed if name in numbers}
+        self._last = [last.get(name, value) for name, value in zip(numbers, self.inputs.values(), strict=True)]
+        signature = self.inputs.signature()
+        if signature not in self._known:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            self._made += 1
+            self._known[signature] = self._made, self.inputs.objects()  # whose ids the signature holds
+        self._arrangement = self._known[signature][0]
+        self._renew()
+
+    def _take(self, number: int, old: Any, new: Any) -> None:
+        if not (_is_number(old) and _is_number(new)):
+            self.fixed.add(number)
+            if number in self.dynamic:
+                self.dynamic.remove(number)
+        elif number not in self.dynamic:
+            self.dynamic.append(number)
+
+    def _renew(self) -> None:
+        apart = self.fixed if self._made == 0 else {*range(len(self._last))} - {*self.dynamic}
+        constant = tuple((number, _key(self._last[number])) for number in sorted(apart))
+        key = tuple(self.dynamic), (self._arrangement, *constant)
+        self._state: tuple[tuple, list[np.ndarray]] = key, self.arrays(self.dynamic)
+
+    def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Return the last values of these places, as 0-d arrays."""
+        return [_array(self._last[number]) for number in numbers]
+
+    def branch_on(self, numbers: Sequence[int]) -> None:
+        """Take these dynamic numbers for values that Python itself needs, from now on."""
+        self.dynamic = [number for number in self.dynamic if number not in numbers]
+        self.fixed.update(numbers)
+        self._renew()
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        """Return the places' names."""
+        return [self.inputs.places[number].name for number in numbers]
+
+    def changing(self) -> str:
+        """Return the names of what has asked for other records, for a message."""
+        return ", ".join([*self.names(sorted(self.fixed)), *self._exchanged][:3])
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, (*PLAIN, tuple)) else id(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.complexfloating))
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float32 if isinstance(value, (float, np.floating)) else np.int64)

@@ -28,6 +28,7 @@ EXTRAS = {  # module -> the extra that brings it
     "PIL": "images",
     "matplotlib": "tune",
     "optuna": "tune",
+    "sqlalchemy": "tune",
     "plotly": "tune",
     "datasets": "text",
     "pandas": "text",

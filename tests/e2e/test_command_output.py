@@ -22,7 +22,16 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ["--config", "configs/digits_tiny.yaml", "shard.devices=1", "train.steps=2", "train.epochs=null"]
 TINY += ["tracking.tensorboard=false", "evaluation.every_steps=2"]
-OF_THE_CORE = {"etils", "joblib", "ml_dtypes", "orbax", "scipy", "sklearn", "yaml"}  # other names, or brought by it
+OF_THE_CORE = {
+    "absl",
+    "etils",
+    "joblib",
+    "ml_dtypes",
+    "orbax",
+    "scipy",
+    "sklearn",
+    "yaml",
+}  # other names, or brought by it
 ASKED_FOR = {"boto3", "peft", "timm"}  # by a message of its own
 
 READS = """

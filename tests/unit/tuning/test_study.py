@@ -182,8 +182,9 @@ def _wait_for(found, seconds=90.0):
     raise TimeoutError
 
 
-def test_trials_are_mlflow_runs_nested_in_the_studys(files):
+def test_trials_are_mlflow_runs_nested_in_the_studys(files, monkeypatch):
     mlflow = pytest.importorskip("mlflow.tracking")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # which mlflow.set_tracking_uri sets for the process
     given = [*files(), "--no-plots", "--trials", "2", "train.epochs=1", "tracking.mlflow=true"]
     assert tune.main(given) == 0
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{pathlib.Path('study/mlflow.db').absolute()}")

@@ -97,7 +97,8 @@ class Trainer:
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
         self._edits: ModuleEdits | None = None
         if is_torch_module(self.user_model):
-            self.callbacks.reads = ModuleReads(self.user_model, self.write_back, lambda: self.state, optimizer)
+            state = lambda: self.state
+            self.callbacks.reads = ModuleReads(self.user_model, loss, self.write_back, state, optimizer, scheduler)
             self._edits = ModuleEdits(self.user_model, loss, optimizer)
 
     # --- what it was made of ------------------------------------------------------------------------------------
@@ -174,6 +175,8 @@ class Trainer:
         taken: see `folder`.
         """
         self._take_edits()
+        if self.callbacks.reads is not None:
+            self.callbacks.reads.settings.begin(self.program)
         if self.config.train.fast_dev_run:
             return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
@@ -285,15 +288,16 @@ class Trainer:
     def write_back(self) -> None:
         """The current weights (the averaged ones where there are) into the model that the user gave, if any, and the
         optimizer's state into a torch optimizer that was given."""
-        if is_torch_module(self.user_model):
-            from torch_bridge.from_torch import write_back
+        reads = self.callbacks.reads
+        with reads.writing() if reads is not None else contextlib.nullcontext():
+            if reads is not None:
+                from torch_bridge.from_torch import write_back
 
-            with self.callbacks.reads.writing():
                 write_back(self.model(), self.user_model)
-        elif self.user_model is not None:
-            nnx.update(self.user_model, nnx.state(self.model()))
-        given, state = self.program.given, self.state
-        if given is not None:
-            given.write_back(state.opt_state, int(state.updates), int(state.step), self.steps_per_epoch)
+            elif self.user_model is not None:
+                nnx.update(self.user_model, nnx.state(self.model()))
+            given, state = self.program.given, self.state
+            if given is not None:
+                given.write_back(state.opt_state, int(state.updates), int(state.step), self.steps_per_epoch)
         if self._edits is not None:
             self._edits.note()

@@ -173,6 +173,8 @@ class Callbacks:
             if found is not None and callable(getattr(callback, "load_state_dict", None)):
                 waiting.remove(found)
                 callback.load_state_dict(found[1])
+                if self.reads is not None:
+                    self.reads.check(f"{type(callback).__name__}.load_state_dict")
 
 
 def _check(callback: Any) -> None:

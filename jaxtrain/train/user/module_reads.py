@@ -8,21 +8,38 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
+from jaxtrain.train.user.settings import CompiledSettings
 
 
 class ModuleReads:
-    """Have callbacks that read the module's tensors find the present weights in them.
+    """Have callbacks that read the module's tensors find the present weights in them, and refuse what they change.
 
-    module: torch's. write_back: puts the weights into it. state: gives the run's state. optimizer: a torch optimizer
-    whose state is written back too.
+    module: torch's. loss: what it is trained by; its tensors count where it is a module. write_back: puts the weights
+    into them. state: gives the run's state. optimizer: a torch optimizer whose state is written back too. scheduler: of
+    the optimizer.
     """
 
-    def __init__(self, module: Any, write_back: Callable[[], None], state: Callable[[], Any], optimizer: Any = None):
+    def __init__(
+        self,
+        module: Any,
+        loss: Any,
+        write_back: Callable[[], None],
+        state: Callable[[], Any],
+        optimizer: Any = None,
+        scheduler: Any = None,
+    ):
         from torch_bridge.awaited import Awaited
+        from torch_bridge.awaited_state import AwaitedState
         from torch_bridge.torch_edits import TensorEdits
 
-        self._tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        self._awaited = Awaited(self._tensors.values(), self._fetch)
+        self.settings = CompiledSettings(module, loss, optimizer, scheduler)
+        parts = {"": module} | ({"loss.": loss} if hasattr(loss, "named_parameters") else {})
+        named = {at + name: t for at, part in parts.items() for name, t in part.named_parameters()}
+        named |= {at + name: t for at, part in parts.items() for name, t in part.named_buffers()}
+        first = {id(tensor): name for name, tensor in reversed(named.items())}  # a loss may hold the module
+        self._tensors = {name: tensor for name, tensor in named.items() if first[id(tensor)] == name}
+        self._awaited = [Awaited(self._tensors.values(), self._fetch)]
+        self._awaited += [AwaitedState(optimizer, self._fetch)] if hasattr(optimizer, "param_groups") else []
         self._edits, self._write_back, self._state, self._optimizer = TensorEdits, write_back, state, optimizer
         self._held = self._active = False
         self._read: Any = None  # edits since the weights were read
@@ -46,20 +63,23 @@ class ModuleReads:
         """Begin to wait for a reader, before a callback."""
         if self._active and not self._held:
             self._thread, self._read, self._held = threading.get_ident(), None, True
-            self._awaited.hold()
+            for awaited in self._awaited:
+                awaited.hold()
 
     def release(self) -> None:
         """End waiting: the tensors are written."""
         if self._held:
             self._held = False
-            self._awaited.release()
+            for awaited in self._awaited:
+                awaited.release()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Around the trainer's own writes, which are no changes that a callback makes."""
         self.release()
         changed = self._read is not None and bool(self._read.all())
-        yield
+        with self.settings.writing():
+            yield
         if self._read is not None and not changed:
             self._read.note()
 
@@ -71,6 +91,7 @@ class ModuleReads:
                 f"callback {reader} changed {changed[0]} in the torch module, but a run trains its own copy on the "
                 "devices: change weights in a loop of your own (jaxtrain.compile, docs/own_loop.md)"
             )
+        self.settings.check(reader)
 
     def _fetch(self) -> None:
         if not self._held:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from jaxtrain import commands, flags, redaction
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import terminal
 from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 
 OPTIONS = ("--help", "--config", "--resume", "--dry-run", "--print-config", "--profile", "--quiet")
@@ -50,7 +51,8 @@ def main(argv: commands.Arguments = None) -> int:
         arguments.flags = given
         if arguments.quiet:
             arguments.overrides.append("run.quiet=true")
-        return commands.main(together(run), arguments)
+        with terminal.outliving_its_reader():
+            return commands.main(together(run), arguments)
 
     return commands.main(parse_and_run, argparse.Namespace())  # a mistake in a flag, or in the config of --help
 

@@ -12,11 +12,13 @@ import pathlib
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import plain_files
+from jaxtrain.runtime.kept_file import KeptFile
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 
 NAME = "run.lock"
@@ -34,20 +36,21 @@ class FolderLock:
     def __init__(self, folder: pathlib.Path, info: Callable[[str], None] = print):
         self.path = folder / NAME
         self.info = info
-        self._file = -1
+        self._file: KeptFile | None = None
         self._released = threading.Event()
 
     def acquire(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             plain_files.refuse_links(self.path.parent)
-            self._file = plain_files.open_plain(self.path, os.O_RDWR)
+            self._file = KeptFile(self.path, os.O_RDWR)
         except OSError as error:
             raise UserError(
                 f"run.dir: cannot write to {self.path.parent}: {error.strerror}; choose another run.dir"
             ) from None
+        _OPEN.add(self)
         try:
-            self._lock()
+            self._lock(self._file)
             self._await_silence()
             self._sign(0)
         except OSError as error:
@@ -58,14 +61,19 @@ class FolderLock:
 
     def release(self) -> None:
         """Leaves an empty file: removing it could take away the lock of whoever waits for it."""
-        if self._file < 0:
-            return
         self._released.set()
-        try:
-            os.ftruncate(self._file, 0)
-        finally:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # who finds the name of a process that has ended takes the lock over
+                os.ftruncate(file.descriptor(), 0)
+            file.close()
+
+    def leave_to_parent(self) -> None:
+        """In a child that this process forked; the lock would last for as long as the child has the file open."""
+        self._released = threading.Event()  # a thread that the child lacks may have been about to read it
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> "FolderLock":
         self.acquire()
@@ -74,11 +82,11 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _lock(self) -> None:
+    def _lock(self, file: KeptFile) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file.descriptor(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
                 if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -109,16 +117,24 @@ class FolderLock:
         self.info(f"{self.path}: {who} has ended without letting go; taken over")
 
     def _refuse(self, holder: dict[str, Any] | None) -> None:
-        os.close(self._file)
-        self._file = -1
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
         who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+        if holder and holder["host"] == socket.gethostname() and not _runs_here(holder):
+            raise UserError(
+                f"run.dir: {who}, which has ended, left processes that still hold {self.path} (`fuser {self.path}` "
+                "lists them); end them, or choose another run.dir"
+            )
         raise UserError(
             f"run.dir: {who} trains in {self.path.parent} already; wait for it, stop it, or choose another run.dir"
         )
 
     def _read(self) -> dict[str, Any] | None:
+        if self._file is None:
+            return None
         try:
-            word = json.loads(os.pread(self._file, 4096, 0))
+            word = json.loads(os.pread(self._file.descriptor(), 4096, 0))
         except (ValueError, RecursionError):
             return None  # empty, or cut off by a crash while it was written
         if not isinstance(word, dict) or type(word.get("pid")) is not int or not isinstance(word.get("host"), str):
@@ -126,10 +142,16 @@ class FolderLock:
         return {"started": None, **word}
 
     def _sign(self, count: int) -> None:
+        """Write who holds the lock. Raises OSError."""
+        file = self._file
+        if file is None:
+            return
+        if file.lost:
+            fcntl.flock(file.descriptor(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         word = {"pid": os.getpid(), "host": socket.gethostname(), "started": _start_of(os.getpid()), "sign": count}
         text = json.dumps(word).encode().ljust(256)
-        os.pwrite(self._file, text, 0)
-        os.ftruncate(self._file, len(text))
+        os.pwrite(file.descriptor(), text, 0)
+        os.ftruncate(file.descriptor(), len(text))
 
     def _show_life(self) -> None:
         count = 0
@@ -139,6 +161,17 @@ class FolderLock:
                 self._sign(count)
             except OSError:
                 continue  # a full or read-only disk: the checkpoints say so
+
+
+_OPEN: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for lock in _OPEN:
+        lock.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @contextlib.contextmanager

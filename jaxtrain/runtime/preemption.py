@@ -7,6 +7,7 @@ ask within half the grace period, and its state is at rest (compiling, evaluatin
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxtrain.runtime import ended_by_ctrl_c, handlers
 from jaxtrain.runtime.leaving import leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -36,12 +38,26 @@ class Preempted(SystemExit):
         super().__init__(code)
 
 
-class Stopped(KeyboardInterrupt):
-    """The run was saved after a Ctrl-C; a script or notebook that called it is told as of any other Ctrl-C."""
+def was_saved(error: BaseException) -> bool:
+    """Tell whether an exception ends a run that was saved: Preempted, or the KeyboardInterrupt of `saved`."""
+    return isinstance(error, Preempted) or ended_by_ctrl_c.is_marked(error)
+
+
+@dataclasses.dataclass
+class _Run:
+    """A run that can be saved. emergency_save: saves it from another thread. last: names its last checkpoint."""
+
+    grace_s: float
+    emergency_save: Callable[[], None]
+    last: Callable[[], str]
+    resting: bool = False
+    stopped: bool = False
 
 
 class Preemption:
-    """Handle the signals of this process. One run at a time attaches itself; without a run there is nothing to save.
+    """Handle the signals of this process. They concern the innermost run of the main thread: one that a callback
+    trains while it lasts, then the run around it. Without a run there is nothing to save; one in another thread neither
+    hears of them nor changes what they do.
 
     Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody. In a
     command (`listen(command=True)`) the signals are the run's alone, at any moment of the process; a script or notebook
@@ -49,36 +65,35 @@ class Preemption:
     """
 
     def __init__(self):
-        self._command = False
+        self._command, self._process = False, os.getpid()
         self._interrupts = 0  # Ctrl-Cs so far
         self.why = ""  # "SIGTERM", once told
         self.told = threading.Event()
         self._ended = threading.Event()  # nobody is left to be saved: the deadline no longer ends the process
         self._deadline = float("inf")
-        self._grace_s = GRACE_S
-        self._emergency_save: Callable[[], None] | None = None  # saves the run from another thread
-        self._last: Callable[[], str] = str
+        self._run: _Run | None = None
         self._turn = threading.RLock()  # held by whoever decides about the state
         self._pieces = 0  # of work that the main thread has gone on to
         self._stop_at: int | None = None  # it may not go on to this one
-        self._resting = self._stopped = False
         self._reader, self._writer = -1, -1
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Any] = {}  # handlers
+        self._pythons: dict[int, int] = {}  # addresses of the function that calls Python's handlers
 
     # --- signals ------------------------------------------------------------------------------------------------
 
     def listen(self, command: bool = False) -> bool:
         """Take the signals from now on; False where that is not possible or done already. One that is ignored (nohup,
-        a script's background job) stays so."""
-        if self._before or threading.current_thread() is not threading.main_thread():
+        a script's background job) stays so, and so does one that C code handles (faulthandler.register)."""
+        if self._before or not _in_main_thread():
             return False
         self.told.clear()  # of an earlier run in this process, which has ended
-        self._command, self._interrupts = command, 0
+        self._command, self._interrupts, self._process = command, 0, os.getpid()
         self._ended = threading.Event()  # a thread that sees an earlier signal through keeps that run's
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        taken = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        taken = [number for number in SIGNALS if handlers.can_be_taken(number)]
         self._before = {number: signal.signal(number, self._wake) for number in taken}
+        self._pythons = {number: handlers.address(number) for number in taken}
         # A process is born with the signals blocked that its parent, perhaps a fork server, had blocked.
         self._blocked_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) & set(SIGNALS)
         # A Python handler waits until the main thread is back from C++; the pipe is written at once.
@@ -100,22 +115,42 @@ class Preemption:
                 self.close()
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Give the signals back; one that somebody has taken meanwhile stays theirs."""
         self._ended.set()
         if not self._before:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if self._has(number):
+                signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked_before)
         self._before = {}
         os.close(self._writer)
+
+    def _has(self, number: int) -> bool:
+        """Tell whether the handler is the one that was set by `listen`."""
+        return signal.getsignal(number) == self._wake and handlers.address(number) == self._pythons[number]
+
+    def forget(self) -> None:
+        """In a child that this process forked: it has no run, and its signals are not the run's. SIGTERM, by which
+        multiprocessing ends it, is as it was; the others go to all of a job, whose run needs its helpers still."""
+        self._turn, self._run, self._stop_at = threading.RLock(), None, None
+        self._ended.set()
+        if not self._before:
+            return
+        before, self._before = self._before, {}
+        with contextlib.suppress(ValueError, OSError):
+            signal.set_wakeup_fd(self._wakeup_before)
+            if signal.SIGTERM in before and self._has(signal.SIGTERM):
+                signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+            os.close(self._reader)
+            os.close(self._writer)
 
     def _wake(self, number: int, frame: object) -> None:
         """In the main thread, when it is back from C++. The pipe has told the other thread already."""
         if number == signal.SIGINT and not self._command:
             self._interrupts += 1
-            if self._interrupts > 1 or self._emergency_save is None:
+            if self._interrupts > 1 or (self._run is None and os.getpid() == self._process):
                 raise KeyboardInterrupt
 
     def _hear(self, reader: int) -> None:
@@ -135,7 +170,8 @@ class Preemption:
         with self._turn:
             if self.told.is_set():
                 return
-            self.why, self._deadline = why, float("inf") if self._may_wait(why) else time.monotonic() + self._grace_s
+            grace_s = GRACE_S if self._run is None else self._run.grace_s
+            self.why, self._deadline = why, float("inf") if self._may_wait(why) else time.monotonic() + grace_s
             self.told.set()
             ended = self._ended
         threading.Thread(target=self._see_it_through, args=[ended], name="jaxtrain-preempted", daemon=True).start()
@@ -154,27 +190,38 @@ class Preemption:
         return INTERRUPTED if self.why.startswith("SIGINT") else EXIT_CODE
 
     def saved(self) -> BaseException:
-        """Return the exception to raise once the run is saved."""
-        return Stopped(self.what) if self._may_wait(self.why) else Preempted(self.exit_code)
+        """Return the exception to raise once the run is saved. After a Ctrl-C a script or notebook is told as of any
+        other Ctrl-C."""
+        if not self._may_wait(self.why):
+            return Preempted(self.exit_code)
+        last = "" if self._run is None else f": {self._run.last()}. Start it again to go on"
+        return ended_by_ctrl_c.marked(f"{self.what}{last}")
 
     # --- the run ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def attached(self, grace_s: float, emergency_save: Callable[[], None], last: Callable[[], str]) -> Iterator[None]:
-        """A run that can be saved. rescue: saves it from another thread. last: names its last checkpoint, in words."""
+        """A run that can be saved, within another one perhaps, which can be saved again afterwards. emergency_save:
+        saves it from another thread. last: names its last checkpoint, in words."""
+        if not _in_main_thread():
+            yield
+            return
         mine = self.listen()
         with self._turn:
-            self._grace_s, self._emergency_save, self._last = grace_s, emergency_save, last
-            self._pieces, self._stop_at, self._stopped, self._resting = 0, None, False, False
+            outer, self._run = self._run, _Run(grace_s, emergency_save, last)
+            if outer is None:  # pieces of work are counted through, so that all processes stop at the same one
+                self._pieces, self._stop_at = 0, None
         ended = threading.Event()
-        if _processes() > 1:
+        if _processes() > 1 and outer is None:
             threading.Thread(target=self._hear_others, args=[ended], name="jaxtrain-vote", daemon=True).start()
         try:
             yield
         finally:
             ended.set()
             with self._turn:
-                self._emergency_save = None
+                self._run = outer
+                if outer is None:
+                    self._stop_at = None
                 if mine:
                     self.close()
 
@@ -182,46 +229,54 @@ class Preemption:
         """Before every piece of work that all processes do in the same order. Raises Interrupted where it must not."""
         with self._turn:
             if self.due:
-                self._stopped = True
+                if self._run is not None:
+                    self._run.stopped = True
                 raise Interrupted
-            self._pieces += 1
+            self._pieces += _in_main_thread()
 
     @property
     def due(self) -> bool:
         """Return True if `proceed` would raise."""
-        return self._stop_at is not None and self._pieces >= self._stop_at
+        return self._stop_at is not None and self._pieces >= self._stop_at and _in_main_thread()
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """While the state is whole and the main thread does not touch it."""
+        run = self._run if _in_main_thread() else None
+        if run is None:
+            yield
+            return
         with self._turn:
-            self._resting = True
+            run.resting = True
         try:
             yield
         finally:
             with self._turn:  # whoever saves meanwhile ends the process and never gives it back
-                self._resting = False
+                run.resting = False
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _see_it_through(self, run_ended: threading.Event) -> None:
+        run = None
         with contextlib.suppress(Exception):  # a vote without an answer ends at the deadline
             with self._turn:
                 if run_ended.is_set():
                     return
-                if self._emergency_save is None:
+                run = self._run
+                if run is None:
                     if self._may_wait(self.why):
                         return
                     self._exit(f"{self.what}: nothing to save at this point", self.exit_code)
                 self._stop_at = max(self._votes("pieces", self._pieces))
                 if self._may_wait(self.why):
                     return
-            if not run_ended.wait(self.left_s - self._grace_s / 2):
+            if not run_ended.wait(self.left_s - run.grace_s / 2):
                 self._save_for_main(run_ended)
         if not run_ended.wait(self.left_s):
+            run = self._run or run
+            grace_s, last = (GRACE_S, "") if run is None else (run.grace_s, run.last())
             self._exit(
-                f"{self.what}: the grace period of {self._grace_s:g} s (checkpoint.grace_s) is over; {self._last()}",
-                self.exit_code,
+                f"{self.what}: the grace period of {grace_s:g} s (checkpoint.grace_s) is over; {last}", self.exit_code
             )
 
     def _save_for_main(self, run_ended: threading.Event) -> None:
@@ -229,13 +284,14 @@ class Preemption:
         with self._turn:
             if run_ended.is_set():
                 return
-            whole = self._resting or self._stopped
+            run = self._run
+            whole = run is not None and (run.resting or run.stopped)
             places = self._votes("places", self._pieces if whole else -1)
-            if self._emergency_save is None or self._stopped or places != places[:1] * len(places) or not whole:
+            if run is None or run.stopped or places != places[:1] * len(places) or not whole:
                 return
-            self._emergency_save()
+            run.emergency_save()
             self._votes("saved", 1)
-            self._exit(f"{self.what}: {self._last()}. Start the same command again to go on", self.exit_code)
+            self._exit(f"{self.what}: {run.last()}. Start the same command again to go on", self.exit_code)
 
     def _hear_others(self, ended: threading.Event) -> None:
         """Tell all processes of a signal that one of them got, and get to know of theirs."""
@@ -271,6 +327,10 @@ class Preemption:
         leave(code)
 
 
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def _processes() -> int:
     """1 until this process has connected to the others. Asking jax.process_count() would start its backend."""
     state = _distributed()
@@ -293,3 +353,4 @@ def _distributed():
 
 
 PREEMPTION = Preemption()  # signals belong to the process
+os.register_at_fork(after_in_child=PREEMPTION.forget)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain.runtime.preemption import Preempted, Stopped
+from jaxtrain.runtime.preemption import Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint import init_from, original_files
@@ -60,8 +60,8 @@ class Session:
                 summary = loop.record.summary(time.time() - started)
                 run_dir.write_summary(self.folder, summary, self.program.layout.mesh.size)
             failed = False
-        except (Preempted, Stopped):
-            failed = False
+        except (Preempted, KeyboardInterrupt) as error:
+            failed = not was_saved(error)
             raise
         except Exception as error:
             self.callbacks.call("on_exception", error)

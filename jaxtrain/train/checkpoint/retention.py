@@ -28,6 +28,14 @@ def committed(folder: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in names if COMMITTED.fullmatch(name))
 
 
+def run_of_newest(folder: pathlib.Path) -> str | None:
+    """The identity of the run that the newest whole checkpoint of a folder is sealed for; None where there is none."""
+    for step in reversed(committed(folder)):
+        with contextlib.suppress(UserError):
+            return manifest.read(folder / str(step)).get("run")
+    return None
+
+
 def ranked(folder: pathlib.Path, steps: Sequence[int], metric: str, mode: str) -> list[int]:
     """The steps that were evaluated for `metric`, the best first. mode: "min" or "max"."""
     sign = 1 if mode == "min" else -1

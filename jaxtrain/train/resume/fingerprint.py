@@ -26,7 +26,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import manifest
+from jaxtrain.train.checkpoint import manifest, retention
 from jaxtrain.train.checkpoint.mirror import Mirror
 from jaxtrain.train.program import Program
 from jaxtrain.train.resume import object_digest
@@ -72,9 +72,9 @@ class Fingerprint:
 
     def record(self, folder: pathlib.Path, goes_on: bool) -> "Fingerprint":
         """Write fingerprint.json, and give this fingerprint the identity of the run in the folder where it goes on."""
-        saved = read(folder) if goes_on else None
+        saved = _read(folder, self)[0] if goes_on else None
         mine = self if saved is None else dataclasses.replace(self, identity=saved.identity)
-        if saved is None or not (folder / FILE).is_file() or mine.differences(saved, DECIDING):
+        if saved is None or saved is self or not (folder / FILE).is_file() or mine.differences(saved, DECIDING):
             run_dir.write(folder, FILE, json.dumps({"identity": mine.identity, "parts": mine.parts}, indent=1))
         return mine
 
@@ -92,6 +92,16 @@ def read(folder: pathlib.Path) -> Fingerprint | None:
     if not (folder / "config.yaml").is_file():
         return None
     return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})
+
+
+def _read(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | None, list[str]]:
+    """The same, and what to say of it; `now`, this run's, for a damaged one beside a checkpoint of this very run."""
+    try:
+        return read(folder), []
+    except UserError as error:
+        if retention.run_of_newest(folder / "checkpoints") != now.identity:
+            raise
+        return now, [f"{str(error).partition(';')[0]}; its checkpoints are of this very run, which writes it anew"]
 
 
 def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
@@ -284,7 +294,7 @@ def choose(
     named = config.run.dir is not None or config.run.name is not None
     first, number, why = folder, 1, ""
     while True:
-        saved = read(folder) if _is_used(folder, named) else None
+        saved, told = _read(folder, now) if _is_used(folder, named) else (None, [])
         if saved is None or (resume == "never" and named):
             break
         other = now.differences(saved, DECIDING)
@@ -297,7 +307,7 @@ def choose(
                 if soft
                 else []
             )
-            return Choice(folder, lines + ([f"{first} {why}: this run is in {folder}"] if why else []))
+            return Choice(folder, told + lines + ([f"{first} {why}: this run is in {folder}"] if why else []))
         if named:
             raise UserError(
                 f"{folder}: holds another run: {_sentence(other, folder, config)}. Choose another run.dir or run.name; "

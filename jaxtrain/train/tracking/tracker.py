@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from jaxtrain import redaction, strict_json
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import plain_files
+from jaxtrain.runtime.kept_file import KeptFile
 from jaxtrain.runtime.terminal import is_terminal
 from jaxtrain.train.tracking.backends import Backend, make_backends
 from torch_bridge.atomic_file import replacing
@@ -55,7 +55,7 @@ class Tracker:
         for handler in list(LOG.handlers):
             LOG.removeHandler(handler)
             handler.close()
-        to_file = _FileHandler(path, encoding="utf-8")
+        to_file = _FileHandler(path)
         to_file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         to_console = _ConsoleHandler(sys.stderr if self.quiet else None)
         to_console.setLevel(logging.WARNING if self.quiet else logging.INFO)
@@ -166,12 +166,12 @@ class _Lines:
 
     def __init__(self, path: pathlib.Path, warn: Callable[[str], None]):
         self.path, self.warn = path, warn
-        self._file = self._open()
-        self._size = os.fstat(self._file).st_size
         self._waiting: list[bytes] = []
+        self._open()
 
-    def _open(self) -> int:
-        return plain_files.open_plain(self.path, os.O_RDWR | os.O_APPEND)
+    def _open(self) -> None:
+        self._file = KeptFile(self.path, os.O_RDWR | os.O_APPEND)
+        self._size = os.fstat(self._file.descriptor()).st_size
 
     def keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines for which `stays` is false, and what a killed process did not finish."""
@@ -179,9 +179,8 @@ class _Lines:
         kept = [line for line in lines if (value := _parsed(line)) is not None and stays(value)]
         with replacing(self.path) as aside:
             aside.write_bytes(b"".join(line + b"\n" for line in kept))
-        os.close(self._file)
-        self._file = self._open()
-        self._size = os.fstat(self._file).st_size
+        self._file.close()
+        self._open()
 
     def add(self, line: str) -> None:
         self._waiting.append(line.encode() + b"\n")
@@ -190,12 +189,14 @@ class _Lines:
     def _write(self) -> None:
         content = b"".join(self._waiting)
         try:
+            if self._file.lost:
+                self._size = os.fstat(self._file.descriptor()).st_size
             written = 0
             while written < len(content):
-                written += os.write(self._file, content[written:])
+                written += os.write(self._file.descriptor(), content[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
+                os.ftruncate(self._file.descriptor(), self._size)
             if len(self._waiting) == 1:
                 self.warn(f"{self.path} CANNOT BE WRITTEN: {error.strerror}. Its lines are kept until it can")
             return
@@ -209,17 +210,24 @@ class _Lines:
             self._write()
         if self._waiting:
             self.warn(f"{self.path}: {len(self._waiting)} LINES ARE LOST, because it cannot be written")
-        os.close(self._file)
+        self._file.close()
 
 
-class _FileHandler(logging.FileHandler):
+class _FileHandler(logging.Handler):
     """train.log; a full disk costs its lines, nothing else."""
 
-    def _open(self):
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=plain_files.open_plain)
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._file = KeptFile(path, os.O_WRONLY | os.O_APPEND)
 
-    def handleError(self, record):
-        pass
+    def emit(self, record):
+        text = self.format(record).encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):
+            os.write(self._file.descriptor(), text + b"\n")
+
+    def close(self):
+        self._file.close()
+        super().close()
 
 
 class _ConsoleHandler(logging.Handler):

@@ -268,3 +268,20 @@ def test_a_fingerprint_cut_short_is_told_once(tmp_path):
     with pytest.raises(UserError) as raised:
         fingerprint.read(tmp_path)
     assert str(raised.value).count("cannot be read") == 1
+
+
+@pytest.mark.parametrize("text", ["", '{"identity": "1'])
+def test_a_run_goes_on_over_a_damaged_fingerprint_where_its_checkpoints_are_sealed_for_it(text, tmp_path, capsys):
+    trainer(tmp_path).train()
+    whole = (tmp_path / fingerprint.FILE).read_text()
+    (tmp_path / fingerprint.FILE).write_text(text)
+    trainer(tmp_path, train__epochs=2).train()
+    assert "its checkpoints are of this very run, which writes it anew" in capsys.readouterr().err
+    assert json.loads((tmp_path / fingerprint.FILE).read_text())["identity"] == json.loads(whole)["identity"]
+
+
+def test_another_run_is_refused_over_a_damaged_fingerprint(tmp_path):
+    trainer(tmp_path).train()
+    (tmp_path / fingerprint.FILE).write_text("")
+    with pytest.raises(UserError, match="fingerprint.json: cannot be read .* move it away"):
+        trainer(tmp_path, model=Net(width=5)).train()

@@ -4,11 +4,13 @@ jaxtrain.data reads a source, seeds the random generators and collates; a source
 """
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import DataError, UserError
 
 Seeded = Callable[[int], contextlib.AbstractContextManager]
 
@@ -31,7 +33,8 @@ class ForeignSource:
     workers_wanted: worker processes that it asks for, where data.num_workers does not. start_method: how it wants them
     started, where it says so. persistent: they keep the dataset as it was when they started. collate: its own function
     of a list of items; None takes the task's. examples: items that were read for an example, by position, which the
-    first epoch takes over.
+    first epoch takes over. peek: reads examples where worker processes read the rest (jaxtrain.data.peek).
+    worker_init_fn: of the user's, which a worker calls before it reads.
     """
 
     workers_wanted: int = 0
@@ -39,6 +42,8 @@ class ForeignSource:
     persistent: bool = False
     collate: Callable[[Sequence[Any]], Any] | None = None
     examples: Mapping[int, Any] = MappingProxyType({})
+    peek: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
 
     def __getitem__(self, index: int) -> Any:
         raise TypeError(f"{type(self).__name__} gives no sample by its position")
@@ -53,6 +58,10 @@ class ForeignSource:
 
     def enter_worker(self, worker: int, workers: int, seed: int) -> None:
         """Prepare a worker process; called once, before the first item."""
+
+    def as_worker(self, workers: int) -> contextlib.AbstractContextManager:
+        """Return a context in which this process looks to the dataset like the first of so many workers."""
+        return contextlib.nullcontext()
 
     def enter_thread(self) -> None:
         """Prepare the thread that reads ahead, where there are no worker processes."""
@@ -169,7 +178,9 @@ class OrderedSource(ForeignSource):
 
 
 class BatchOrder(Protocol):
-    """The batches of one epoch after another."""
+    """The batches of one epoch after another. named: what makes them, in words."""
+
+    named: str
 
     def epoch(self, number: int) -> Iterator[Sequence[Any]]:
         """Draw the next epoch's batches, over all processes: positions, or keys that `OrderedSource.position` takes.
@@ -177,3 +188,17 @@ class BatchOrder(Protocol):
         number: which epoch it is.
         """
         ...
+
+
+def raised(error: BaseException, where: str, what: str = "the dataset") -> BaseException:
+    """Return the exception to raise instead, the error in words. A Ctrl-C stays one."""
+    if _interrupted(error):
+        return error
+    if isinstance(error, UserError):  # says itself what is wrong
+        return (DataError if isinstance(error, DataError) else UserError)(f"{error} ({where})")
+    return DataError(f"{what} raised at {where}: {type(error).__name__}: {error}")
+
+
+def _interrupted(error: BaseException) -> bool:
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and handled and threading.current_thread() is threading.main_thread()

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtrain.data import random_state
 from jaxtrain.data.stream_shards import Sharding
 from jaxtrain.errors import UserError
-from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource
+from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource, raised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +182,19 @@ class SamplerStream:
         first = self._next if self.source.replays else epoch
         for number in range(first, epoch + 1):
             with random_state.seeded(self.source, self.seed, number):
-                batches = [
-                    _positions(batch, self.source) for batch in itertools.islice(self._order.epoch(number), self._most)
-                ]
+                batches = self._batches(self._order, number)
         self._next = epoch + 1
+        return batches
+
+    def _batches(self, order: BatchOrder, epoch: int) -> list[np.ndarray]:
+        batches: list[np.ndarray] = []
+        try:
+            for batch in itertools.islice(order.epoch(epoch), self._most):
+                batches.append(_positions(batch, self.source))
+        except UserError:
+            raise
+        except BaseException as error:
+            raise raised(error, f"batch {len(batches)} of epoch {epoch}", f"the DataLoader's {order.named}") from error
         return batches
 
 

@@ -111,7 +111,8 @@ class Loader:
         reader = cast(Reader, self.reader)  # of a map-style source
         if request is None:
             return batch
-        answer = reader(request, example=not step, collate=beside(reader.collate, self.source))
+        peeks = isinstance(self.source, ForeignSource) and self.source.peek is not None
+        answer = reader(request, example=peeks or not step, collate=beside(reader.collate, self.source))
         return row_keys.join(batch, self._without_texts(step, answer))
 
     def _without_texts(self, step: int, batch: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +137,8 @@ class Loader:
         closed, consumer = threading.Event(), object()
         if self.batch_shapes is not None:
             self.batch_shapes.begin()
+        if isinstance(self.source, ForeignSource) and self.source.peek is not None:
+            self.source.peek.forget()
         for _ in range(self.prefetch_batches):
             room.put(None)
 

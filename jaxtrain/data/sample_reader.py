@@ -7,10 +7,8 @@ that augmentation is the same for any number of workers and processes, and after
 import copy
 import dataclasses
 import functools
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,16 +20,18 @@ from jaxtrain.data.index_stream import SampleIndex
 from jaxtrain.data.sources import BucketedSource, ForeignSource, SequentialSource
 from jaxtrain.data.widths import TooLarge
 from jaxtrain.errors import DataError, UserError
-from torch_bridge.sources import RandomState
+from torch_bridge.sources import RandomState, raised
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The rows of a batch to read. together: positions that share its shape (those of all processes)."""
+    """The rows of a batch to read. together: positions that share its shape (those of all processes). raw: as the
+    collate function takes them, in a list."""
 
     epoch: int
     indices: np.ndarray
     together: np.ndarray
+    raw: bool = False
 
 
 class Reader:
@@ -65,9 +65,12 @@ class Reader:
 
         Seeding all of them takes 10 us an item, so a generator is left alone until an item, or the collate function,
         is seen to draw from it; that one batch is then read again. example: the items are read for an example; the run
-        takes them over when it comes to them, so that a dataset that changes as it is read is read once. collate: in
-        place of its own, for what is read beside the run (`beside`).
+        takes them over when it comes to them, so that a dataset that changes as it is read is read once; where worker
+        processes read, a copy of the dataset gives them (data.peek). collate: in place of its own, for what is read
+        beside the run (`beside`).
         """
+        if example and isinstance(self.source, ForeignSource) and self.source.peek is not None:
+            return self.source.peek(self, request)
         self._kept = {} if example and isinstance(self.source, ForeignSource) else None
         states = random_state.generators(self.source)
         with random_state.held():
@@ -106,13 +109,13 @@ class Reader:
                 state.seed(int(random_state.mix(self.seed, request.epoch, first)))
             return many(self._positions(request))
         except BaseException as error:
-            raise _raised(error, f"samples {shorten(request.indices)}") from error
+            raise raised(error, f"samples {shorten(request.indices)}") from error
 
     def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any] | Columns:
         """One after another; `states` are seeded anew before each."""
         source, reading = self.source, self.reading
         indices = self._positions(request)
-        plain = self.collate is default_collate and not isinstance(source, BucketedSource)
+        plain = self.collate is default_collate and not isinstance(source, BucketedSource) and not request.raw
         items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
         read = source.raw if plain and isinstance(source, ForeignSource) else source.__getitem__
         taken: Any = source.examples if isinstance(source, ForeignSource) and not request.epoch else {}
@@ -130,7 +133,7 @@ class Reader:
                     item = known[index] if index in known else read(index)
                     self._kept[index] = _copied(item)
             except BaseException as error:  # a SystemExit would end the run as if it were done
-                raise _raised(error, f"sample {index}") from error
+                raise raised(error, f"sample {index}") from error
             try:
                 items.append(item)
             except UserError as error:
@@ -144,7 +147,9 @@ class Reader:
             return indices
         return [SampleIndex.of(index, request.epoch) for index in indices]
 
-    def _collate(self, items: list[Any] | Columns, request: Request, collate: Callable) -> dict[str, Any]:
+    def _collate(self, items: list[Any] | Columns, request: Request, collate: Callable) -> Any:
+        if request.raw:
+            return items
         if isinstance(self.source, BucketedSource):
             collate = self.source.collate_for(request.together)
         try:
@@ -152,7 +157,7 @@ class Reader:
         except TooLarge as error:
             raise DataError(f"{error} (sample {request.indices[error.row]})") from None
         except BaseException as error:
-            raise _raised(error, f"samples {shorten(request.indices)}", "the dataset's collate function") from error
+            raise raised(error, f"samples {shorten(request.indices)}", "the dataset's collate function") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +234,7 @@ class SequenceReader:
         try:
             return self._shards.batch(request, self.collate)
         except BaseException as error:
-            raise _raised(error, self._shards.where) from error
+            raise raised(error, self._shards.where) from error
 
     def _next(self, request: Next) -> dict[str, Any] | None:
         begun = self._take_over(request)
@@ -245,7 +250,7 @@ class SequenceReader:
             except TooLarge as error:
                 raise DataError(f"{error} (batch {self._given} of epoch {request.epoch}, row {error.row})") from None
             except BaseException as error:
-                raise _raised(error, f"batch {self._given} of epoch {request.epoch}") from error
+                raise raised(error, f"batch {self._given} of epoch {request.epoch}") from error
             self._given += 1
         if batch is not None and begun is None and not self._random.moved:
             again = lambda source, place: self._again(dataclasses.replace(request, place=place), source)
@@ -266,6 +271,8 @@ class SequenceReader:
 
         Where worker processes read the stream, another copy of it gives the chunk.
         """
+        if self.source.peek is not None:
+            return self.source.peek.first_chunk(self._as_it_comes(self.source), FIRST)
         if self.source.apart:
             return self._as_it_comes(stream_places.copy_of(self.source) or self.source)(FIRST)
         if self.source.begun is None:
@@ -311,11 +318,9 @@ def beside(collate: Callable, source: Any) -> Callable:
 
 def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:
     """Return samples as the reader's collate function takes them: those at `positions`, or a stream's first ones."""
-    raw = copy.copy(reader)
-    raw.collate = list
-    if isinstance(raw, SequenceReader):
-        return list(raw.first_chunk() or ())
-    return list(raw(Request(0, positions, positions), example=True))
+    if isinstance(reader, SequenceReader):
+        return list(reader.first_chunk() or ())
+    return list(cast(Any, reader(Request(0, positions, positions, raw=True), example=True)))
 
 
 def _itself(chunk: Any) -> Any:
@@ -332,16 +337,6 @@ def _copied(value: Any) -> Any:
 
 def _no_progress(index: int) -> None:
     """Report no progress."""
-
-
-def _raised(error: BaseException, where: str, what: str = "the dataset") -> BaseException:
-    """Return the exception to raise instead, the error in words. A Ctrl-C of the user's stays one."""
-    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if isinstance(error, KeyboardInterrupt) and handled and threading.current_thread() is threading.main_thread():
-        return error
-    if isinstance(error, UserError):  # says itself what is wrong
-        return (DataError if isinstance(error, DataError) else UserError)(f"{error} ({where})")
-    return DataError(f"{what} raised at {where}: {type(error).__name__}: {error}")
 
 
 def shorten(indices: np.ndarray) -> str:

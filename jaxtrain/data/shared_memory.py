@@ -12,6 +12,7 @@ import os
 import pathlib
 import pickle
 import tempfile
+import types
 import weakref
 from multiprocessing import reduction
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 
 ALIGNMENT = 64  # bytes; JAX takes over arrays aligned like this without a copy
 SMALLEST = 1 << 20  # bytes of a segment
+FUNCTIONS = (type, types.FunctionType)
 FOLDER = pathlib.Path("/dev/shm") if pathlib.Path("/dev/shm").is_dir() else pathlib.Path(tempfile.gettempdir())
 
 
@@ -32,8 +34,11 @@ class Packing(pickle.Pickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], table: dict | None = None):
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.table = table or {}
+        self.of_main: list[str] = []  # functions and classes of the main script, which go by their name
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FUNCTIONS) and getattr(value, "__module__", None) == "__main__":
+            self.of_main.append(value.__qualname__)
         if isinstance(value, np.ndarray) and value.dtype.kind == "V" and value.dtype.fields is None:
             plain = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").reshape(value.shape)
             return _viewed, (plain, value.dtype)
@@ -47,9 +52,15 @@ def _viewed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def pack(value: Any, table: dict | None = None) -> tuple[bytes, list[memoryview]]:
     """The structure of a value, and the data of its arrays."""
+    return _pack(value, table)[:2]
+
+
+def _pack(value: Any, table: dict | None) -> tuple[bytes, list[memoryview], list[str]]:
+    """Also the names of what it takes from the main script."""
     file, buffers = io.BytesIO(), []
-    Packing(file, buffers, table).dump(value)
-    return file.getvalue(), [buffer.raw() for buffer in buffers]
+    packing = Packing(file, buffers, table)
+    packing.dump(value)
+    return file.getvalue(), [buffer.raw() for buffer in buffers], packing.of_main
 
 
 def layout(head: bytes, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
@@ -146,11 +157,11 @@ class Frozen:
     """A value for several processes: pickled once, its large arrays in one file that each of them maps privately.
 
     A process that writes into an array gets a page of its own then, as after fork. The file has no name: it ends with
-    the last process that has it open.
+    the last process that has it open. of_main: the functions and classes of the main script that it needs.
     """
 
     def __init__(self, value: Any, table: dict | None = None):
-        self.head, buffers = pack(value, table)
+        self.head, buffers, self.of_main = _pack(value, table)
         self.spans, size = layout(b"", buffers)
         self._file = tempfile.TemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
         self._file.truncate(max(size, 1))

@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -81,21 +82,23 @@ class InlinePool:
 
 
 class ProcessPool:
-    """Worker processes. timeout_s: a batch that takes longer is an error. method: forkserver, spawn or fork.
+    """Worker processes. timeout_s: a batch that takes longer is an error. method: forkserver, spawn or fork. of: how
+    many they hear that there are, where these are only the first.
 
     Raises UserError where the dataset cannot go to other processes, DataError where a worker raises, dies or hangs.
     """
 
     ahead = AHEAD
 
-    def __init__(self, reader: Any, workers: int, timeout_s: float, method: str = "forkserver"):
+    def __init__(self, reader: Any, workers: int, timeout_s: float, method: str = "forkserver", of: int | None = None):
+        self.of = of or workers
         self.reader, self.workers, self.timeout_s, self.method = reader, workers, timeout_s, method
         self._processes: _WorkerProcesses | None = None
 
     def start(self) -> None:
         """Start the processes if there are none, and forget what an earlier iteration left unanswered."""
         if self._processes is None:
-            self._processes = _WorkerProcesses(self.reader, self.workers, self.method)
+            self._processes = _WorkerProcesses(self.reader, self.workers, self.method, self.of)
             weakref.finalize(self, self._processes.close)
         for worker in range(self.workers):
             while self._processes.owed[worker]:
@@ -134,13 +137,13 @@ class ProcessPool:
 class _WorkerProcesses:
     """The running processes of a ProcessPool."""
 
-    def __init__(self, reader: Any, workers: int, method: str):
+    def __init__(self, reader: Any, workers: int, method: str, of: int):
         refuse_fork(method)
         if method == "forkserver":
             warm_up(reader.source)
         context = multiprocessing.get_context(method)
         self.progress = context.RawArray("q", [-1] * workers)
-        self.frozen = None if method == "fork" else _freeze(reader)
+        self.frozen = None if method == "fork" else freeze(reader)
         self.sides = [shared_memory.ReaderSide() for _ in range(workers)]
         self.owed = [0] * workers
         self.ready = [False] * workers
@@ -149,7 +152,7 @@ class _WorkerProcesses:
         for worker in range(workers):
             ours, theirs = context.Pipe()
             carried = reader if self.frozen is None else self.frozen.ticket()
-            arguments = (theirs, carried, self.progress, worker, workers)
+            arguments = (theirs, carried, self.progress, worker, of)
             name = f"jaxtrain-worker-{worker}"
             process = context.Process(target=worker_process.main, args=arguments, name=name, daemon=True)
             with block_signals(), _cpu_children():
@@ -224,11 +227,12 @@ class _WorkerProcesses:
             self.frozen.close()
 
 
-def _freeze(reader: Any) -> shared_memory.Frozen:
+def freeze(reader: Any) -> shared_memory.Frozen:
+    """Pickle a reader for worker processes. Raises UserError where it cannot go there."""
     source = reader.source
     table = source.reducers() if isinstance(source, ForeignSource) else None
     try:
-        return shared_memory.Frozen(reader, table)
+        frozen = shared_memory.Frozen(reader, table)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         if "through inheritance" in str(error):  # of multiprocessing's own objects
             raise UserError(
@@ -240,6 +244,20 @@ def _freeze(reader: Any) -> shared_memory.Frozen:
             f"data.num_workers: the dataset cannot be sent to worker processes: {error}. Define it (and its collate "
             "function) at the top level of a module, open files on first use, or set data.num_workers=0"
         ) from None
+    if frozen.of_main and not _main_is_a_file():
+        raise UserError(
+            f"data.num_workers: the dataset needs `{frozen.of_main[0]}`, which is defined in a notebook or an "
+            "interactive session, where worker processes cannot import it: set num_workers=0 (in the DataLoader, or "
+            "data.num_workers), or put its definition into a .py file and import it from there"
+        )
+    return frozen
+
+
+def _main_is_a_file() -> bool:
+    """Return whether another process can import the main script (multiprocessing.spawn.get_preparation_data)."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec is not None or getattr(main, "__file__", None) is not None
 
 
 def refuse_fork(method: str) -> None:

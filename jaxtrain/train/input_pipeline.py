@@ -22,6 +22,7 @@ from jaxtrain.data.batch_shapes import (
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
+from jaxtrain.data.peek import read_by
 from jaxtrain.data.sample_reader import beside, raw_items
 from jaxtrain.data.sources import ArraySource, ForeignSource, SequentialSource, as_source, batch_shapes
 from jaxtrain.data.stream_shards import Sharding
@@ -66,8 +67,7 @@ class InputPipeline:
                 "the training and the validation DataLoader share a generator: in torch every evaluation changes the "
                 "order of the training epochs after it, here it does not; give each a generator of its own"
             )
-        if isinstance(source, SequentialSource):
-            source.apart = self._workers(source) > 0 or config.data.stream_shards is not None
+        read_by(source, self._workers(source), config.data.stream_shards is not None)
         epochs, steps = config.train.epochs or 1, config.train.steps
         own_size = own_batch_size(source, config.seed, epochs, steps, config.data.batch_size)
         if own_size is not None:
@@ -120,8 +120,8 @@ class InputPipeline:
             built = self.task.build_data(self.config, split)
             self._sources[split] = None if built is None else as_source(built, split)
         source: Any = self._sources[split]
-        if split != "train" and isinstance(source, SequentialSource):
-            source.apart = self._workers(source) > 0
+        if split != "train":
+            read_by(source, self._workers(source))
         if split != "train" and source is not None and not isinstance(source, SequentialSource) and not len(source):
             raise UserError(f"the {split} dataset is empty: give it samples, or None to train without an evaluation")
         return source

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
+from torch_bridge.datasets.lengths import promised_length
 from torch_bridge.datasets.map_style import TorchHooks, set_epoch
 from torch_bridge.sources import Seeded, SequentialSource, divided
 
@@ -56,11 +57,3 @@ class IterableSource(TorchHooks, SequentialSource):
             whole = IterableSource(self.dataset)
             whole.tells_places = False
             return whole
-
-
-def promised_length(stream: Any) -> int | None:
-    """Return `len(stream)`, or None where it has none or raises: a stream of unknown length often inherits one."""
-    try:
-        return len(stream)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None

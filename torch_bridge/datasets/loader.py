@@ -6,7 +6,7 @@ middle of an epoch without reading what came before, on any number of processes.
 
 import itertools
 import numbers
-from collections.abc import Callable, Hashable, Iterator, Sized
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,8 @@ from torch.utils.data import _utils
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy
-from torch_bridge.datasets.iterable import IterableSource, promised_length
+from torch_bridge.datasets.iterable import IterableSource
+from torch_bridge.datasets.lengths import length_of, promised_length
 from torch_bridge.datasets.map_style import TorchHooks, check_length, set_epoch, without_length
 from torch_bridge.datasets.own_generators import generators_in
 from torch_bridge.datasets.sampler_order import SamplerOrder
@@ -177,7 +178,7 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         mapped = not isinstance(loader.dataset, data.IterableDataset)
         self._fresh = SamplerOrder(loader, loader.sampler) if mapped else None
         self._order, self._next = self._fresh and self._fresh.fresh(), 0
-        self._most = ENDLESS * (1 + len(cast(Sized, loader.dataset))) if mapped else 0
+        self._most = ENDLESS * (1 + length_of(loader.dataset)) if mapped else 0
         self.steps = promised_length(loader)
         self.size = None if self.ready_made else promised_length(loader.dataset)
 

@@ -1,7 +1,8 @@
 """Map-style torch Datasets."""
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets.convert import to_numpy, to_torch
+from torch_bridge.datasets.lengths import length_of
 from torch_bridge.datasets.own_generators import generators_in
 from torch_bridge.sources import ForeignSource
 
@@ -27,7 +29,6 @@ class TorchHooks(ForeignSource):
     """Provide what a torch dataset expects of the process that reads it."""
 
     dataset: Any
-    worker_init_fn: Callable[[int], None] | None = None
 
     def raw(self, index: int) -> Any:
         return self.dataset[index]
@@ -45,6 +46,15 @@ class TorchHooks(ForeignSource):
         torch_worker._worker_info = info
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
+
+    @contextlib.contextmanager
+    def as_worker(self, workers: int) -> Iterator[None]:
+        before = torch_worker._worker_info
+        torch_worker._worker_info = torch_worker.WorkerInfo(id=0, num_workers=workers, seed=0, dataset=self.dataset)
+        try:
+            yield
+        finally:
+            torch_worker._worker_info = before
 
     def enter_thread(self) -> None:
         """One thread for each operation, as in torch's workers and its pinning thread: a second OpenMP team beside the
@@ -89,7 +99,7 @@ class TorchSource(TorchHooks):
     def __init__(self, dataset: Any, worker_init_fn: Callable[[int], None] | None = None):
         if not hasattr(dataset, "__len__"):
             raise without_length(dataset)
-        self.dataset, self._size = dataset, len(dataset)
+        self.dataset, self._size = dataset, length_of(dataset)
         self.worker_init_fn = worker_init_fn
 
     def __len__(self) -> int:
@@ -122,9 +132,10 @@ def set_epoch(value: Any, epoch: int) -> None:
 
 def check_length(dataset: Any, size: int, epoch: int) -> None:
     """Raise UserError where a dataset is no longer as long as when its order was made."""
-    if len(dataset) != size:
+    now = length_of(dataset)
+    if now != size:
         raise UserError(
-            f"len({type(dataset).__name__}) is {len(dataset)} in epoch {epoch}, and was {size} before the run, by "
+            f"len({type(dataset).__name__}) is {now} in epoch {epoch}, and was {size} before the run, by "
             "which its order and length were set: keep it constant, give a sampler of your own that draws each epoch's "
             "positions (its set_epoch is called), or start another run with the changed dataset"
         )

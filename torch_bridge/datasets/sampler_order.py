@@ -26,6 +26,7 @@ class SamplerOrder:
         self._dataset, self._workers = loader.dataset, loader.num_workers
         self._persistent = loader.persistent_workers
         self._live = (sampler, loader.generator)
+        self.named = type(sampler.sampler if type(sampler) is data.BatchSampler else sampler).__name__
         self._parts = self._copied(self._live)
         self._seen: dict[tuple[int, str | None], bytes | None] | None = None
 

@@ -13,7 +13,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
-from jaxtrain.data.sources import SequentialSource
+from jaxtrain.data.peek import read_by
 from jaxtrain.data.widths import float64_kept
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
@@ -93,8 +93,8 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
             "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"
         )
     epochs, steps = config.train.epochs or 1, config.train.steps
-    if isinstance(source, SequentialSource):
-        source.apart = bool(config.data.num_workers or source.workers_wanted or config.data.stream_shards)
+    workers = config.data.num_workers or getattr(source, "workers_wanted", 0)
+    read_by(source, workers, config.data.stream_shards is not None)
     wanted = config.data.batch_size
     size = own_batch_size(source, config.seed, epochs, steps, wanted) or wanted
     stream = make_stream(source, size, config.seed, True, config.data.shuffle, config.data.drop_last, epochs, steps)

@@ -45,7 +45,7 @@ ANSWERS = {
         "otherwise": {
             "training_step": "recorded once and compiled; `batch_idx`, `current_epoch`, `global_step` and "
             "learning rates are inputs, what Python branches on leads to at most 8 programs",
-            "optimizers": "in `training_step`: the learning rates",
+            "optimizers": f"in `training_step`: the learning rates; where it sets one, {APART}",
             **dict.fromkeys(
                 """backward clip_gradients configure_gradient_clipping manual_backward on_after_backward
                 on_before_backward on_before_optimizer_step on_before_zero_grad optimizer_step optimizer_zero_grad

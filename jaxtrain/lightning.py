@@ -6,7 +6,9 @@ The loop stays Lightning's own: flags, callbacks, loggers, progress, validation 
 """
 
 import contextlib
+import functools
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
+from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compiled_forwards
@@ -62,7 +65,6 @@ class Trainer(pl.Trainer):
             raise UserError("Trainer(detect_anomaly=True) watches torch's autograd, which does not run; leave it out")
         if self.world_size > 1 and getattr(self.strategy, "_layer_sync", None) is not None:
             raise UserError("Trainer(sync_batchnorm=True) has no counterpart on several processes; leave it out")
-        self.callbacks.insert(0, _Sync())  # before callbacks that read weights
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
@@ -72,7 +74,7 @@ class Trainer(pl.Trainer):
         compiled.optim_progress = loop.automatic_optimization.optim_progress  # of a fit before this one
         loop.automatic_optimization = compiled
         apart = _apart(self, model)
-        with host_memory.kept(), contextlib.ExitStack() as self._forwards:
+        with host_memory.kept(), _synced(self), contextlib.ExitStack() as self._forwards:
             if apart:
                 self.go_apart(model, apart)
             super().fit(model, *arguments, **options)
@@ -97,25 +99,36 @@ class Trainer(pl.Trainer):
         if step is not None and step.ahead:
             step.sync()
 
+    def _fit_impl(self, *arguments: Any, **options: Any) -> None:
+        try:
+            super()._fit_impl(*arguments, **options)
+        except BaseException:
+            self.sync()  # before on_exception
+            raise
+
     def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
         self.sync()
         super().save_checkpoint(*arguments, **options)
 
 
-class _Sync(pl.Callback):
-    """Writes the weights back where Lightning and its callbacks read them."""
+@contextlib.contextmanager
+def _synced(trainer: Trainer) -> Iterator[None]:
+    """While active, the trained weights are written back before Lightning and its callbacks read them: at the end of
+    an epoch and of the training, and before a validation."""
+    loop = trainer.fit_loop
+    places = [(loop, "on_advance_end"), (loop, "on_run_end"), (loop.epoch_loop.val_loop, "run")]
+    for owner, name in places:
+        setattr(owner, name, functools.partial(_after_sync, trainer, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name in places:
+            vars(owner).pop(name, None)
 
-    def on_validation_start(self, trainer: Any, module: Any) -> None:
-        trainer.sync()
 
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        trainer.sync()
-
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        trainer.sync()
-
-    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        trainer.sync()
+def _after_sync(trainer: Trainer, method: Callable, *arguments: Any, **options: Any) -> Any:
+    trainer.sync()
+    return method(*arguments, **options)
 
 
 class _CompiledOptimization(_AutomaticOptimization):
@@ -147,6 +160,8 @@ class _CompiledOptimization(_AutomaticOptimization):
         """Record the step for this batch, and bring the batch into its form. Raises UserError where it cannot be."""
         trainer = self.trainer
         module = trainer.lightning_module
+        if "batch" not in kwargs:
+            raise UserError("training_step takes dataloader_iter and fetches its batches itself")
         optimizer = trainer.optimizers[0]
         groups = [len(group["params"]) for group in optimizer.param_groups]
         if self.step is None or self.step.optimizer is not optimizer or self._groups != groups:
@@ -154,13 +169,17 @@ class _CompiledOptimization(_AutomaticOptimization):
             self._groups = groups
             self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
             limit = trainer.gradient_clip_val
-            self.step = compile_step(module, self.recorder.loss, optimizer, clip_norm=limit or None)
+            with self.recorder.attached():
+                self.step = compile_step(module, self.recorder.function(), optimizer, clip_norm=limit or None)
             self.lengths = _rounded_lengths(trainer, module, self.recorder)
         given = self.lengths.fit(kwargs["batch"])
         self._updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys
         batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
-        self._call = self.step.prepare(batch, update=self._updating)
+        with self.recorder.attached():
+            self._call = self.step.prepare(batch, update=self._updating)
+            if wide := wide_entry(self.step, batch):
+                raise UserError(wide)
 
     def _compiled_step(self) -> ClosureResult:
         trainer = self.trainer

@@ -5,6 +5,7 @@ folders are its code. Only forward, backward, clipping and the optimizer's updat
 the optimizer and scheduler that transformers made; either side resumes the other's checkpoints.
 """
 
+import types
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
+from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compile_forward, parts_of
@@ -44,11 +46,26 @@ STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # besid
 PYTHON = "jaxtrain_python"  # what those entries hold beside tensors
 
 
+class _Unseen:
+    """An attribute that who looks for what compute_loss reads of the trainer does not look into."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_unseen{name}"
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        kept = vars(owner).get(self.name)
+        return kept and kept["value"]
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)[self.name] = types.MappingProxyType({"value": value})
+
+
 class _CompiledTraining:
     """Replace transformers' training step in both trainers, and write weights back before evaluation and saving."""
 
-    _step: CompiledStep | None = None
-    _lengths: RoundedLengths | None = None
+    _step: Any = _Unseen()  # CompiledStep, None before the first
+    _lengths: Any = _Unseen()  # RoundedLengths
+    _items: Any = _Unseen()  # PythonItems
     _logs = False  # compute_loss calls self.log
     _micro = 0  # micro-batches since the last update
 
@@ -91,7 +108,7 @@ class _CompiledTraining:
             call = step.prepare(batch, update=updating)
             left = sorted(step.record.left)
             reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
-            reason = "compute_loss logs" if self._logs else reason
+            reason = "compute_loss logs" if self._logs else reason or wide_entry(step, batch)
             if not reason:
                 return self._finish(call(), updating)
         except CannotRecord as error:

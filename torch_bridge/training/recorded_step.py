@@ -2,12 +2,13 @@
 
 Numbers of the loop (batch_idx, current_epoch, global_step, learning rates) are inputs of the record. `self.log` calls
 and calls of torchmetrics' metrics, whose sums live in Python, are made after every step with what the step gives them.
+While it is recorded, training_step sees the trainer and what it reaches through it as views.
 """
 
 import contextlib
 import dataclasses
-import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -18,18 +19,14 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.printing import check_text
-from torch_bridge.lowering.python_inputs import SIMPLE
 from torch_bridge.lowering.python_numbers import Given, Number
+from torch_bridge.lowering.python_places import SIMPLE
 from torch_bridge.training.python_items import PythonItems
+from torch_bridge.training.step_metrics import frozen, metric_classes, topmost, without_value_checks
+from torch_bridge.training.step_views import Notes, OptimizerView, SchedulerView, View, scheduler_numbers
 
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
-
-
-def _metrics() -> tuple[type, ...]:
-    """Metric and MetricCollection of torchmetrics, if the user has imported it."""
-    library = sys.modules.get("torchmetrics")
-    return (library.Metric, library.MetricCollection) if library is not None else ()
 
 
 class StepRecorder:
@@ -45,17 +42,45 @@ class StepRecorder:
         self.paths = self.items.paths
         self.sides: list[tuple[list[tuple[str, Any, Any]], dict[str, Any]]] = []
         self.kind: Callable[[Any], Any] = lambda batch: batch
-        self.metrics: tuple[Any, ...] = tuple(_topmost(module))
+        self.metrics: tuple[Any, ...] = tuple(topmost(module))
+        self.notes = Notes(module)
+        self._attached = [inner for inner in module.modules() if "_trainer" in vars(inner)]
+
+    def function(self) -> Callable:
+        """Return `loss` as a function that hides the recorder and the trainer from who looks for what a loss reads."""
+        own = weakref.ref(self)
+
+        def training_step(module: Any, batch: Any) -> Any:
+            return own().loss(module, batch)
+
+        return training_step
+
+    @contextlib.contextmanager
+    def attached(self, trainer: Any = None) -> Iterator[None]:
+        """While active, this is `trainer` of the module, and of modules inside it; None hides it from who looks for
+        what a loss reads."""
+        before = [vars(inner)["_trainer"] for inner in self._attached]
+        for inner in self._attached:
+            vars(inner)["_trainer"] = trainer
+        try:
+            yield
+        finally:
+            for inner, trainer in zip(self._attached, before, strict=True):
+                vars(inner)["_trainer"] = trainer
 
     def batch(self, batch: Any, batch_idx: int, array: Callable = np.asarray) -> dict[str, Any]:
         """Return what the compiled step gets: the batch, and the loop's numbers as they are now.
 
-        array: makes numbers 0-d arrays, or tensors.
+        array: makes numbers 0-d arrays, or tensors. Raises UserError where a record holds no longer.
         """
         trainer = self.trainer
+        if changed := self.notes.changed():
+            raise UserError(f"training_step reads {changed}, which has changed since it was recorded")
         values: dict[str, Any] = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             values[f"lr {number}"] = float(group["lr"])
+        for number, config in enumerate(trainer.lr_scheduler_configs):
+            values |= scheduler_numbers(config.scheduler, f"scheduler {number}")
         own = type(batch) if isinstance(batch, Mapping) else dict  # as transformers' BatchEncoding
         self.kind = (lambda given: given) if own is dict else own
         marked, arrays = self.items.arrays(batch, values, array)
@@ -67,10 +92,12 @@ class StepRecorder:
         given = [self.kind(self.items.put(batch["batch"], numbers))]
         given += [numbers["batch_idx"]] if self.takes_index else []
         precision = self.trainer.precision_plugin.train_step_context()
-        host = _Host()
-        inside = _inside(module, self.trainer, numbers, host, self.metrics)
-        with inside, _without_value_checks(), precision:
+        host = _Host(self.notes)
+        self.notes.refused = ""
+        with self._inside(module, numbers, host), without_value_checks(), precision:
             output = module.training_step(*given)
+        if self.notes.refused:  # and training_step has caught it
+            raise UserError(self.notes.refused)
         loss = output["loss"] if isinstance(output, Mapping) and "loss" in output else output
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"training_step returned {type(output).__name__}, wanted a loss, or a dict with 'loss'")
@@ -78,6 +105,19 @@ class StepRecorder:
         place = self._place((host.calls, host.values(extras)))
         outputs = {f"{place} {name}": value for name, value in (host.outputs or {"": torch.zeros(())}).items()}
         return loss / self.trainer.accumulate_grad_batches, outputs
+
+    @contextlib.contextmanager
+    def _inside(self, module: Any, numbers: Mapping[str, Number], host: "_Host") -> Iterator[None]:
+        """While recording: the loop's numbers are those of the record, calls of log and of metrics are kept, and
+        nothing steps or sums up."""
+        trainer, view = self.trainer, TrainerView(self.trainer, self.notes, numbers, host)
+        optimizers = lambda use_pl_optimizer=True: view.optimizers[0]
+        stand_ins = [(module, {"log": host.log, "log_dict": host.log_dict, "optimizers": optimizers})]
+        stand_ins += [(metric, host.methods(metric)) for metric in self.metrics]
+        steppers = [*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)]
+        stand_ins += [(item, {"step": _refusing(self.notes, f"{_name(item)}.step")}) for item in steppers]
+        with self.attached(view), _replaced(stand_ins), frozen(self.notes):
+            yield
 
     def _place(self, side: tuple[list, dict]) -> int:
         """Where an equal side is kept; a new one is kept too."""
@@ -97,7 +137,7 @@ class StepRecorder:
 
         def real(item: Any) -> Any:
             if isinstance(item, _Value):
-                value = to_torch(np.asarray(values[f"{place} {item.name}"]))
+                value = to_torch(np.asarray(values[f"{place} {item.name}"])).to(item.dtype)
                 return value if item.kind is None else item.kind(value)
             if isinstance(item, _Item):
                 return self.paths.values[item.name]
@@ -118,6 +158,7 @@ class _Value:
 
     name: str
     kind: type | None
+    dtype: torch.dtype  # in torch, where the step's is narrower
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +199,8 @@ class _Answer:
 class _Host:
     """Keeps the calls that go to the host while training_step is recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
         self.calls: list[tuple[str, Any, Any]] = []
         self.outputs: dict[str, torch.Tensor] = {}
 
@@ -185,7 +227,7 @@ class _Host:
             return item
         name = str(len(self.outputs))
         self.outputs[name] = item.detach()
-        return _Value(name, kind)
+        return _Value(name, kind, item.dtype)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Stand in for LightningModule.log."""
@@ -195,7 +237,7 @@ class _Host:
 
     def log_dict(self, values: Any, *args: Any, **options: Any) -> None:
         """Stand in for LightningModule.log_dict."""
-        if isinstance(values, (_Answer, *_metrics()[1:])):
+        if isinstance(values, (_Answer, *metric_classes()[1:])):
             self.keep("log_dict", None, "", (values, *args), options)
             return
         for name, value in values.items():
@@ -216,97 +258,93 @@ class _Deferred:
     """An object of the host's while training_step is recorded: its plain values, and calls that are kept for later."""
 
     def __init__(self, host: _Host, target: Any):
-        self._host, self._target = host, target
+        vars(self).update(_host=host, _target=target)
 
     __class__ = property(lambda self: type(self._target))  # type: ignore[assignment]  # for isinstance
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._target, name)
+        target, what = self._target, f"{type(self._target).__name__}.{name}"
+        value = getattr(target, name)
         if isinstance(value, SIMPLE):
-            return value
+            return self._host.notes.note(what, lambda: getattr(target, name))
         if not isinstance(value, (types.MethodType, types.FunctionType, types.BuiltinFunctionType)):
             return _Deferred(self._host, value)
-        what = f"{type(self._target).__name__}.{name}"
         return lambda *args, **kwargs: self._host.keep(name, self._target, what, args, kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._host.notes.refuse(f"sets {type(self._target).__name__}.{name}, which has to happen at every step")
 
-class _TrainerView:
-    """self.trainer while training_step is recorded: numbers of the loop are those of the record."""
 
-    def __init__(self, trainer: Any, numbers: Mapping[str, Number], host: _Host):
-        self._trainer, self._numbers, self._host = trainer, numbers, host
+class TrainerView(View):
+    """The trainer while training_step is recorded: numbers of the loop are those of the record."""
+
+    __slots__ = ("_host", "_numbers")
+
+    def __init__(self, trainer: Any, notes: Notes, numbers: Mapping[str, Number], host: _Host):
+        super().__init__("trainer", trainer, notes)
+        object.__setattr__(self, "_numbers", numbers)
+        object.__setattr__(self, "_host", host)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:
+        _, trainer, notes = self._view
+        numbers, host = self._numbers, self._host
         if name in LOOP[:2]:
-            return self._numbers[name]
+            return numbers[name]
         if name == "optimizers":
-            return [_OptimizerView(self._numbers)]
+            return [OptimizerView(_name(trainer.optimizers[0]), trainer.optimizers[0], notes, numbers)]
+        if name == "lr_scheduler_configs":
+            configs = enumerate(trainer.lr_scheduler_configs)
+            return [_ConfigView(f"scheduler {number}", config, notes, numbers) for number, config in configs]
         if name == "logger":
-            return self._host.deferred(self._trainer.logger)
+            return host.deferred(trainer.logger)
         if name == "loggers":
-            return list(map(self._host.deferred, self._trainer.loggers))
+            return list(map(host.deferred, trainer.loggers))
         if name in CHANGING:
-            raise UserError(f"training_step reads trainer.{name}, which changes from step to step: do it in a hook")
-        return getattr(self._trainer, name)
+            notes.refuse(f"reads trainer.{name}, which changes from step to step: do it in a hook")
+        return super().__getattr__(name)
 
 
-class _OptimizerView:
-    """The optimizer while training_step is recorded: its rates."""
+class _ConfigView(View):
+    """A scheduler with Lightning's settings for it."""
 
-    def __init__(self, numbers: Mapping[str, Number]):
-        self.param_groups = [{"lr": number} for name, number in numbers.items() if name.startswith("lr ")]
+    __slots__ = ("_numbers",)
+
+    def __init__(self, name: str, target: Any, notes: Notes, numbers: Mapping[str, Number]):
+        super().__init__(name, target, notes)
+        object.__setattr__(self, "_numbers", numbers)
 
     def __getattr__(self, name: str) -> Any:
-        raise UserError(
-            f"training_step reads the optimizer's {name}, which the compiled step does not know: do it in a hook"
-        )
+        place, target, notes = self._view
+        if name == "scheduler":
+            return SchedulerView(_name(target.scheduler), target.scheduler, notes, self._numbers, place)
+        return super().__getattr__(name)
 
 
 @contextlib.contextmanager
-def _inside(
-    module: Any, trainer: Any, numbers: Mapping[str, Number], host: _Host, metrics: tuple[Any, ...]
-) -> Iterator[None]:
-    """While recording: the loop's numbers are those of the record, calls of log and of metrics are kept."""
-    kind = type(module)
-    view = _TrainerView(trainer, numbers, host)
-    fixed = {name: numbers[name] for name in LOOP[:2]} | {"trainer": view, "__module__": kind.__module__}
-    fixed |= {"logger": view.logger, "loggers": view.loggers}
-    own = type(kind.__name__, (kind,), fixed)
-    optimizers = lambda use_pl_optimizer=True: view.optimizers[0]
-    stand_ins = [(module, {"log": host.log, "log_dict": host.log_dict, "optimizers": optimizers})]
-    stand_ins += [(metric, host.methods(metric)) for metric in metrics]
+def _replaced(stand_ins: list[tuple[Any, dict[str, Any]]]) -> Iterator[None]:
+    """While active, objects have these attributes."""
     before = [(item, {name: vars(item)[name] for name in new if name in vars(item)}) for item, new in stand_ins]
-    module.__class__ = own
     for item, new in stand_ins:
         vars(item).update(new)
     try:
         yield
     finally:
-        module.__class__ = kind
         for (item, new), (_, old) in zip(stand_ins, before, strict=True):
             for name in new:
-                del vars(item)[name]
+                vars(item).pop(name, None)
             vars(item).update(old)
 
 
-@contextlib.contextmanager
-def _without_value_checks() -> Iterator[None]:
-    """While recording: torchmetrics' functions do not look at the values of what they get, which are not there yet."""
-    found = [
-        (module, name)
-        for key, module in list(sys.modules.items())
-        if key.startswith("torchmetrics.functional.")
-        for name in vars(module)
-        if name.endswith("_tensor_validation")
-    ]
-    before = [getattr(module, name) for module, name in found]
-    for module, name in found:
-        setattr(module, name, lambda *args, **kwargs: None)
-    try:
-        yield
-    finally:
-        for (module, name), function in zip(found, before, strict=True):
-            setattr(module, name, function)
+def _name(item: Any) -> str:
+    return type(item).__name__
+
+
+def _refusing(notes: Notes, what: str) -> Callable:
+    """Return a stand-in for a method that a record must not call."""
+    return lambda *args, **kwargs: notes.refuse(f"calls {what}, which has to happen at every step")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -319,12 +357,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, _Answer) and isinstance(other, _Answer):
         return one.number == other.number
     return one is other or (type(one) is type(other) and isinstance(one, (*SIMPLE, _Value, _Item)) and one == other)
-
-
-def _topmost(module: torch.nn.Module) -> Iterator[Any]:
-    """The metrics of a module; those inside another are its own."""
-    for child in module.children():
-        if isinstance(child, _metrics()):
-            yield child
-        else:
-            yield from _topmost(child)

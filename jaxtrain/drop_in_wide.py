@@ -1,0 +1,31 @@
+"""Integers of a batch that do not fit into the 32 bits that a compiled step counts in."""
+
+from typing import Any
+
+from jaxtrain.compiled_step import CompiledStep
+
+LIMIT = 2**31
+
+
+def wide_entry(step: CompiledStep, batch: Any) -> str:
+    """Return what a prepared step reads of a batch and does not fit into 32 bits, in words; "" where all fits."""
+    bridge = step.weights.bridge
+    leaves, spec, batch_type = bridge.flatten(batch)
+    wide = {place: value for place, leaf in enumerate(leaves) if (value := _wide(leaf)) is not None}
+    if not wide:
+        return ""
+    with step.weights.exchange.plainly():
+        modes = bridge.flags_of(step.weights.submodules)
+    graph, _ = step.record.graph(leaves, spec, modes, batch_type)
+    read = [place for place in wide if place not in graph.unread_inputs()]
+    return f"the batch holds an integer ({wide[read[0]]}) that does not fit into 32 bits" if read else ""
+
+
+def _wide(leaf: Any) -> int | None:
+    """The integer of an array or tensor that is furthest from zero, where 32 bits do not hold it."""
+    if str(getattr(leaf, "dtype", "")).rpartition(".")[2] not in ("int64", "uint64") or not min(leaf.shape, default=1):
+        return None
+    least, most = int(leaf.min()), int(leaf.max())
+    if least >= -LIMIT and most < LIMIT:
+        return None
+    return most if most >= LIMIT else least

@@ -14,6 +14,7 @@ TORCH_PACKAGES = {
     "comparison",
     "compiled_call",
     "torch_edits",
+    "setting_edits",
     "files",
     "torchrun",
     "datasets",

@@ -50,7 +50,7 @@ class _Unread:
 
 @contextlib.contextmanager
 def outliving_its_reader() -> Iterator[None]:
-    """What is printed within never fails because its reader has ended."""
+    """Have nothing that is printed within fail because its reader has ended."""
     if sys.stdout is None:
         yield
         return

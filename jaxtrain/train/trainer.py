@@ -97,9 +97,9 @@ class Trainer:
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
         self._edits: ModuleEdits | None = None
         if is_torch_module(self.user_model):
-            state = lambda: self.state
-            self.callbacks.reads = ModuleReads(self.user_model, loss, self.write_back, state, optimizer, scheduler)
-            self._edits = ModuleEdits(self.user_model, loss, optimizer)
+            given = self.user_model, loss
+            self.callbacks.reads = ModuleReads(*given, self.write_back, lambda: self.state, optimizer, scheduler)
+            self._edits = ModuleEdits(*given, optimizer)
 
     # --- what it was made of ------------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class Trainer:
         taken: see `folder`.
         """
         self._take_edits()
-        if self.callbacks.reads is not None:
-            self.callbacks.reads.settings.begin(self.program)
+        if reads := self.callbacks.reads:
+            reads.settings.begin(self.program)
         if self.config.train.fast_dev_run:
             return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
@@ -259,10 +259,8 @@ class Trainer:
         return self.program.model()
 
     def state_dict(self) -> dict[str, Any]:
-        """The current weights under torch's keys, as numpy arrays; `torch_bridge.files.save` writes them.
-
-        Of a torch module with the extra states of its parts, as its own `state_dict()`.
-        """
+        """The current weights under torch's keys, as numpy arrays for `torch_bridge.files.save`; of a torch module with
+        the extra states of its parts, as its own `state_dict()`."""
         state, module = bridge.state_dict(self.model()), loading.torch_module(self.program)
         if module is None:
             return state
@@ -286,18 +284,16 @@ class Trainer:
         return keys
 
     def write_back(self) -> None:
-        """The current weights (the averaged ones where there are) into the model that the user gave, if any, and the
-        optimizer's state into a torch optimizer that was given."""
-        reads = self.callbacks.reads
-        with reads.writing() if reads is not None else contextlib.nullcontext():
+        """Put the current weights (the averaged ones where there are) and optimizer state into the user's objects."""
+        with (reads := self.callbacks.reads) is not None and reads.writing() or contextlib.nullcontext():
             if reads is not None:
                 from torch_bridge.from_torch import write_back
 
                 write_back(self.model(), self.user_model)
             elif self.user_model is not None:
                 nnx.update(self.user_model, nnx.state(self.model()))
-            given, state = self.program.given, self.state
-            if given is not None:
-                given.write_back(state.opt_state, int(state.updates), int(state.step), self.steps_per_epoch)
+            if given := self.program.given:
+                step, updates = int(self.state.step), int(self.state.updates)
+                given.write_back(self.state.opt_state, updates, step, self.steps_per_epoch)
         if self._edits is not None:
             self._edits.note()

@@ -1,4 +1,4 @@
-"""What code changes in Python while it is recorded: found, and put back."""
+"""Find, and put back, all that code changes in Python while it is recorded."""
 
 import contextlib
 import logging

@@ -1,9 +1,10 @@
-"""What a recorded function may read from Python: attributes of modules and settings, closures, globals.
+"""Values that a recorded function may read from Python: attributes of modules and settings, closures, globals.
 
 A record keeps them as they were. `PythonInputs` finds those that the code may read, by the names in it, and tells when
 one has changed.
 """
 
+import argparse
 import collections.abc
 import contextlib
 import csv
@@ -51,6 +52,7 @@ DEPTH = 5  # objects inside objects
 NEAR = 2  # of an optimizer: a variable of the loss's own, not one of a trainer that it may reach
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by names that are texts
+_SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _WRITER = type(csv.writer(io.StringIO()))
 
@@ -184,7 +186,8 @@ class _Walk:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
-        self.found |= names_of(function.__code__)
+        if not of_library(function):
+            self.found |= names_of(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
@@ -268,7 +271,6 @@ class _Walk:
         if isinstance(value, torch.optim.Optimizer) and depth <= NEAR and "state" in names:
             self.unfollowed.append(f"the state of {name}, of which the device holds the newest")
         named = set[str]().union(*(names_of(function.__code__) for function in called))
-        self.found |= named
         names = names | named
         for function in called:
             self._method(function, depth)
@@ -277,10 +279,12 @@ class _Walk:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
             self._visit_named(attributes, name, names, depth)
         elif attributes is not None:
-            self._attributes(name, attributes, names, depth)
-        slots = Slots(value)
-        for key in sorted((names | self.names).intersection(slots.keys())):
-            self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
+            own = kind in _SETTINGS or not of_library_module(kind.__module__)
+            self._attributes(name, attributes, names | set(attributes) if own and self._by_text else names, depth)
+        if not of_library_module(kind.__module__):
+            slots = Slots(value)
+            for key in sorted((names | self.names).intersection(slots.keys())):
+                self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
         if attributes is not None:
             self._class_values(value, name, names, depth)
 
@@ -290,7 +294,7 @@ class _Walk:
 
     def _visit_named(self, attributes: dict, name: str, names: set[str], depth: int) -> None:
         for key, item in list(attributes.items()):
-            if key in names or key in self.names or self._by_text:
+            if key in names or key in self.names:
                 self._visit(attributes, key, item, f"{name}.{key}", names, depth + 1)
 
     def _visit_items(self, container: Any, items: Any, name: str, names: set[str], depth: int) -> None:

@@ -86,7 +86,7 @@ class Slots:
     def keys(self) -> list[str]:
         """Return the names of those that are set."""
         slots = [name for kind in type(self.owner).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
-        return [name for name in slots if name != "__dict__" and hasattr(self.owner, name)]
+        return [name for name in slots if not name.startswith("__") and hasattr(self.owner, name)]
 
 
 def _listed(slots: Any) -> Any:

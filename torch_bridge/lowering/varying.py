@@ -1,4 +1,4 @@
-"""What a change of the values that a recorded function reads from Python means: an input, or another record."""
+"""Tell what a change of the values that a recorded function reads from Python asks for: an input, another record."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence

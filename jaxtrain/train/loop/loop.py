@@ -69,7 +69,7 @@ class Loop:
 
     @host_memory.kept()
     def run(self, after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
-        """Train to the end, or to a preemption: then the state is saved and Preempted or Stopped is raised."""
+        """Train to the end, or save the state and raise Preempted or KeyboardInterrupt."""
         self.after_evaluation = after_evaluation
         system = SystemMetrics()
         self.record.step = int(self.program.state.step)

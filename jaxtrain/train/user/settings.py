@@ -1,4 +1,4 @@
-"""What a run compiles of a user's torch objects beside the values of tensors: nobody may change it meanwhile."""
+"""Watch over what a run compiles of a user's torch objects beside the values of tensors."""
 
 import contextlib
 from collections.abc import Iterator

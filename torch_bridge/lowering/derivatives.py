@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_bridge.lowering.errors import CannotRecord
+
 
 def derived(value: Any, rule: Callable, factors: Any, *xs: Any):
     """`value`, whose derivative is `rule(factors, *x')`, linear in the derivatives x' of the xs.
@@ -37,6 +39,23 @@ def sloped(value: Any, *terms: tuple[Any, Any]):
         return jax.lax.stop_gradient(value)
     rule = lambda slopes, *moves: sum(slope * move for slope, move in zip(slopes, moves, strict=True))
     return derived(value, rule, tuple(slope for _, slope in terms), *(jnp.asarray(x) for x, _ in terms))
+
+
+def underived(value: Any, reason: str, *xs: Any):
+    """`value`, computed from xs, which refuses a gradient that reaches it."""
+
+    @jax.custom_vjp
+    def result(value, xs):
+        return value
+
+    def refuse(_, slope):
+        raise CannotRecord(reason)
+
+    result.defvjp(lambda value, xs: (result(value, xs), None), refuse)
+    moving = [x for x in xs if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)]
+    if not moving or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return jax.lax.stop_gradient(value)
+    return result(jax.lax.stop_gradient(value), moving)
 
 
 def absolute(x):

@@ -128,10 +128,14 @@ def promote(*values: Any) -> list:
 
 def promote_float(*values: Any) -> list:
     """As promote, integers and bools as float32."""
-    dtype = result_type(*values)
-    if category(dtype) < 2:
-        dtype = jnp.dtype("float32")
+    dtype = float_type(*values)
     return [cast(value, dtype) for value in values]
+
+
+def float_type(*values: Any) -> np.dtype:
+    """result_type, float32 of integers and bools."""
+    dtype = result_type(*values)
+    return jnp.dtype("float32") if category(dtype) < 2 else dtype
 
 
 def match_products(*values: Any) -> list:
@@ -145,6 +149,11 @@ def match_products(*values: Any) -> list:
         return list(values)
     narrow = min(dtypes, key=lambda dtype: dtype.itemsize)
     return [None if value is None else value.astype(narrow) for value in values]
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """float32 for float16 and bfloat16."""
+    return jnp.dtype("float32") if category(dtype) == 2 and dtype.itemsize < 4 else dtype
 
 
 def wide(x):

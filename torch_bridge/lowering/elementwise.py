@@ -4,15 +4,18 @@ import jax
 import jax.numpy as jnp
 
 from torch_bridge.lowering.bounds import of_equals
-from torch_bridge.lowering.derivatives import absolute, derived, sloped, zero_where
+from torch_bridge.lowering.derivatives import absolute, derived, sloped, underived, zero_where
 from torch_bridge.lowering.dtypes import (
     cast,
     category,
+    float_type,
     is_float,
     jax_dtype,
     promote,
     promote_float,
     result_type,
+    wide,
+    wide_dtype,
 )
 from torch_bridge.lowering.gamma_functions import digamma
 from torch_bridge.lowering.table import TABLE, lowering
@@ -147,14 +150,14 @@ for _name, _function in {"and": jnp.logical_and, "or": jnp.logical_or, "xor": jn
 def add(call, x, y, alpha=1):
     dtype = result_type(x, y)
     x, y = cast(x, dtype), cast(y, dtype)
-    return x + (y if alpha == 1 else cast(alpha, dtype) * y)
+    return x + y if alpha == 1 else cast(wide(x) + wide(cast(alpha, dtype)) * wide(y), dtype)
 
 
 @lowering("sub.Tensor", "sub.Scalar")
 def sub(call, x, y, alpha=1):
     dtype = result_type(x, y)
     x, y = cast(x, dtype), cast(y, dtype)
-    return x - (y if alpha == 1 else cast(alpha, dtype) * y)
+    return x - y if alpha == 1 else cast(wide(x) - wide(cast(alpha, dtype)) * wide(y), dtype)
 
 
 @lowering("rsub.Tensor", "rsub.Scalar")
@@ -164,14 +167,17 @@ def rsub(call, x, y, alpha=1):
 
 @lowering("mul.Tensor", "mul.Scalar")
 def mul(call, x, y):
-    x, y = promote(x, y)
-    return x * y
+    """Python numbers keep the digits that a narrow type lacks: torch computes in float32 and rounds once."""
+    dtype = result_type(x, y)
+    inside = dtype if hasattr(x, "dtype") and hasattr(y, "dtype") else wide_dtype(dtype)
+    return cast(cast(x, inside) * cast(y, inside), dtype)
 
 
 @lowering("div.Tensor", "div.Scalar")
 def div(call, x, y):
-    x, y = promote_float(x, y)
-    return x / y
+    dtype = float_type(x, y)
+    inside = dtype if hasattr(x, "dtype") and hasattr(y, "dtype") else wide_dtype(dtype)
+    return cast(cast(x, inside) / cast(y, inside), dtype)
 
 
 @lowering("div.Tensor_mode", "div.Scalar_mode")
@@ -237,7 +243,7 @@ def logaddexp(call, x, y):
 def xlogy(call, x, y):
     x, y = promote_float(x, y)
     value = jax.scipy.special.xlogy(*jax.lax.stop_gradient((x, y)))
-    return sloped(value, (x, zero_where((x == 0) & (y == y), jnp.log(y))), (y, x / y))
+    return sloped(value, (x, zero_where((x == 0) & (y <= 0), jnp.log(y))), (y, x / y))
 
 
 @lowering("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")
@@ -311,8 +317,14 @@ def copy(call, x, source, non_blocking=False):
 
 
 @lowering("detach.default")
-def detach(call, x):
-    return jax.lax.stop_gradient(x)
+def detach(call, x, residual=False):
+    """residual: of a backward, which only a second gradient reaches."""
+    return x if residual else jax.lax.stop_gradient(x)
+
+
+@lowering("torch_bridge.once.default")
+def once(call, x):
+    return underived(x, "trying to differentiate twice a function that was marked with @once_differentiable", x)
 
 
 @lowering("torch_bridge.rewritten.default")

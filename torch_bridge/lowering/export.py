@@ -270,9 +270,9 @@ def _obstacles_of(module, inputs, error: Exception, plain: PlainFunctions) -> li
     reads = plain.reads
     reads.clear()
     try:
-        with python_state.watched(module, python_state.Watch(module), plain.known.begin, plain.known.end):
-            with without_logging():
-                draft = torch.export.draft_export(module, inputs, strict=False)
+        watched = python_state.watched(module, python_state.Watch(module), plain.known.begin, plain.known.end)
+        with watched, without_logging():
+            draft = torch.export.draft_export(module, inputs, strict=False)
         report = draft._report
         found = []
         files = {number: name for name, number in INTERN_TABLE.items()} | report.str_to_filename

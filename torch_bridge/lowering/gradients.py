@@ -5,26 +5,33 @@ becomes jax.vjp of the operators between its inputs and outputs. While a module 
 these gradients enter and leave; `enclose` then moves what belongs to them into graphs of their own.
 """
 
+import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import library
+from torch.autograd import function as functions
 from torch.autograd.function import _is_setup_context_defined
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 library.define("torch_bridge::cotangent", "(Tensor y, int which) -> Tensor")
-library.define("torch_bridge::gradient", "(Tensor[] ys, Tensor[] xs, Tensor[] slopes) -> Tensor[]")
+library.define("torch_bridge::gradient", "(Tensor[] ys, Tensor[] xs, Tensor[] slopes, bool kept) -> Tensor[]")
 library.define(
-    "torch_bridge::own_gradient", "(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] slopes) -> Tensor[]"
+    "torch_bridge::own_gradient",
+    "(Tensor[] ys, Tensor[] cotangents, Tensor[] outputs, Tensor[] xs, Tensor[] slopes, bool zeros) -> Tensor[]",
 )
+library.define("torch_bridge::once", "(Tensor x) -> Tensor")
 _numbers = itertools.count()
 RECOMPUTED = contextvars.ContextVar("recomputed", default=False)  # inside a checkpoint that torch runs twice
 
 OWN_GRADIENT, GRADIENT = "torch_bridge.own_gradient.default", "torch_bridge.gradient.default"
+HOOK = "torch_bridge.hook.default"
 
 
 @library.register_fake("torch_bridge::cotangent")
@@ -32,13 +39,18 @@ def _cotangent(y, which):
     return torch.empty_like(y)
 
 
+@library.register_fake("torch_bridge::once")
+def _once(x):
+    return torch.empty_like(x)
+
+
 @library.register_fake("torch_bridge::own_gradient")
-def _own_gradient(ys, cotangents, xs, slopes):
+def _own_gradient(ys, cotangents, outputs, xs, slopes, zeros):
     return [torch.empty_like(y) for y in ys]
 
 
 @library.register_fake("torch_bridge::gradient")
-def _gradient(ys, xs, slopes):
+def _gradient(ys, xs, slopes, kept):
     return [torch.empty_like(x) for x in xs]
 
 
@@ -61,6 +73,23 @@ class Context:
 
     def set_materialize_grads(self, value: bool):
         self._zeros = value
+
+    def see(self, args: tuple, outputs: dict[int, torch.Tensor]) -> None:
+        """Let backward see what torch shows it: the outputs with their history, what forward computed beside without.
+
+        outputs: by the identity of what forward returned.
+        """
+        given = set(map(id, args))
+
+        def shown(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or id(value) in given:
+                return value
+            plain = not (value.is_floating_point() or value.is_complex()) or value.requires_grad
+            return outputs[id(value)] if id(value) in outputs else value if plain else value.detach()
+
+        for name, value in vars(self).items():
+            if not name.startswith("_"):
+                setattr(self, name, pytree.tree_map(shown, value))
 
     def mark_dirty(self, *tensors):
         raise NotImplementedError("an autograd.Function that writes to its inputs (mark_dirty) has no form in JAX")
@@ -97,34 +126,81 @@ def _forward(cls, forward: Callable, *args):
             return function(*inner)
         finally:
             RECOMPUTED.reset(token)
-    with torch.no_grad():  # a reentrant checkpoint asks its inputs alone, not its parameters
-        return function(*inner)
+    with _recorded_mode(within=False):  # a reentrant checkpoint asks its inputs alone, not its parameters
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, function(*inner))
 
 
 def _with_backward(cls, forward: Callable, args: tuple):
     context = Context(args)
-    if _is_setup_context_defined(cls.setup_context):
-        result = forward(*args)
-        cls.setup_context(context, args, result)
-    else:
-        result = forward(context, *args)
+    with _recorded_mode(within=False):
+        if _is_setup_context_defined(cls.setup_context):
+            result = forward(*args)
+            cls.setup_context(context, args, result)
+        else:
+            result = forward(context, *args)
+    if not _gradients_on():
+        return result
     results = list(result) if isinstance(result, tuple) else [result]
     moved = [index for index, y in enumerate(results) if _floating(y) and id(y) not in context._unmoved]
-    cotangents = {index: torch.ops.torch_bridge.cotangent(results[index].detach(), next(_numbers)) for index in moved}
+    mark = lambda y: torch.ops.torch_bridge.cotangent(y.detach(), next(_numbers))
+    cotangents, outputs = ({index: mark(results[index]) for index in moved} for _ in range(2))
+    context.see(args, {id(results[index]): outputs[index] for index in moved})
     rest = lambda y: torch.zeros_like(y) if isinstance(y, torch.Tensor) and context._zeros else None
-    slopes = cls.backward(context, *(cotangents[i] if i in cotangents else rest(y) for i, y in enumerate(results)))
-    slopes = slopes if isinstance(slopes, tuple) else (slopes,)
+    slopes = [cotangents[index] if index in cotangents else rest(y) for index, y in enumerate(results)]
+    slopes = _backward(cls.backward, context, slopes)
     pairs = [(x, g) for x, g in zip(args, slopes, strict=False) if _floating(x) and isinstance(g, torch.Tensor)]
     if moved:
         ys = torch.ops.torch_bridge.own_gradient(
             [results[index].detach() for index in moved],
             list(cotangents.values()),
+            list(outputs.values()),
             [x for x, _ in pairs],
-            [(g if g.shape == x.shape else g.sum_to_size(x.shape)).detach() for x, g in pairs],
+            [g if g.shape == x.shape else g.sum_to_size(x.shape) for x, g in pairs],
+            context._zeros,
         )
         for index, y in zip(moved, ys, strict=True):
             results[index] = y
     return tuple(results) if isinstance(result, tuple) else results[0]
+
+
+def _backward(backward: Callable, context: Context, slopes: list) -> tuple:
+    """The gradients that a Function's backward gives. Torch differentiates its operators too, unless told not to."""
+    once = getattr(backward, "__code__", None) is _ONCE
+    with _recorded_mode(within=True):
+        found = (backward.__wrapped__ if once else backward)(context, *slopes)
+    found = found if isinstance(found, tuple) else (found,)
+    return tuple(torch.ops.torch_bridge.once(g) if once and _floating(g) else g for g in found)
+
+
+_ONCE = functions.once_differentiable(lambda context: None).__code__
+
+
+@contextlib.contextmanager
+def _recorded_mode(within: bool) -> Iterator[None]:
+    """Torch turns gradients off around a Function's forward, which no record shows: a block of the Function that turns
+    them on or off would end with what torch has, and the record would go on so. within: have the record's inside."""
+    recorded, present = _gradients_on(), torch.is_grad_enabled()
+    if within:
+        _turn(recorded)
+    try:
+        yield
+    finally:
+        if _gradients_on() != recorded:
+            torch._C._set_grad_enabled(recorded)
+        _turn(present)
+
+
+def _turn(on: bool) -> None:
+    """Turn gradients on or off unrecorded."""
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(on)
+
+
+def _gradients_on() -> bool:
+    """Tell whether what is recorded next is so with gradients."""
+    mode = get_proxy_mode()
+    nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
+    return next((bool(node.args[0]) for node in nodes if node.target is torch._C._set_grad_enabled), True)
 
 
 def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, **options):
@@ -133,28 +209,62 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
     outputs, inputs = one(outputs), one(inputs)
     slopes = [None] * len(outputs) if grad_outputs is None else one(grad_outputs)
     slopes = [torch.ones_like(y) if slope is None else slope for y, slope in zip(outputs, slopes, strict=True)]
-    found = torch.ops.torch_bridge.gradient(outputs, inputs, slopes)
+    found = torch.ops.torch_bridge.gradient(outputs, inputs, slopes, create_graph)
     return tuple(slope if create_graph else slope.detach() for slope in found)
 
 
 def enclose(graph_module: torch.fx.GraphModule) -> None:
     """Operators that a gradient belongs to are put into a graph of their own, which runs when the gradient is wanted:
 
-    own_gradient(ys, cotangents, xs, slopes) becomes own_gradient(ys, xs, residuals, backward), where `backward` leads
-    from the cotangents to the slopes; gradient(ys, xs, slopes) becomes gradient(xs, slopes, residuals, forward), where
-    `forward` leads from xs to ys.
+    own_gradient(ys, cotangents, outputs, xs, slopes, zeros) becomes own_gradient(ys, xs, residuals, backward), where
+    `backward` leads from the cotangents, and the outputs that were saved for it, to the slopes; gradient(ys, xs,
+    slopes, kept) becomes gradient(xs, slopes, kept, residuals, forward), where `forward` leads from xs to ys.
     """
-    for inner in list(graph_module.modules()):
-        if isinstance(inner, torch.fx.GraphModule):
-            for node in list(inner.graph.nodes):
-                if str(node.target) == OWN_GRADIENT:
-                    ys, cotangents, xs, slopes = node.args
-                    node.args = (ys, xs, *part(inner, node, cotangents, slopes))
-                    drop(inner.graph, cotangents)
-                elif str(node.target) == GRADIENT:
-                    ys, xs, slopes = node.args
-                    node.args = (xs, slopes, *part(inner, node, xs, ys))
-            inner.recompile()
+    inside = [inner for inner in graph_module.modules() if isinstance(inner, torch.fx.GraphModule)]
+    twice = any(str(node.target) == GRADIENT and node.args[3] for inner in inside for node in inner.graph.nodes)
+    for inner in inside:
+        for node in list(inner.graph.nodes):
+            if str(node.target) == OWN_GRADIENT:
+                ys, cotangents, outputs, xs, slopes, zeros = node.args
+                if not zeros:
+                    _check_used(inner.graph, node, len(ys))
+                node.args = (ys, xs, *part(inner, node, [*cotangents, *outputs], slopes))
+                drop(inner.graph, [*cotangents, *outputs])
+            elif str(node.target) == GRADIENT:
+                ys, xs, slopes, kept = node.args
+                node.args = (xs, slopes, kept, *part(inner, node, xs, ys))
+            if str(node.target) in (OWN_GRADIENT, HOOK) and not twice:
+                _cut(inner.graph, node)
+        inner.recompile()
+
+
+def _cut(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Say that a first gradient does not flow into what a backward knows, its residuals; a second one does."""
+    places = [place for place, value in enumerate(node.args) if getattr(value, "op", "") == "get_attr"]
+    before, known, after = node.args[: places[0] - 1], list(node.args[places[0] - 1]), node.args[places[0] :]
+    for place, value in enumerate(known):
+        if isinstance(value.meta.get("val"), torch.Tensor):
+            with graph.inserting_before(node):
+                known[place] = graph.call_function(torch.ops.aten.detach.default, (value, True))
+            known[place].meta = dict(value.meta)
+    node.args = (*before, known, *after)
+
+
+def _check_used(graph: torch.fx.Graph, node: torch.fx.Node, count: int) -> None:
+    """Torch gives a backward without materialized gradients None for an output that takes none."""
+    used, waiting = set(), [end for end in graph.nodes if end.op == "output"]
+    while waiting:
+        end = waiting.pop()
+        if end not in used and end.target is not torch.ops.aten.detach.default:
+            used.add(end)
+            waiting += end.all_input_nodes
+    idle = set(range(count)) - {user.args[1] for user in node.users if user in used}
+    if count > 1 and idle:
+        raise NotImplementedError(
+            "an autograd.Function calls set_materialize_grads(False), and no gradient reaches its differentiable "
+            f"output {min(idle)}, for which torch gives its backward None; JAX gives zeros: leave it out, or mark it "
+            "with ctx.mark_non_differentiable"
+        )
 
 
 def drop(graph: torch.fx.Graph, starts) -> None:

@@ -16,12 +16,10 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.errors import Obstacle, code_line
-from torch_bridge.lowering.gradients import drop, part, sort
+from torch_bridge.lowering.gradients import GRADIENT, HOOK, drop, following, part, sort
 
 library.define("torch_bridge::hook", "(Tensor cotangent, Tensor x, Tensor slope) -> Tensor")
 _numbers = itertools.count()
-
-HOOK = "torch_bridge.hook.default"
 
 
 @library.register_fake("torch_bridge::hook")
@@ -63,7 +61,8 @@ def register(x: torch.Tensor, hook: Callable) -> Removable:
 def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
     """Lead every use of a tensor with hooks through them: the hook registered first sees the gradient first.
 
-    hook(cotangent, x, slope) becomes hook(x, residuals, backward), where `backward` leads from cotangent to slope.
+    hook(cotangent, x, slope) becomes hook(x, residuals, backward, why), where `backward` leads from cotangent to slope,
+    and `why` tells what keeps its gradient from being differentiated again.
     """
     for inner in list(graph_module.modules()):
         if not isinstance(inner, torch.fx.GraphModule):
@@ -81,14 +80,35 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
                 node.args = (node.args[0], previous, node.args[2])
                 previous = node
             for user in users:
+                asked = user.args[1] if str(user.target) == GRADIENT else None
                 user.replace_input_with(x, previous)
+                if asked is not None:  # torch.autograd.grad by the tensor gives what its hooks make of it
+                    user.args = (user.args[0], asked, *user.args[2:])
         if hooks:
             sort(inner.graph)
             for node in [node for nodes in hooks.values() for node in nodes]:
                 cotangent, x, slope = node.args
-                node.args = (x, *part(inner, node, [cotangent], [slope]))
+                residuals, backward = part(inner, node, [cotangent], [slope])
+                node.args = (x, residuals, backward, _derived_in_torch(inner.graph, x, residuals))
                 drop(inner.graph, [cotangent])
             inner.recompile()
+
+
+def _derived_in_torch(graph: torch.fx.Graph, x: Any, residuals: list) -> str:
+    """Tell if torch leads a second gradient through a hook where JAX leads it past it: through what the tensor's own
+    operator keeps of its result, and what the hook itself computes with the tensor."""
+    while str(x.target) == HOOK:
+        x = x.args[0]
+    name = str(x.target)
+    if x.op == "call_function" and name.split(".")[1:2] and name.split(".")[1] not in _KEEP_NO_RESULT:
+        return f"on the result of {name}"
+    return "that computes with its own tensor" if following(graph, [x]).intersection(residuals) else ""
+
+
+_KEEP_NO_RESULT = frozenset(
+    "linear addmm mm bmm matmul convolution conv1d conv2d conv3d add sub mul view reshape permute transpose t clone "
+    "cat stack select slice unsqueeze squeeze expand".split()
+)
 
 
 def _between(graph: torch.fx.Graph, hook: Any) -> set[torch.fx.Node]:

@@ -70,7 +70,7 @@ def soft_margin_loss(call, x, target, reduction=1):
     return _reduce(jax.nn.softplus(-target * x), reduction)
 
 
-@lowering("multi_margin_loss.default")
+@lowering("multi_margin_loss.default", "torch_bridge.multi_margin_loss.default")
 def multi_margin_loss(call, x, target, p=1, margin=1, weight=None, reduction=1):
     """A margin that is met exactly has no gradient."""
     lonely = x.ndim < 2

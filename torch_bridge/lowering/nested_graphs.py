@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_bridge.lowering.derivatives import underived
 from torch_bridge.lowering.dtypes import jax_dtype
-from torch_bridge.lowering.gradients import GRADIENT, OWN_GRADIENT
-from torch_bridge.lowering.hooks import HOOK
+from torch_bridge.lowering.gradients import GRADIENT, HOOK, OWN_GRADIENT
 from torch_bridge.lowering.module_hooks import ENTER, LEAVE
 
 
@@ -54,25 +54,38 @@ def _without_gradient(runner, enabled, body, *arguments):
     return results if enabled else jax.lax.stop_gradient(results)
 
 
-def _own_gradient(runner, ys, xs, residuals, backward):
-    """A torch.autograd.Function: the values of its forward, the gradients of its own backward."""
+def _own_gradient(runner, ys, xs, residuals, backward, saved=True):
+    """A torch.autograd.Function: the values of its forward, the gradients of its own backward.
+
+    saved: `backward` gets the outputs too. Gradients of gradients go through the same backward: what leads to its
+    residuals, and to the outputs, has one.
+    """
     arrays = [index for index, value in enumerate(residuals) if is_array(value)]
 
     @jax.custom_vjp
     def function(ys, xs, kept):
         return ys
 
-    def pull(kept, cotangents):
-        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))  # the others are sizes
-        return None, list(runner(backward)(*cotangents, *given.values())), None
+    def forward(ys, xs, kept):
+        outputs = function(ys, xs, kept)
+        return outputs, (outputs if saved else [], kept)
 
-    function.defvjp(lambda ys, xs, kept: (ys, kept), pull)
+    def pull(held, cotangents):
+        outputs, kept = held
+        given = dict(enumerate(residuals)) | dict(zip(arrays, kept, strict=True))  # the others are sizes
+        return None, list(runner(backward)(*cotangents, *outputs, *given.values())), None
+
+    function.defvjp(forward, pull)
     return function(jax.lax.stop_gradient(list(ys)), list(xs), [residuals[index] for index in arrays])
 
 
-def _hook(runner, x, residuals, backward):
-    """Tensor.register_hook: the tensor, whose gradient the hook changes."""
-    return _own_gradient(runner, [x], [x], residuals, backward)[0]
+def _hook(runner, x, residuals, backward, why=""):
+    """Tensor.register_hook: the tensor, whose gradient the hook changes. why: its gradient is not differentiated."""
+    reason = f"a backward hook {why} has no form in JAX where its gradient is differentiated again: write it as an "
+    reason += "autograd.Function"
+    once = lambda slopes: [underived(slope, reason, slope) for slope in slopes] if why else slopes
+    backwards = lambda graph: lambda *given: once(runner(graph)(*given))
+    return _own_gradient(backwards, [x], [x], residuals, backward, saved=False)[0]
 
 
 def _enter(runner, xs, sizes, dtypes, kept, places, backward):
@@ -93,7 +106,7 @@ def _enter(runner, xs, sizes, dtypes, kept, places, backward):
         changed = runner(backward)(*into, *told[:sent], *(residuals[place] for place in places))
         return [slope.astype(x.dtype) for slope, x in zip(changed, into, strict=True)], None
 
-    function.defvjp(lambda xs, kept: ([*xs, *tokens], kept), pull)
+    function.defvjp(lambda xs, kept: (function(xs, kept), kept), pull)  # a second backward meets the hooks again
     return function(list(xs), [kept[index] for index in arrays])
 
 
@@ -112,7 +125,7 @@ def _leave(runner, ys, tokens, sent, residuals, backward):
         told = [value.astype(token.dtype) for value, token in zip([*changed, *sent], tokens, strict=False)]
         return [slope.astype(y.dtype) for slope, y in zip(changed, slopes, strict=True)], told, None, None
 
-    function.defvjp(lambda ys, tokens, sent, kept: (list(ys), (sent, kept)), pull)
+    function.defvjp(lambda ys, tokens, sent, kept: (function(ys, tokens, sent, kept), (sent, kept)), pull)
     return function(list(ys), list(tokens), list(sent), [residuals[index] for index in arrays])
 
 
@@ -121,8 +134,11 @@ def _carrier(dtype: Any) -> Any:
     return jnp.promote_types(jax_dtype(dtype), jnp.float32)
 
 
-def _gradient(runner, xs, slopes, residuals, forward):
-    """torch.autograd.grad."""
+def _gradient(runner, xs, slopes, kept, residuals, forward):
+    """torch.autograd.grad. kept: with create_graph; else nothing is differentiated twice."""
+    if not kept:
+        arrays = lambda values: [jax.lax.stop_gradient(value) if is_array(value) else value for value in values]
+        xs, slopes, residuals = map(arrays, (xs, slopes, residuals))
     outputs, pull = jax.vjp(lambda *xs: runner(forward)(*xs, *residuals), *xs)
     return list(pull(tuple(slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True))))
 

@@ -24,7 +24,10 @@ from torch_bridge.lowering import (  # noqa: F401
     special,
     symbolic,
     views,
+    without_derivative,
 )
 from torch_bridge.lowering.table import TABLE
+
+without_derivative.refuse(TABLE)
 
 __all__ = ["TABLE"]

@@ -87,6 +87,7 @@ def _states(layer, x, hx: Any, order) -> list[torch.Tensor]:
 
 def swap(stack, put) -> None:
     """Exchange what torch.nn.utils.rnn and the recurrent layers do with packed sequences."""
+    put(stack, torch._C._nn, "multi_margin_loss", torch.ops.torch_bridge.multi_margin_loss)
     put(stack, rnn, "_VF", _Kernels)
     put(stack, rnn, "_packed_sequence_init", _init)
     for layer in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):

@@ -1,4 +1,6 @@
-"""The CTC loss while a module is recorded: torch's own looks at the lengths' values to size its work memory."""
+"""Losses while a module is recorded. torch's own CTC loss looks at the lengths' values to size its work memory; its
+multi_margin_loss is taken apart into a clamp, which has another derivative where the margin is met.
+"""
 
 import torch
 from torch import library
@@ -9,6 +11,17 @@ library.define(
     "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, "
     "bool zero_infinity) -> Tensor",
 )
+
+library.define(
+    "torch_bridge::multi_margin_loss",
+    "(Tensor x, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=1) -> Tensor",
+)
+
+
+@library.register_fake("torch_bridge::multi_margin_loss")
+def _multi_margin_shape(x, target, p=1, margin=1, weight=None, reduction=1):
+    return x.new_empty(x.shape[:-1] if reduction == 0 else ())
+
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 

@@ -241,7 +241,8 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
 def _cut(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Say that a first gradient does not flow into what a backward knows, its residuals; a second one does."""
     places = [place for place, value in enumerate(node.args) if getattr(value, "op", "") == "get_attr"]
-    before, known, after = node.args[: places[0] - 1], list(node.args[places[0] - 1]), node.args[places[0] :]
+    arguments: Any = node.args
+    before, known, after = arguments[: places[0] - 1], list(arguments[places[0] - 1]), arguments[places[0] :]
     for place, value in enumerate(known):
         if isinstance(value.meta.get("val"), torch.Tensor):
             with graph.inserting_before(node):
@@ -258,7 +259,8 @@ def _check_used(graph: torch.fx.Graph, node: torch.fx.Node, count: int) -> None:
         if end not in used and end.target is not torch.ops.aten.detach.default:
             used.add(end)
             waiting += end.all_input_nodes
-    idle = set(range(count)) - {user.args[1] for user in node.users if user in used}
+    places: list[Any] = [user.args[1] for user in node.users if user in used]
+    idle = set(range(count)) - set(places)
     if count > 1 and idle:
         raise NotImplementedError(
             "an autograd.Function calls set_materialize_grads(False), and no gradient reaches its differentiable "

@@ -32,6 +32,7 @@ from torch_bridge.lowering.python_names import (
     of_library,
     of_library_module,
     on_host,
+    states_read,
 )
 from torch_bridge.lowering.python_places import (
     ARRAYS,
@@ -49,7 +50,6 @@ from torch_bridge.lowering.python_places import (
 MOST_ITEMS = 64  # of a list or dict that is looked into
 MOST_WATCHED = 1 << 16  # of a longer one whose items are watched
 DEPTH = 5  # objects inside objects
-NEAR = 2  # of an optimizer: a variable of the loss's own, not one of a trainer that it may reach
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by names that are texts
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
@@ -187,7 +187,7 @@ class _Walk:
             return
         self._seen.add(id(function))
         if not of_library(function):
-            self.found |= names_of(function.__code__)
+            self.found |= names_of(function.__code__) | states_read(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
@@ -268,7 +268,7 @@ class _Walk:
         if kind.__module__ == "builtins":
             return
         called = methods(kind, {*names, *self.names})
-        if isinstance(value, torch.optim.Optimizer) and depth <= NEAR and "state" in names:
+        if isinstance(value, torch.optim.Optimizer) and f"{name.rpartition('.')[2]}.state" in self.names:
             self.unfollowed.append(f"the state of {name}, of which the device holds the newest")
         named = set[str]().union(*(names_of(function.__code__) for function in called))
         names = names | named

@@ -3,6 +3,7 @@
 import dis
 import functools
 import inspect
+import itertools
 import os
 import sys
 import types
@@ -28,6 +29,13 @@ def names_of(code: types.CodeType) -> set[str]:
     return texts.union(code.co_names, *map(names_of, inner))
 
 
+def states_read(code: types.CodeType) -> set[str]:
+    """Give "optimizer.state" where the code, or a function inside it, reads the attribute `state` of that name."""
+    loads = [str(instruction.argval) for instruction in dis.get_instructions(code)]
+    own = {f"{name}.state" for name, attribute in itertools.pairwise(loads) if attribute == "state"}
+    return own.union(*(states_read(const) for const in code.co_consts if isinstance(const, types.CodeType)))
+
+
 def globals_of(code: types.CodeType) -> set[str]:
     """The names that the code, or a function inside it, takes from its globals."""
     own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
@@ -38,7 +46,8 @@ def methods(kind: type, names: set[str]) -> list[types.FunctionType]:
     """The methods of a class that code with these names may call, directly or not; operators, calls and protocols too,
     which have no name in the code."""
     found: dict[str, types.FunctionType] = {}
-    protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if name.startswith("__")}
+    own = kind.__module__.partition(".")[0] not in OWN_STATE
+    protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if own and name.startswith("__")}
     waiting = names | (protocols - _ASIDE)
     while waiting:
         name = waiting.pop()

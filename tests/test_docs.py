@@ -13,7 +13,7 @@ from jaxtrain import Trainer, TrainingConfig, load_config
 from torch_bridge import files
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = {".json", ".log", ".pt", ".pth", ".py", ".safetensors"}
+FILES = {".lock", ".json", ".log", ".pt", ".pth", ".py", ".safetensors"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")

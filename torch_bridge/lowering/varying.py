@@ -30,6 +30,9 @@ class Varying:
         self._known: dict[tuple, tuple[int, list]] = {self.inputs.signature(): (0, self.inputs.objects())}
         self._renew()
 
+    def __deepcopy__(self, memo: Any) -> "Varying":
+        return self  # a copy of what is recorded reads the same Python
+
     def state(self) -> tuple[tuple, list[np.ndarray]]:
         """Return a key of what has to be recorded apart, and the dynamic numbers as 0-d arrays."""
         moved = self.inputs.moved()

@@ -197,19 +197,24 @@ class LossRecord:
             for recorded in known:
                 if recorded.holds([*leaves, *numbers], spec):
                     return recorded.graph, numbers
-            names = self.entry.varying.names(dynamic)
+            varying = self.entry.varying
+            every = tuple(varying.dynamic)
             try:
-                recorded = self._record(leaves, spec, dynamic, numbers)
+                recorded = self._record(leaves, spec, every, varying.arrays(every))
             except UnsupportedModel as error:
-                new = [number for number, name in zip(dynamic, names, strict=True) if name not in self._proven]
+                new = [number for number in every if varying.names([number])[0] not in self._proven]
                 if not new:
                     raise CannotRecord(f"{self.name}: {error}") from error
-                self.entry.varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
+                varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
                 continue
             unread = recorded.graph.unread_inputs()
-            read = [name for place, name in enumerate(names, len(leaves)) if place not in unread]
-            self._proven.update(read)
-            known.append(self._same_as_before(recorded, (form, *names), [*leaves, *numbers]))
+            idle = {number for place, number in enumerate(every, len(leaves)) if place in unread}
+            self._proven.update(varying.names([number for number in every if number not in idle]))
+            (dynamic, constant), numbers = varying.leave_out(idle)
+            if len(dynamic) != len(every):
+                recorded = self._record(leaves, spec, dynamic, numbers)
+            known = self._graphs.setdefault((form, dynamic, constant), [])
+            known.append(self._same_as_before(recorded, (form, *varying.names(dynamic)), [*leaves, *numbers]))
 
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":

@@ -14,6 +14,7 @@ import io
 import logging
 import operator
 import random
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -191,9 +192,11 @@ class _Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
-        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        for number, item in enumerate(item for item in defaults if not isinstance(item, SIMPLE)):
-            self._inside(item, f"default {number} of {function.__name__}", names, depth)
+        code, given = function.__code__, function.__defaults__ or ()
+        arguments = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
+        for name, item in [*zip(arguments, given, strict=True), *(function.__kwdefaults__ or {}).items()]:
+            if not isinstance(item, SIMPLE):
+                self._inside(item, f"{function.__name__}({name})", names, depth)
         if not of_library(function):
             self._attributes(function.__name__, vars(function), names, depth)
         scope, loaded = function.__globals__, globals_of(function.__code__)
@@ -268,7 +271,7 @@ class _Walk:
         if kind.__module__ == "builtins":
             return
         called = methods(kind, {*names, *self.names})
-        if isinstance(value, torch.optim.Optimizer) and f"{name.rpartition('.')[2]}.state" in self.names:
+        if isinstance(value, torch.optim.Optimizer) and re.findall(r"\w+", name)[-1] + ".state" in self.names:
             self.unfollowed.append(f"the state of {name}, of which the device holds the newest")
         named = set[str]().union(*(names_of(function.__code__) for function in called))
         names = names | named

@@ -27,6 +27,7 @@ class Varying:
         self._last = self.inputs.values()
         self._arrangement = self._made = 0
         self._exchanged: list[str] = []
+        self._idle: dict[tuple, set[int]] = {}  # dynamic numbers that nothing reads, by what is constant
         self._known: dict[tuple, tuple[int, list]] = {self.inputs.signature(): (0, self.inputs.objects())}
         self._renew()
 
@@ -81,9 +82,21 @@ class Varying:
 
     def _renew(self) -> None:
         apart = self.fixed if self._made == 0 else {*range(len(self._last))} - {*self.dynamic}
-        constant = tuple((number, _key(self._last[number])) for number in sorted(apart))
-        key = tuple(self.dynamic), (self._arrangement, *constant)
-        self._state: tuple[tuple, list[np.ndarray]] = key, self.arrays(self.dynamic)
+        fixed = tuple((number, _key(self._last[number])) for number in sorted(apart))
+        self._constant = self._arrangement, *fixed
+        idle = self._idle.get(self._constant, set())
+        dynamic = tuple(number for number in self.dynamic if number not in idle)
+        self._state: tuple[tuple, list[np.ndarray]] = (dynamic, self._constant), self.arrays(dynamic)
+
+    def leave_out(self, idle: set[int]) -> tuple[tuple, list[np.ndarray]]:
+        """Leave out dynamic numbers that no record reads which holds for the present constants; return the state.
+
+        idle: those that the latest of these records does not read.
+        """
+        before = self._idle.get(self._constant)
+        self._idle[self._constant] = idle if before is None else idle & before
+        self._renew()
+        return self._state
 
     def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """Return the last values of these places, as 0-d arrays."""

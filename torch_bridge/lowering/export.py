@@ -15,6 +15,7 @@ from torch._logging.structured import INTERN_TABLE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from torch_bridge.exchange import device_of
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
@@ -136,7 +137,7 @@ def _export(
                 watch.restore()
                 inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
     if error is not None:
-        fault = _own_fault(module, inputs)
+        fault = None if isinstance(error, UserError) else _own_fault(module, inputs)  # a refusal of ours is not torch's
         if fault is not None:
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault

@@ -23,7 +23,7 @@ from torch_bridge.lowering.python_numbers import Given, Number
 from torch_bridge.lowering.python_places import SIMPLE
 from torch_bridge.training.python_items import PythonItems
 from torch_bridge.training.step_metrics import frozen, metric_classes, topmost, without_value_checks
-from torch_bridge.training.step_views import Notes, OptimizerView, SchedulerView, View, scheduler_numbers
+from torch_bridge.training.step_views import Notes, OptimizerView, SchedulerView, ViewOfNumbers, scheduler_numbers
 
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
@@ -275,14 +275,13 @@ class _Deferred:
         self._host.notes.refuse(f"sets {type(self._target).__name__}.{name}, which has to happen at every step")
 
 
-class TrainerView(View):
+class TrainerView(ViewOfNumbers):
     """The trainer while training_step is recorded: numbers of the loop are those of the record."""
 
-    __slots__ = ("_host", "_numbers")
+    __slots__ = ("_host",)
 
     def __init__(self, trainer: Any, notes: Notes, numbers: Mapping[str, Number], host: _Host):
-        super().__init__("trainer", trainer, notes)
-        object.__setattr__(self, "_numbers", numbers)
+        super().__init__("trainer", trainer, notes, numbers)
         object.__setattr__(self, "_host", host)
 
     def __bool__(self) -> bool:
@@ -307,14 +306,10 @@ class TrainerView(View):
         return super().__getattr__(name)
 
 
-class _ConfigView(View):
+class _ConfigView(ViewOfNumbers):
     """A scheduler with Lightning's settings for it."""
 
-    __slots__ = ("_numbers",)
-
-    def __init__(self, name: str, target: Any, notes: Notes, numbers: Mapping[str, Number]):
-        super().__init__(name, target, notes)
-        object.__setattr__(self, "_numbers", numbers)
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         place, target, notes = self._view

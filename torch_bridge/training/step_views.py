@@ -155,14 +155,20 @@ class _Items:
         return [(key, self.view[key]) for key in self.view]
 
 
-class OptimizerView(View):
-    """The optimizer, whose rates are numbers of the record."""
+class ViewOfNumbers(View):
+    """An object of which some values are numbers of the record."""
 
     __slots__ = ("_numbers",)
 
     def __init__(self, name: str, target: Any, notes: Notes, numbers: Mapping[str, Number]):
         super().__init__(name, target, notes)
         object.__setattr__(self, "_numbers", numbers)
+
+
+class OptimizerView(ViewOfNumbers):
+    """The optimizer, whose rates are numbers of the record."""
+
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         place, target, notes = self._view
@@ -187,14 +193,13 @@ class _GroupView(View):
         return self._rate if key == "lr" else super().__getitem__(key)
 
 
-class SchedulerView(View):
+class SchedulerView(ViewOfNumbers):
     """A scheduler, whose last rates and count are numbers of the record."""
 
-    __slots__ = ("_label", "_numbers")
+    __slots__ = ("_label",)
 
     def __init__(self, name: str, target: Any, notes: Notes, numbers: Mapping[str, Number], label: str):
-        super().__init__(name, target, notes)
-        object.__setattr__(self, "_numbers", numbers)
+        super().__init__(name, target, notes, numbers)
         object.__setattr__(self, "_label", label)
 
     def __getattr__(self, name: str) -> Any:

@@ -223,10 +223,22 @@ def test_what_a_loss_uses_up_or_changes_is_used_once_a_step(name):
     assert step.torch is not None
 
 
-def test_a_file_that_a_loss_writes_has_a_line_for_every_step(tmp_path):
+def writes_by_path(t, module, batch):
+    with t.open("a") as file:
+        file.write("x")
+    return mse(module, batch)
+
+
+def writes_after_a_branch(t, module, batch):
+    loss = mse(module, batch)
+    return loss if float(loss) > 1e9 else loss + 0 * writes(t, module, batch)
+
+
+@pytest.mark.parametrize("write", [writes, writes_by_path, writes_after_a_branch])
+def test_a_file_that_a_loss_writes_has_a_line_for_every_step(tmp_path, write):
     module = net()
     step = jaxtrain.compile(
-        module, lambda m, b: writes(tmp_path / "lines", m, b), torch.optim.SGD(module.parameters(), 0.1)
+        module, lambda m, b: write(tmp_path / "lines", m, b), torch.optim.SGD(module.parameters(), 0.1)
     )
     for batch in batches(5):
         step(batch)

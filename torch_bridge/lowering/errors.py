@@ -47,6 +47,10 @@ class CannotRecord(UserError):
     """A loss cannot be one program. Torch can go on with it."""
 
 
+class WritesOutside(NotImplementedError):
+    """Code that may run only where it counts: it writes to a file or to a log at every call."""
+
+
 class OperatorFailed(CannotRecord):
     """An operator with a lowering that JAX cannot compute for these shapes or dtypes."""
 

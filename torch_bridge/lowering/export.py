@@ -31,6 +31,7 @@ from torch_bridge.lowering.errors import (
     ADVICE_WRITTEN,
     Obstacle,
     UnsupportedModel,
+    WritesOutside,
     exception_line,
     merge,
     module_path,
@@ -39,6 +40,7 @@ from torch_bridge.lowering.errors import (
 from torch_bridge.lowering.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.python_effects import only_reading
 from torch_bridge.lowering.ready import mocked, unready
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 from torch_bridge.lowering.tracking import untrack
@@ -137,7 +139,8 @@ def _export(
                 watch.restore()
                 inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
     if error is not None:
-        fault = None if isinstance(error, UserError) else _own_fault(module, inputs)  # a refusal of ours is not torch's
+        ours = isinstance(error, (UserError, WritesOutside))  # torch would not fail
+        fault = None if ours else _own_fault(module, inputs)
         if fault is not None:
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
@@ -301,8 +304,10 @@ def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
     inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)
     given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     try:
-        with Untouched([*copied.parameters(), *copied.buffers(), *given]):
+        with only_reading(), Untouched([*copied.parameters(), *copied.buffers(), *given]):
             copied(*inputs)
+    except WritesOutside:
+        return None
     except Exception as error:
         return None if str(error) == WRITES_ELSEWHERE else error
     return None

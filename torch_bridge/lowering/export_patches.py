@@ -28,7 +28,7 @@ from torch_bridge.lowering import (
 from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.known_values import KnownValues
-from torch_bridge.lowering.python_names import of_library_file
+from torch_bridge.lowering.python_effects import only_reading
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 from torch_bridge.lowering.seeded_draws import Draws, Unseeded
 
@@ -62,7 +62,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         stack.enter_context(from_numpy_takes_tensors())
         plain = stack.enter_context(PlainFunctions(module))
-        _swap(stack, builtins, "open", _only_reads(builtins.open))
+        stack.enter_context(only_reading())
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
         _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))
         _swap(stack, builtins, "min", _greater_or_less(builtins.min, torch.sym_min, torch.lt))
@@ -142,19 +142,6 @@ def _recorded_print(prints: printing.Prints):
         return prints.print(*arguments, **options)
 
     return record
-
-
-def _only_reads(plain: Callable) -> Callable:
-    """The open of the code that this thread records; that of libraries and of other threads as it is."""
-    thread = threading.get_ident()
-
-    def opened(file, mode="r", *arguments, **options):
-        writes = not {*"wax+"}.isdisjoint(mode)
-        if writes and threading.get_ident() == thread and not of_library_file(sys._getframe(1).f_code.co_filename):
-            raise NotImplementedError("it opens a file to write to, at every call")
-        return plain(file, mode, *arguments, **options)
-
-    return opened
 
 
 def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Callable:

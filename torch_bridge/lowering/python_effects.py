@@ -1,16 +1,21 @@
 """Find, and put back, all that code changes in Python while it is recorded."""
 
+import builtins
 import contextlib
+import io
 import logging
 import pickle
 import random
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
-from torch_bridge.lowering.errors import Obstacle, UnsupportedModel
+from torch_bridge.lowering.errors import Obstacle, UnsupportedModel, WritesOutside
 from torch_bridge.lowering.python_names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python_places import Place, same, value_at
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
@@ -68,13 +73,35 @@ class Traces:
 
 
 @contextlib.contextmanager
+def only_reading() -> Iterator[None]:
+    """Raise WritesOutside where the user's own code, in this thread, opens a file to write to."""
+    thread, plain = threading.get_ident(), builtins.open
+
+    def opened(file, mode="r", *arguments, **options):
+        writes = not {*"wax+"}.isdisjoint(mode)
+        if writes and threading.get_ident() == thread and not of_library_file(_opener(sys._getframe(1))):
+            raise WritesOutside("it opens a file to write to, at every call")
+        return plain(file, mode, *arguments, **options)
+
+    with RECORDING_LOCK, mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
+        yield
+
+
+def _opener(frame: Any) -> str:
+    """The file of the code that opens a file, itself or by a method of its Path."""
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "pathlib":
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+@contextlib.contextmanager
 def _without_logging() -> Iterator[None]:
-    """Raise NotImplementedError, which names what cannot be recorded, where the user's own code is about to log."""
+    """Raise WritesOutside where the user's own code is about to log."""
     factory = logging.getLogRecordFactory()
 
     def refuse(name: str, level: int, path: str, line: int, *args: Any, **kwargs: Any) -> logging.LogRecord:
         if name.partition(".")[0] not in OWN_STATE and not of_library_file(path):
-            raise NotImplementedError(f"it logs a line at every call, at {path}:{line}")
+            raise WritesOutside(f"it logs a line at every call, at {path}:{line}")
         return factory(name, level, path, line, *args, **kwargs)
 
     logging.setLogRecordFactory(refuse)

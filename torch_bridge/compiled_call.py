@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import torch
 import torch.utils.checkpoint
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime import compile_cache, gpus
@@ -237,8 +238,9 @@ def _on_inputs(own: Callable | None) -> Callable:
 
 
 def _traced() -> bool:
-    """Tell whether torch.compile, torch.export, torch.jit or torch.func runs the code with values of its own."""
-    inside = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """Tell whether torch.compile, torch.export, torch.jit, torch.func or forward-mode differentiation runs the code
+    with values of its own."""
+    inside = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
     return inside or torch._C._functorch.maybe_current_level() is not None
 
 

@@ -214,6 +214,11 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor | None):
         _ = ctx.saved_tensors  # torch raises here if one was changed since
+        if any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in cotangents):
+            raise UserError(
+                "is_grads_batched=True (vectorize=True) asks several gradients of a compiled call at once, which "
+                "torch's vmap does with operators of torch alone: ask for them one by one, in a loop over the rows"
+            )
         reached = ctx.program.reached(tuple(t is not None for t in cotangents))
         zeros = lambda form: torch.zeros(form[0], dtype=form[1], device=form[2])
         given = [

@@ -16,12 +16,14 @@ import torch
 from torch import library
 from torch.autograd import function as functions
 from torch.autograd.function import _is_setup_context_defined
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 library.define("torch_bridge::cotangent", "(Tensor y, int which) -> Tensor")
-library.define("torch_bridge::gradient", "(Tensor[] ys, Tensor[] xs, Tensor[] slopes, bool kept) -> Tensor[]")
+library.define(
+    "torch_bridge::gradient", "(Tensor[] ys, Tensor[] xs, Tensor[] slopes, bool kept, bool rows) -> Tensor[]"
+)
 library.define(
     "torch_bridge::own_gradient",
     "(Tensor[] ys, Tensor[] cotangents, Tensor[] outputs, Tensor[] xs, Tensor[] slopes, bool zeros) -> Tensor[]",
@@ -50,8 +52,8 @@ def _own_gradient(ys, cotangents, outputs, xs, slopes, zeros):
 
 
 @library.register_fake("torch_bridge::gradient")
-def _gradient(ys, xs, slopes, kept):
-    return [torch.empty_like(x) for x in xs]
+def _gradient(ys, xs, slopes, kept, rows):
+    return [x.new_empty((slopes[0].shape[0], *x.shape) if rows else x.shape) for x in xs]
 
 
 class Context:
@@ -203,14 +205,50 @@ def _gradients_on() -> bool:
     return next((bool(node.args[0]) for node in nodes if node.target is torch._C._set_grad_enabled), True)
 
 
-def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, **options):
-    """In place of torch.autograd.grad. An input that the outputs do not depend on has gradient 0."""
+def grad(
+    outputs,
+    inputs,
+    grad_outputs=None,
+    retain_graph=None,
+    create_graph=False,
+    only_inputs=True,
+    allow_unused=None,
+    is_grads_batched=False,
+    materialize_grads=False,
+):
+    """In place of torch.autograd.grad. Raises RuntimeError, as torch, for an input that no output depends on."""
     one = lambda value: [value] if isinstance(value, torch.Tensor) else list(value)
     outputs, inputs = one(outputs), one(inputs)
     slopes = [None] * len(outputs) if grad_outputs is None else one(grad_outputs)
     slopes = [torch.ones_like(y) if slope is None else slope for y, slope in zip(outputs, slopes, strict=True)]
-    found = torch.ops.torch_bridge.gradient(outputs, inputs, slopes, create_graph)
-    return tuple(slope if create_graph else slope.detach() for slope in found)
+    used = [_depends(outputs, x) or materialize_grads for x in inputs]
+    if not all(used) and not allow_unused:
+        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph.")
+    found = torch.ops.torch_bridge.gradient(
+        outputs, [x for x, wanted in zip(inputs, used, strict=True) if wanted], slopes, create_graph, is_grads_batched
+    )
+    found = iter(found if create_graph else [slope.detach() for slope in found])
+    return tuple(next(found) if wanted else None for wanted in used)
+
+
+def _depends(outputs: list[torch.Tensor], x: torch.Tensor) -> bool:
+    """Tell whether the outputs may have a gradient by x. What is written into after x is read counts as an output."""
+    mode = get_proxy_mode()
+    nodes = [None if mode is None else _node(mode, tensor) for tensor in (x, *outputs)]
+    if mode is None or None in nodes:
+        return True
+    reached = {nodes[0]}
+    for node in mode.tracer.graph.nodes:
+        if node.target is not torch.ops.aten.detach.default and reached.intersection(node.all_input_nodes):
+            if getattr(getattr(node.target, "_schema", None), "is_mutable", True):
+                return True
+            reached.add(node)
+    return not reached.isdisjoint(nodes[1:])
+
+
+def _node(mode: Any, tensor: torch.Tensor) -> torch.fx.Node | None:
+    slot = get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def enclose(graph_module: torch.fx.GraphModule) -> None:
@@ -218,7 +256,8 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
 
     own_gradient(ys, cotangents, outputs, xs, slopes, zeros) becomes own_gradient(ys, xs, residuals, backward), where
     `backward` leads from the cotangents, and the outputs that were saved for it, to the slopes; gradient(ys, xs,
-    slopes, kept) becomes gradient(xs, slopes, kept, residuals, forward), where `forward` leads from xs to ys.
+    slopes, kept, rows) becomes gradient(xs, slopes, kept, rows, residuals, forward), where `forward` leads from xs to
+    ys.
     """
     inside = [inner for inner in graph_module.modules() if isinstance(inner, torch.fx.GraphModule)]
     twice = any(str(node.target) == GRADIENT and node.args[3] for inner in inside for node in inner.graph.nodes)
@@ -231,8 +270,8 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
                 node.args = (ys, xs, *part(inner, node, [*cotangents, *outputs], slopes))
                 drop(inner.graph, [*cotangents, *outputs])
             elif str(node.target) == GRADIENT:
-                ys, xs, slopes, kept = node.args
-                node.args = (xs, slopes, kept, *part(inner, node, xs, ys))
+                ys, xs, slopes, *options = node.args
+                node.args = (xs, slopes, *options, *part(inner, node, xs, ys))
             if str(node.target) in (OWN_GRADIENT, HOOK) and not twice:
                 _cut(inner.graph, node)
         inner.recompile()

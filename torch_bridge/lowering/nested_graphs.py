@@ -134,13 +134,14 @@ def _carrier(dtype: Any) -> Any:
     return jnp.promote_types(jax_dtype(dtype), jnp.float32)
 
 
-def _gradient(runner, xs, slopes, kept, residuals, forward):
-    """torch.autograd.grad. kept: with create_graph; else nothing is differentiated twice."""
+def _gradient(runner, xs, slopes, kept, rows, residuals, forward):
+    """torch.autograd.grad. kept: with create_graph; else nothing is differentiated twice. rows: is_grads_batched."""
     if not kept:
         arrays = lambda values: [jax.lax.stop_gradient(value) if is_array(value) else value for value in values]
         xs, slopes, residuals = map(arrays, (xs, slopes, residuals))
     outputs, pull = jax.vjp(lambda *xs: runner(forward)(*xs, *residuals), *xs)
-    return list(pull(tuple(slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True))))
+    slopes = tuple(slope.astype(y.dtype) for slope, y in zip(slopes, outputs, strict=True))
+    return list((jax.vmap(pull) if rows else pull)(slopes))
 
 
 def _autocast(runner, device, dtype, enabled, cache, body, *arguments):

@@ -19,7 +19,7 @@ _ASIDE = set(
 )
 _AT_FIRST = ("__init__", "extra_repr", "__repr__", "reset_parameters")
 OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lightning pytorch_lightning".split())
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages", f"{os.sep}torch_bridge{os.sep}")
+_LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "site-packages", f"{os.sep}torch_bridge{os.sep}")
 
 
 def names_of(code: types.CodeType) -> set[str]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_bridge.lowering.bounds import of_equals
-from torch_bridge.lowering.derivatives import absolute, derived, sloped, underived, zero_where
+from torch_bridge.lowering.derivatives import absolute, along, derived, sloped, underived, zero_where
 from torch_bridge.lowering.dtypes import (
     cast,
     category,
@@ -20,11 +20,33 @@ from torch_bridge.lowering.dtypes import (
 from torch_bridge.lowering.gamma_functions import digamma
 from torch_bridge.lowering.table import TABLE, lowering
 
+
+def _direction(x):
+    """sgn: x / |x| of complex numbers, 0 at 0, where it has no gradient."""
+    if not jnp.iscomplexobj(x):
+        return jnp.sign(x)
+    size = absolute(x)
+    direction = zero_where(size == 0, x / jnp.where(size == 0, 1, size))
+
+    def rule(factors, move):
+        size, direction = factors
+        return zero_where(size == 0, (move - direction * along(direction, move)) / jnp.where(size == 0, 1, size))
+
+    return derived(jax.lax.stop_gradient(direction), rule, (size, direction), x)
+
+
+def _acosh(x):
+    """JAX's own slope of complex numbers, 1 / sqrt(x^2 - 1), has the other sign left of the imaginary axis."""
+    if not jnp.iscomplexobj(x):
+        return jnp.arccosh(x)
+    return sloped(jnp.arccosh(jax.lax.stop_gradient(x)), (x, jax.lax.rsqrt(x - 1) * jax.lax.rsqrt(x + 1)))
+
+
 _ANY_DTYPE = {
     "abs": absolute,
     "neg": jnp.negative,
     "sign": jnp.sign,
-    "sgn": jnp.sign,
+    "sgn": _direction,
     "square": jnp.square,
     "bitwise_not": jnp.bitwise_not,
     "logical_not": lambda x: x == 0,
@@ -64,7 +86,7 @@ _FLOAT = {
     "cosh": jnp.cosh,
     "tanh": jnp.tanh,
     "asinh": jnp.arcsinh,
-    "acosh": jnp.arccosh,
+    "acosh": _acosh,
     "atanh": jnp.arctanh,
     "erf": jax.scipy.special.erf,
     "erfc": jax.scipy.special.erfc,
@@ -198,7 +220,8 @@ def floor_divide(call, x, y):
 @lowering("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(call, x, y):
     dtype = result_type(x, y)
-    if not hasattr(y, "dtype") and float(y) == int(y) and abs(y) <= 64 and (category(dtype) > 1 or y >= 0):
+    whole = not hasattr(y, "dtype") and not isinstance(y, complex) and float(y) == int(y)
+    if whole and abs(y) <= 64 and (category(dtype) > 1 or y >= 0):
         return cast(x, dtype) ** int(y)  # a product, with a gradient at zero
     x, y = cast(x, dtype), cast(y, dtype)
     value = jnp.power(*jax.lax.stop_gradient((x, y)))

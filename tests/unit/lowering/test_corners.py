@@ -19,6 +19,9 @@ PLACES = torch.tensor([[0, 0, 1], [1, 1, 1]])
 CORNERS = [
     ("abs.default", ZEROS),
     ("abs.default", torch.zeros(3, dtype=torch.complex64)),
+    ("sgn.default", torch.complex(ROUND, ROUND.flip(0))),
+    ("acosh.default", torch.complex(ROUND + 0.3, ROUND.flip(0) - 0.4)),
+    ("pow.Tensor_Scalar", torch.complex(ROUND, ROUND.flip(0) + 0.5), 1.5 - 0.5j),
     ("l1_loss.default", ONES, ONES.clone(), 0),
     ("smooth_l1_loss.default", ONES, ONES.clone(), 0, 1.0),
     ("atan2.default", ZEROS, ZEROS.clone()),

@@ -136,6 +136,7 @@ class _CompiledOptimization(_AutomaticOptimization):
     and moves nothing."""
 
     step: CompiledStep | None = None
+    _settings: Any = None  # of the trainer, that tell if a step can be one program
 
     def _make_step_fn(self, kwargs: OrderedDict) -> Any:
         return self._compiled_step
@@ -145,16 +146,26 @@ class _CompiledOptimization(_AutomaticOptimization):
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict) -> Any:
         """Run one batch as a program; or, where it cannot be one, this and all further ones in torch's hands."""
-        module, reason = self.trainer.lightning_module, ""
+        module, reason = self.trainer.lightning_module, self._apart()
         try:
-            self._prepare(kwargs)
-            if self.step.record.left:
-                reason = f"training_step changes {', '.join(sorted(self.step.record.left)[:3])} in Python"
+            if not reason:
+                self._prepare(kwargs)
+                left = ", ".join(sorted(self.step.record.left)[:3])
+                reason = left and f"training_step changes {left} in Python"
         except UserError as error:
             reason = f"training_step cannot be one program ({_reason(error)})"
         if reason:
             return self.trainer.go_apart(module, reason).run(optimizer, batch_idx, kwargs)
         return super().run(optimizer, batch_idx, kwargs)
+
+    def _apart(self) -> str:
+        """As the function; "" where nothing has changed since the last batch. A hook may change all of it."""
+        trainer = self.trainer
+        settings = [*trainer.callbacks], trainer.gradient_clip_algorithm, bool(trainer.gradient_clip_val)
+        if settings == self._settings:
+            return ""
+        self._settings = settings
+        return _apart(trainer, trainer.lightning_module)
 
     def _prepare(self, kwargs: OrderedDict) -> None:
         """Record the step for this batch, and bring the batch into its form. Raises UserError where it cannot be."""
@@ -168,10 +179,11 @@ class _CompiledOptimization(_AutomaticOptimization):
             trainer.sync()  # a hook has put in an optimizer or a group: another program, on the weights so far
             self._groups = groups
             self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
-            limit = trainer.gradient_clip_val
             with self.recorder.attached():
-                self.step = compile_step(module, self.recorder.function(), optimizer, clip_norm=limit or None)
+                self.step = compile_step(module, self.recorder.function(), optimizer)
             self.lengths = _rounded_lengths(trainer, module, self.recorder)
+        limit = trainer.gradient_clip_val or 0
+        self.step.clip_norm = limit if limit > 0 else None
         given = self.lengths.fit(kwargs["batch"])
         self._updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys

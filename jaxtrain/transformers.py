@@ -150,9 +150,9 @@ class _CompiledTraining:
     def _compiled(self, model: Any) -> CompiledStep:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
         if self._step is None or self._step.optimizer is not optimizer:
-            limit = self.args.max_grad_norm
-            norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
-            self._step = compile_step(model, self._loss, optimizer, clip_norm=norm, seed=self.args.seed)
+            self._step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
+        limit = self.args.max_grad_norm  # a callback may change it
+        self._step.clip_norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:

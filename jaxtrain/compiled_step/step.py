@@ -25,7 +25,8 @@ MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most c
 
 
 class CompiledStep:
-    """One compiled update; made by `compile` and `compile_many`. `count`: calls so far."""
+    """One compiled update; made by `compile` and `compile_many`. `count`: calls so far. `clip_norm` may be set between
+    calls."""
 
     def __init__(
         self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
@@ -215,15 +216,15 @@ class CompiledStep:
             buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
             return loss, parts, grads, buffers
 
-        def accumulate(arrays_now, opt_state, grads, inputs, numbers, count):
+        def accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count):
             key = jax.random.fold_in(self.key, count)  # inside: a call of its own would cost more than the rest
             loss, parts, new, buffers = compute(arrays_now, inputs, key)
             grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
             return (arrays_now | buffers, opt_state, grads), (loss, parts, None)
 
-        def step(arrays_now, opt_state, grads, inputs, numbers, count):
-            state, (loss, parts, _) = accumulate(arrays_now, opt_state, grads, inputs, numbers, count)
-            state, norm = self._update(*state, numbers, divisor)
+        def step(arrays_now, opt_state, grads, inputs, numbers, limit, count):
+            state, (loss, parts, _) = accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count)
+            state, norm = self._update(*state, numbers, limit, divisor)
             return state, (loss, parts, norm)
 
         apart = averaging is not None  # processes meet between gradients and update
@@ -236,7 +237,8 @@ class CompiledStep:
                 self.grads = averaging.begin(forwards, unreached, self.grads)
             updated = {*moved, *self.grads} if self.grads else moved
             numbers = self.updates.numbers()
-            given = weights.arrays, self.opt_state, self.grads, inputs, numbers, np.uint32(self.count)
+            limit = None if self.clip_norm is None else np.float32(self.clip_norm)
+            given = weights.arrays, self.opt_state, self.grads, inputs, numbers, limit, np.uint32(self.count)
             with weights.exchange.products():
                 state, (loss, parts, norm) = compiled(*given)
             weights.queue.put(loss, inputs)
@@ -245,7 +247,7 @@ class CompiledStep:
             if averaging and updating:
                 grads = averaging.settle(self.grads)
                 updated = list(grads)
-                state, norm = self._apart(divisor)(weights.arrays, self.opt_state, grads, numbers)
+                state, norm = self._apart(divisor)(weights.arrays, self.opt_state, grads, numbers, limit)
                 weights.arrays, self.opt_state, self.grads = state
             self.count += 1
             if updating:
@@ -275,14 +277,14 @@ class CompiledStep:
             )
         return forwards
 
-    def _update(self, arrays_now: Arrays, opt_state, grads: Arrays, numbers, divisor: int) -> tuple:
+    def _update(self, arrays_now: Arrays, opt_state, grads: Arrays, numbers, limit, divisor: int) -> tuple:
         """Clip the gradients and update the parameters that have one: the state after it, and the norm. Traced."""
         if divisor > 1:
             grads = {name: value / divisor for name, value in grads.items()}
         norm = None
-        if self.clip_norm is not None:
+        if limit is not None:
             norm = global_norm(grads)
-            grads = clip(grads, norm, self.clip_norm)
+            grads = clip(grads, norm, limit)
         moved = {name: arrays_now[name] for name in self.updates.keys if name in grads}
         params, opt_state = self.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
         return (arrays_now | params, opt_state, {}), norm

@@ -145,3 +145,48 @@ def test_a_module_of_the_other_lightning_package_is_refused_in_one_sentence(tmp_
     kind = type("Module", (other.LightningModule,), {"training_step": lambda *_: None})
     with pytest.raises(UserError, match="Module is of the package pytorch_lightning"):
         base.trainer("jaxtrain", tmp_path).fit(kind(), loader(8))
+
+
+class Descends(Classifier):
+    """Moves by its gradients' size, which AdamW does not."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Clips(callbacks.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        trainer.gradient_clip_val = [0.2, None, 0.05 / (1 + batch_idx)][trainer.current_epoch]
+
+
+def test_a_limit_of_gradients_that_a_callback_sets_counts(tmp_path):
+    both(Descends, tmp_path, Clips)
+
+
+def test_accumulation_that_a_callback_schedules_counts(tmp_path):
+    both(Descends, tmp_path, lambda: callbacks.GradientAccumulationScheduler({0: 1, 1: 2, 2: 4}))
+
+
+class BringsCallback(Classifier):
+    def configure_callbacks(self):
+        return [BeforeStep()]
+
+
+class BeforeStep(callbacks.Callback):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        seen.append(float(module.head.weight.grad.norm()))
+
+
+def test_a_modules_own_callback_that_reads_gradients_sees_lightnings(tmp_path):
+    theirs, mine = both(BringsCallback, tmp_path)
+    assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+class ClipsByValue(callbacks.Callback):
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == 1:
+            trainer.gradient_clip_val, trainer.gradient_clip_algorithm = 0.01, "value"
+
+
+def test_clipping_by_value_from_the_second_epoch_on_counts(tmp_path):
+    both(Descends, tmp_path, ClipsByValue)

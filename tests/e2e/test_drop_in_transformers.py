@@ -207,6 +207,23 @@ def test_a_callback_that_changes_weights_between_steps_is_obeyed(tmp_path):
     torch.testing.assert_close(ends["jaxtrain"], ends["transformers"], rtol=1e-4, atol=1e-6)
 
 
+class Clips(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        args.max_grad_norm = [0.05, 0.0, 1.0][state.global_step % 3]
+
+
+@pytest.mark.slow
+def test_a_limit_of_gradients_that_a_callback_sets_counts(tmp_path):
+    ends = {}
+    for name in ENGINES:
+        options = {"max_steps": 6, "optim": "sgd", "learning_rate": 0.1}
+        made = trainer(name, tmp_path / name, eval_strategy="no", save_strategy="no", **options)
+        made.add_callback(Clips())
+        made.train()
+        ends[name] = made.model.classifier.weight.detach()
+    torch.testing.assert_close(ends["jaxtrain"], ends["transformers"], rtol=1e-4, atol=1e-6)
+
+
 class Watches(transformers.TrainerCallback):
     def __init__(self):
         self.seen = []

@@ -26,6 +26,7 @@ from torch_bridge.training.step_metrics import frozen, metric_classes, topmost, 
 from torch_bridge.training.step_views import Notes, OptimizerView, SchedulerView, ViewOfNumbers, scheduler_numbers
 
 LOOP: tuple[str, ...] = ("current_epoch", "global_step", "batch_idx")
+ACCUMULATED = "accumulate_grad_batches"  # a callback may change it
 CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar_metrics", "should_stop", "fit_loop")
 
 
@@ -77,6 +78,7 @@ class StepRecorder:
         if changed := self.notes.changed():
             raise UserError(f"training_step reads {changed}, which has changed since it was recorded")
         values: dict[str, Any] = dict(zip(LOOP, (trainer.current_epoch, trainer.global_step, batch_idx), strict=True))
+        values[ACCUMULATED] = trainer.accumulate_grad_batches
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             values[f"lr {number}"] = float(group["lr"])
         for number, config in enumerate(trainer.lr_scheduler_configs):
@@ -104,7 +106,7 @@ class StepRecorder:
         extras = {name: value for name, value in output.items() if name != "loss"} if loss is not output else {}
         place = self._place((host.calls, host.values(extras)))
         outputs = {f"{place} {name}": value for name, value in (host.outputs or {"": torch.zeros(())}).items()}
-        return loss / self.trainer.accumulate_grad_batches, outputs
+        return loss / numbers[ACCUMULATED], outputs
 
     @contextlib.contextmanager
     def _inside(self, module: Any, numbers: Mapping[str, Number], host: "_Host") -> Iterator[None]:

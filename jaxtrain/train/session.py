@@ -65,7 +65,8 @@ class Session:
             raise
         except Exception as error:
             self.callbacks.call("on_exception", error)
-            watchdog.explain(error)
+            if error is not self.callbacks.raised:
+                watchdog.explain(error)
             raise
         finally:
             watchdog.stop()

@@ -26,12 +26,6 @@ BETWEEN_EPOCHS = ("on_epoch_end", "on_evaluation_end", "on_checkpoint")
 WHILE_TRAINING = ("on_train_start", "on_step_end", "on_epoch_end", "on_evaluation_end", "on_checkpoint")
 
 
-class CallbackError(UserError):
-    """A callback raised."""
-
-    exit_code = 1
-
-
 class Every:
     """Calls `function(trainer, step, metrics)` after every `steps`-th step: `callbacks=[Every(100, show)]`."""
 
@@ -107,6 +101,7 @@ class Callbacks:
         self.callbacks, self.trainer, self.reads = list(callbacks), trainer, reads
         for callback in self.callbacks:
             _check(callback)
+        self.raised: Exception | None = None  # the last thing that one of them raised
         self._by_hook = {hook: [c for c in self.callbacks if callable(getattr(c, hook, None))] for hook in HOOKS}
 
     def has(self, hook: str) -> bool:
@@ -120,8 +115,8 @@ class Callbacks:
     def call(self, hook: str, *arguments: Any) -> None:
         """Call every callback that has this hook, in order.
 
-        Raises CallbackError that names the one which raised, and UserError after one that changed what Python the step
-        was recorded with.
+        What one raises leaves as it is, for whoever called train() may wait for it (optuna.TrialPruned), with a note
+        that names the callback. Raises UserError after one that changed what Python the step was recorded with.
         """
         for callback in self._by_hook[hook]:
             name = f"{type(callback).__name__}.{hook}"
@@ -129,11 +124,13 @@ class Callbacks:
                 if self.reads is not None:
                     self.reads.hold()
                 getattr(callback, hook)(self.trainer, *arguments)
-            except UserError:
-                raise
             except Exception as error:
-                at = f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
-                raise CallbackError(f"callback {name}{at} raised {type(error).__name__}: {error}") from error
+                if not isinstance(error, UserError):
+                    of = {"on_epoch_end": "epoch"}.get(hook, "step")
+                    at = f" at {of} {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
+                    error.add_note(f"raised by callback {name}{at}")
+                self.raised = error
+                raise
             if hook in WHILE_TRAINING:
                 self._check_recorded(name)
                 if self.reads is not None:

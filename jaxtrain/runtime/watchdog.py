@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import jax
 
@@ -41,6 +42,7 @@ class Watchdog:
         self.limit_s = limit_s
         self.step = 0
         self._longest = 0.0
+        self._at_ease = False
         self._last = time.monotonic()
         self._beats = 0
         self._seen: dict[int, tuple[dict, float]] = {}  # process -> its last heartbeat and when we saw it
@@ -62,6 +64,15 @@ class Watchdog:
             self._longest = max(self._longest, now - self._last)
         self.step, self._last = step, now
 
+    @contextlib.contextmanager
+    def at_ease(self) -> Iterator[None]:
+        """While the user's own code runs, which takes as long as it takes: only a limit that was given counts."""
+        self._at_ease = True
+        try:
+            yield
+        finally:
+            self._at_ease, self._last = False, time.monotonic()
+
     def find_lost_process(self, wait_s: float = LOST_S + 2 * HEARTBEAT_S) -> str:
         """After a failed collective: which process is gone, as soon as its heartbeat is missed."""
         deadline = time.monotonic() + wait_s
@@ -82,7 +93,7 @@ class Watchdog:
         while not self._stop.wait(HEARTBEAT_S):
             stuck_s = time.monotonic() - self._last
             limit = self.limit_s or max(LEAST_S, SLACK * self._longest)
-            if self.step and stuck_s > limit:
+            if self.step and stuck_s > limit and not (self._at_ease and self.limit_s is None):
                 self._end(
                     f"no progress for {stuck_s:.0f} s after step {self.step} (limit {limit:.0f} s). {self._latest()}"
                 )

@@ -77,6 +77,7 @@ class Program:
         self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
         self.announce: Callable[[str], None] = lambda line: None  # a run's log
+        self.beat: Callable[[], None] = lambda: None  # tells a run's watchdog that an evaluation goes on
         self.start = Start(task, self.resolved, self.layout, model, self.given)
         self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
@@ -316,6 +317,7 @@ class Program:
             def results():
                 for _, _, batch in loader.batches(calls):
                     self.preemption.proceed()
+                    self.beat()
                     if loader.batch_shapes is not None and not compiled.knows(
                         params, self.state.frozen, self.state.buffers, batch, columns, numbers
                     ):

@@ -31,6 +31,7 @@ from jaxtrain.train.tracking import description
 from jaxtrain.train.user.module_edits import ModuleEdits
 from jaxtrain.train.user.module_reads import ModuleReads
 from jaxtrain.train.user.parts import UserParts
+from jaxtrain.train.user.reached import written_back
 from jaxtrain.train.user.resolve_task import check_arguments, resolve_task, task_of_module, with_defaults, with_lora
 from jaxtrain.train.verification import certifier
 from jaxtrain.train.verification.certificate import Certificate
@@ -181,13 +182,12 @@ class Trainer:
             return self._rehearse()
         forced = resume not in ("auto", "never") and run_dir.same(resume, self.folder)
         warnings = origin.choose_folder(self.program, self.fingerprint, "auto" if forced else resume, forced)
-        try:
-            with held_by_all(self.folder):
-                history = self._train_locked("here" if forced else resume, after_evaluation, warnings)
-        finally:
-            self.user_data.after_training()
-        self.write_back()
-        return history
+        with written_back(self.program, self.write_back):
+            try:
+                with held_by_all(self.folder):
+                    return self._train_locked("here" if forced else resume, after_evaluation, warnings)
+            finally:
+                self.user_data.after_training()
 
     def _rehearse(self) -> dict[str, Any]:
         """Run one batch of everything, in a folder that is gone afterwards."""

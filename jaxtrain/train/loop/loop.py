@@ -13,7 +13,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.sources import describe_size
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
-from jaxtrain.runtime.preemption import Interrupted
+from jaxtrain.runtime.preemption import Interrupted, Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train.checkpoint import original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
@@ -80,6 +80,10 @@ class Loop:
                 self._train(system)
             except Interrupted:
                 self._save_and_exit()
+            except (Preempted, KeyboardInterrupt) as error:
+                if was_saved(error):  # a run that a callback trained got the signal
+                    self._save_and_exit()
+                raise
             finally:
                 self.profile.close()
         system.close()
@@ -88,7 +92,7 @@ class Loop:
     def _train(self, system: SystemMetrics) -> None:
         program, record = self.program, self.record
         self._banner()
-        program.announce = self.tracker.info
+        program.announce, program.beat = self.tracker.info, lambda: self.watchdog.beat(record.step)
         for note in program.data.notes:
             self.tracker.info(note)
         for warning in program.data.warnings:
@@ -101,7 +105,7 @@ class Loop:
         self.histograms = Histograms(program, self.config.tracking.histograms_every_steps)
         over = record.best.stop
         self.announced = self.checkpoints.newest
-        self.callbacks.call("on_train_start")
+        self._tell("on_train_start")
         if record.evaluation_due:  # a preemption came before it
             over = self._after(record.step)
         if not over:
@@ -113,7 +117,7 @@ class Loop:
             self._write_torch(final=True)
             self._wait_for_mirror(patience_s)
         self._announce_checkpoint()
-        self.callbacks.call("on_train_end")
+        self._tell("on_train_end")
         record.samples_per_s = record.clock.samples_per_s(record.step)
 
     def _steps(self) -> None:
@@ -123,7 +127,7 @@ class Loop:
         while True:
             began = time.perf_counter()
             self.profile.begin(record.step, program.train_loader.stall_s, program.state)
-            with self.preemption.resting():
+            with self.preemption.resting(), self.watchdog.at_ease():  # data.timeout_s is the limit of a batch
                 item = next(batches, None)
             self.preemption.proceed()
             if item is None:
@@ -138,8 +142,9 @@ class Loop:
             if record.step // log_every > first // log_every:
                 self._drain(keep=1)  # a call late, so that the device never waits for the host
             self.tracker.advance(count)
+            record.evaluation_due = self.cadence.evaluation_due(record.step)
             self._step_callbacks(first, count, metrics, names)
-            record.evaluation_due = self.cadence.evaluation_due(record.step) or self._asked_to_evaluate()
+            record.evaluation_due |= self._asked_to_evaluate()
             if self._after(record.step):
                 return
 
@@ -210,15 +215,20 @@ class Loop:
             return True
         return evaluated and self.after_evaluation is not None and self.after_evaluation(step, record.last_metrics)
 
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        """Call the callbacks that have the hook."""
+        with self.watchdog.at_ease():
+            self.callbacks.call(hook, *arguments)
+
     def _step_callbacks(self, first: int, count: int, metrics: jax.Array, names: tuple[str, ...]) -> None:
         """Call the hooks of the steps that one call has just started; nothing waits for them unless a hook reads."""
         per_epoch = self.program.steps_per_epoch
         for row in range(count):
             step = first + row + 1
             if self.callbacks.has("on_step_end"):
-                self.callbacks.call("on_step_end", step, StepMetrics(metrics, names, row, count))
+                self._tell("on_step_end", step, StepMetrics(metrics, names, row, count))
             if step % per_epoch == 0:
-                self.callbacks.call("on_epoch_end", step // per_epoch)
+                self._tell("on_epoch_end", step // per_epoch)
         logged = self.control.take("logged")
         if logged:
             self.tracker.point(first + count, (first + count) / per_epoch, "train", logged)
@@ -230,7 +240,7 @@ class Loop:
         """Tell callbacks of a checkpoint that has become whole."""
         if self.checkpoints.newest is not None and self.checkpoints.newest != self.announced:
             self.announced = self.checkpoints.newest
-            self.callbacks.call("on_checkpoint", self.announced, self.checkpoints.folder / str(self.announced))
+            self._tell("on_checkpoint", self.announced, self.checkpoints.folder / str(self.announced))
 
     def _drain(self, keep: int = 0) -> None:
         """Fetch the metrics of finished calls, all but the last `keep`, and log what is due."""
@@ -245,11 +255,12 @@ class Loop:
         clock = self.record.clock
         if self.live is not None and self.live.follow("validation"):
             self.program.forget_columns("validation")
-        with clock.phase("evaluation"), self.preemption.resting():
+        alone = self.watchdog.at_ease() if jax.process_count() == 1 else contextlib.nullcontext()
+        with clock.phase("evaluation"), self.preemption.resting(), alone:
             metrics = self.program.evaluate()
         self.record.evaluation_due = False
         self.record.on_evaluation_end(step, metrics)
-        self.callbacks.call("on_evaluation_end", step, metrics)
+        self._tell("on_evaluation_end", step, metrics)
         with clock.phase("evaluation"):
             self.pictures.log(step, self.tracker)
 

@@ -150,7 +150,7 @@ class RunRecord:
     def on_evaluation_end(self, step: int, metrics: dict[str, float]) -> bool:
         """Update best, plateau and history; return True where the result is the best so far."""
         check_metric(self.best.metric, metrics, "evaluation.metric")
-        self.last_metrics = metrics
+        self.last_metrics, self.evaluated_step = metrics, step
         self.val_history.append(metrics)
         improved = self.best.update(metrics[self.best.metric])
         if improved:

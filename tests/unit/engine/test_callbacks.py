@@ -1,11 +1,16 @@
 """Callbacks of the user's own: called in order, able to ask, checkpointed, and never in the device's way."""
 
 import json
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
 
 from jaxtrain import Trainer, TrainingConfig, UserError
+from jaxtrain.runtime import watchdog
+from jaxtrain.runtime.preemption import PREEMPTION, Preempted
 from jaxtrain.train.loop.callbacks import Every
 from tests.unit.engine import runs
 
@@ -159,6 +164,56 @@ def test_a_trial_that_a_callback_prunes_is_pruned_in_the_study(tmp_path):
     study = optuna.create_study()
     study.optimize(objective, n_trials=1)
     assert [trial.state.name for trial in study.trials] == ["PRUNED"]
+
+
+def preempted_within(inner, at):
+    """A callback whose evaluation `at` a step trains a run in `inner`, which gets a SIGTERM."""
+
+    def on_evaluation_end(self, outer, step, metrics):
+        if step == at:
+            told = lambda _, inner_step, values: os.kill(os.getpid(), signal.SIGTERM) if inner_step == 2 else None
+            trainer(inner, [Every(1, told)]).train()
+
+    return type("Probes", (), {"on_evaluation_end": on_evaluation_end})()
+
+
+def test_a_signal_within_a_run_of_a_callback_saves_the_run_around_it_too(tmp_path):
+    whole = trainer(tmp_path / "whole", []).train()
+    with pytest.raises(Preempted):
+        trainer(tmp_path / "outer", [preempted_within(tmp_path / "inner", at=6)]).train()
+    PREEMPTION.close()
+    counter = Counter()
+    assert trainer(tmp_path / "outer", [counter]).train()["val_history"] == whole["val_history"]
+    assert counter.seen == 6
+
+
+@pytest.mark.parametrize("ending", [KeyError, KeyboardInterrupt])
+def test_the_module_holds_the_steps_made_when_a_callback_ends_the_run(tmp_path, ending):
+    def end(given, step, metrics):
+        end.wanted = given.state_dict()["0.weight"].copy()
+        raise ending
+
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(4, 1))
+    data = torch.utils.data.TensorDataset(torch.ones(16, 4), torch.zeros(16, 1))
+    config = TrainingConfig(run={"dir": str(tmp_path), "quiet": True}, data={"batch_size": 8}, train={"steps": 6})
+    with pytest.raises(ending):
+        Trainer(module, data, None, config, loss=torch.nn.MSELoss(), callbacks=[Every(3, end)]).train()
+    np.testing.assert_array_equal(module.state_dict()["0.weight"], end.wanted)
+
+
+def test_a_callback_may_take_longer_than_a_step_may(tmp_path, monkeypatch):
+    for name, value in {"HEARTBEAT_S": 0.01, "LEAST_S": 0.1, "SLACK": 0}.items():
+        monkeypatch.setattr(watchdog, name, value)
+    ended = []
+    monkeypatch.setattr(watchdog, "leave", ended.append)
+    watching = watchdog.Watchdog(tmp_path)
+    watching.start()
+    watching.beat(1)
+    with watching.at_ease():
+        time.sleep(0.3)
+    watching.stop()
+    assert not ended
 
 
 class Misspelt:

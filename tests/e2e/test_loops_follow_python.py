@@ -269,6 +269,33 @@ def test_a_buffer_that_the_first_forward_registers_is_kept():
     torch.testing.assert_close(our_mean, their_mean)
 
 
+class AveragesItsCodes(nn.Module):
+    """As the widespread VectorQuantizerEMA does: a parameter that every forward pass makes anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = net()
+        self.codes = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.codes = nn.Parameter(0.9 * self.codes + 0.1 * y.mean())
+        return y * self.codes.detach().mean()
+
+
+def test_a_parameter_that_every_forward_makes_anew_is_kept():
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        module = AveragesItsCodes()
+        optimizer = torch.optim.SGD(module.parameters(), 0.05)
+        step = jaxtrain.compile(module, mse, optimizer) if ours else torch_step(module, optimizer)
+        found.append(([float(step(batch)) for batch in batches(4)], module.codes.detach()))
+    (theirs, their_codes), (ours, our_codes) = found
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    torch.testing.assert_close(our_codes, their_codes)
+
+
 def test_a_loss_that_reads_the_optimizers_state_reads_the_newest():
     found = []
     for ours in (False, True):

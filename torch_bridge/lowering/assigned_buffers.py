@@ -1,4 +1,4 @@
-"""Buffers that a forward pass assigns anew: `self.mean = 0.9 * self.mean + ...`."""
+"""What a forward pass registers or assigns anew: `self.mean = 0.9 * self.mean + ...`, `self.codes = Parameter(...)`."""
 
 import contextlib
 from collections.abc import Iterator
@@ -36,6 +36,28 @@ def write(before: list, outputs: Any, misfits: list[str]) -> Any:
             old.copy_(new)
         part._buffers[name] = old
     return outputs
+
+
+def registered(module: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, dict, str, Any]]:
+    """Return by name every parameter, buffer and part: its owner, the owner's table and the key there, and itself."""
+    found = {}
+    for path, inner in module.named_modules():
+        path = path.removeprefix("wrapped_module").removeprefix(".")
+        for table in (inner._parameters, inner._buffers, inner._modules):
+            found |= {f"{path}.{key}".removeprefix("."): (inner, table, key, value) for key, value in table.items()}
+    return found
+
+
+def put_back(module: torch.nn.Module, before: dict[str, tuple[torch.nn.Module, dict, str, Any]]) -> list[str]:
+    """Undo where a call has put another parameter or part in the place of one that an optimizer may hold. Return a
+    sentence for each of those, and for what is new. before: as `registered` gave it."""
+    now = registered(module)
+    sentences = [f"it registers {name}, which did not exist before" for name in sorted(now.keys() - before.keys())]
+    for name, (owner, table, key, old) in before.items():
+        if table is not owner._buffers and table.get(key) is not old:
+            sentences.append(f"it puts another object in the place of {name}")
+            table[key] = old
+    return sentences
 
 
 def _kind(x: torch.Tensor | None) -> str:

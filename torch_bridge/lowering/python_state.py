@@ -45,13 +45,13 @@ class Watch:
         self.generators = random.getstate(), np.random.get_state()
         self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
         self.drawn: list[str] = []
-        self.misfits: list[str] = []  # buffers that the call registers, or replaces by other shapes or dtypes
+        self.misfits: list[str] = []  # what the call registers or replaces, that no record keeps
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Around the forward pass, inside torch.export, which puts attributes back as they were."""
         generators, begun = _generators(), _hooks_of(self.module)  # with those of the recording itself
-        registered = set(_registered(self.module))
+        registered = assigned_buffers.registered(self.module)
         try:
             yield
         finally:
@@ -59,8 +59,7 @@ class Watch:
                 self.drawn.append("")
             added = {id(table): {key: table[key] for key in table if key not in held} for table, held in begun}
             self.hooks_after = [(table, held | added.get(id(table), {})) for table, held in self.hooks]
-            new = sorted(set(_registered(self.module)) - registered)
-            self.misfits += [f"it registers {name}, which did not exist before" for name in new]
+            self.misfits += assigned_buffers.put_back(self.module, registered)
             after = _snapshot(self.module)
             for key, (module, path, name, old) in self.before.items():
                 new = after[key][3] if key in after else None
@@ -127,14 +126,6 @@ def watched(
         yield
     finally:
         del vars(module)["forward"]
-
-
-def _registered(module: torch.nn.Module) -> Iterator[str]:
-    """Names of parameters, buffers and parts."""
-    for path, inner in module.named_modules():
-        path = path.removeprefix("wrapped_module").removeprefix(".")
-        for table in (inner._parameters, inner._buffers, inner._modules):
-            yield from (f"{path}.{name}".removeprefix(".") for name in table)
 
 
 def _hooks_of(module: torch.nn.Module) -> list[tuple[dict, dict]]:

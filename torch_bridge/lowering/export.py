@@ -84,18 +84,19 @@ def export(
     left: set[str] | None = None,
     *,
     parameter_hooks: bool = True,
+    graded: bool = True,
 ) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
     inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
     the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
     left: takes the Python attributes that a call changes, though no later call computes something else for it.
-    parameter_hooks: record the hooks of the parameters too; else torch runs them.
+    parameter_hooks: record the hooks of the parameters too; else torch runs them. graded: see `recordable`.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module):
-        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks)
+        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded)
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
@@ -105,7 +106,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 
 
 def _export(
-    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool
+    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool, graded: bool
 ) -> torch.export.ExportedProgram:
     parts = [*unready(module), *mocked(module)]
     if parts:
@@ -118,7 +119,7 @@ def _export(
     watch = python_state.Watch(module)
     forms = (listed(pytree.tree_map(_any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
     for sizes in forms:
-        with quiet(), recordable(module) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+        with quiet(), recordable(module, graded) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)

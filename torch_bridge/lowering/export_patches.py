@@ -21,6 +21,7 @@ from torch_bridge.lowering import (
     hooks,
     module_hooks,
     packed_sequence,
+    padded_encoder,
     plain_formulas,
     printing,
     sequence_losses,
@@ -34,10 +35,10 @@ from torch_bridge.lowering.seeded_draws import Draws, Unseeded
 
 
 @contextlib.contextmanager
-def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunctions"]:
+def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> Iterator["PlainFunctions"]:
     """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors.
 
-    module: the one that is recorded.
+    module: the one that is recorded. graded: False where torch would call it without gradients.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(RECORDING_LOCK)
@@ -51,6 +52,7 @@ def recordable(module: torch.nn.Module | None = None) -> Iterator["PlainFunction
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
         _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", batch_statistics.batch_norm)
         _swap(stack, torch.nn.AdaptiveLogSoftmaxWithLoss, "forward", data_sizes.adaptive_log_softmax)
+        _swap(stack, torch.nn.TransformerEncoder, "forward", padded_encoder.encoder(before, graded))
         packed_sequence.swap(stack, _swap)
         _swap(stack, torch.nn.Module, "named_buffers", _buffers_by_module)
         _swap(stack, torch.autograd.function.FunctionMeta, "__getattribute__", gradients.attribute)

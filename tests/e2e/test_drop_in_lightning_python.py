@@ -1,6 +1,7 @@
 """Lightning modules whose steps and hooks keep values in Python: the numbers are Lightning's, in one program or not."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -184,3 +185,15 @@ def test_a_step_that_python_takes_part_in_runs_compiled_modules_and_says_why(kin
     reasons = compare(kind, tmp_path, monkeypatch)
     assert len(reasons) == 1
     assert why in reasons[0]
+
+
+class TimesItself(Classifier):
+    def training_step(self, batch, batch_idx):
+        self.logger.log_metrics({"clock": time.perf_counter()}, step=self.global_step)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_clock_goes_on_where_the_logger_gets_it(tmp_path):
+    base.trainer("jaxtrain", tmp_path, max_epochs=1).fit(TimesItself(), loader(16))
+    clocks = [row["clock"] for row in logged(tmp_path) if "clock" in row]
+    assert len(set(clocks)) == len(clocks) == 4

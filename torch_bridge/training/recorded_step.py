@@ -105,7 +105,8 @@ class StepRecorder:
             raise UserError(f"training_step returned {type(output).__name__}, wanted a loss, or a dict with 'loss'")
         extras = {name: value for name, value in output.items() if name != "loss"} if loss is not output else {}
         place = self._place((host.calls, host.values(extras)))
-        outputs = {f"{place} {name}": value for name, value in (host.outputs or {"": torch.zeros(())}).items()}
+        outputs = {f"{place} {name}": value for name, value in host.outputs.items()}
+        outputs[f"{place} "] = torch.full((), place)  # other values of Python's, as a clock's, make another record
         return loss / numbers[ACCUMULATED], outputs
 
     @contextlib.contextmanager
@@ -353,4 +354,10 @@ def _same(one: Any, other: Any) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, _Answer) and isinstance(other, _Answer):
         return one.number == other.number
-    return one is other or (type(one) is type(other) and isinstance(one, (*SIMPLE, _Value, _Item)) and one == other)
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, types.FunctionType):  # a lambda that is written in training_step
+        return one.__code__ is other.__code__ and not (one.__defaults__ or one.__closure__)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return isinstance(one, (*SIMPLE, _Value, _Item)) and one == other

@@ -1,5 +1,7 @@
 """print() inside a forward pass prints at every call, what torch prints."""
 
+import time
+
 import jax
 import numpy as np
 import torch
@@ -58,3 +60,19 @@ def test_a_compiled_step_prints_and_trains_alike(capfd):
     jax.effects_barrier()
     assert capfd.readouterr().out.count("no tensor 2 ") == 3
     np.testing.assert_allclose(ours.linear.weight.detach(), theirs.linear.weight.detach(), atol=1e-5)
+
+
+def test_a_clock_that_is_printed_goes_on(capfd):
+    def loss(module, batch):
+        print("clock", time.perf_counter())
+        return module(batch).square().mean()
+
+    module, x = nn.Linear(3, 2), torch.ones(2, 3)
+    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), 0.1))
+    capfd.readouterr()
+    for _ in range(3):
+        step(x)
+    step.sync()
+    jax.effects_barrier()
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("clock")]
+    assert len(set(lines)) == len(lines) == 3

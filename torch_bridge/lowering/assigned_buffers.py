@@ -1,4 +1,4 @@
-"""What a forward pass registers or assigns anew: `self.mean = 0.9 * self.mean + ...`, `self.codes = Parameter(...)`."""
+"""Buffers and parameters that a forward pass assigns anew: `self.mean = 0.9 * self.mean + x.mean(0)`."""
 
 import contextlib
 from collections.abc import Iterator

@@ -26,6 +26,7 @@ TORCH_PACKAGES = {
     "verify",
     "lowering",
     "from_torch",
+    "lazy_scalar",
     "optimizers",
     "replicas",
     "step_record",

@@ -14,6 +14,7 @@ from jaxtrain.errors import LateEdit, UserError
 from torch_bridge.datasets import with_arrays
 from torch_bridge.exchange import to_batch
 from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, example_of
+from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
 from torch_bridge.lowering.errors import CannotRecord, located
@@ -177,7 +178,7 @@ class LossRecord:
             value = value_at(place)
             if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
                 tensors[str(id(value))] = torch.from_numpy(value)
-            elif id(value) not in captured:
+            elif id(value.tensor() if isinstance(value, LazyScalar) else value) not in captured:
                 continue
             self._bound.append((place, value))
         self._captured.add(tensors)

@@ -28,10 +28,11 @@ class SharedWeights:
     """
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
-        from torch_bridge import from_torch, module_tensors, replicas, step_record, torch_edits
+        from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_record, torch_edits
         from torch_bridge.lowering import ready
 
         self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
+        self.lazy = lazy_scalar
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         for module in self.modules.values():
             ready.check_ready(module)
@@ -44,6 +45,7 @@ class SharedWeights:
 
     def _look(self) -> None:
         """Take the modules' tensors as they are now."""
+        self.lazy.in_buffers(self.modules.values())
         self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
         self.tables = self.edits.ModuleTables(self.modules)
         self.tensors, self.aliases = self.exchange.snapshot(self.modules)

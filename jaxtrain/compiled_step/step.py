@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.forward import CompiledForward
-from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
@@ -48,8 +47,8 @@ class CompiledStep:
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
         self.shapes = SeenShapes()
-        self.parts: dict[str, LazyScalar] = {}
-        self.grad_norm: LazyScalar | None = None
+        self.parts: dict[str, Any] = {}
+        self.grad_norm: Any = None
 
     def _look(self) -> Updates:
         """Take the modules and the optimizer as they are now."""
@@ -199,6 +198,7 @@ class CompiledStep:
         unread = graph.unread_inputs()
         arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
         constants = {i: leaf for i, leaf in enumerate(leaves) if i not in arrays}
+        logged: list[str] = []  # names of the values beside the loss, in the user's order
 
         def compute(arrays_now: Arrays, inputs, key):
             given = [constants.get(i) for i in range(len(leaves))]
@@ -208,7 +208,8 @@ class CompiledStep:
             def loss_of(params: Arrays):
                 state = weights.state({**arrays_now, **self.precision.for_compute(params)})
                 loss, parts, changed = self.record.run(graph, state, given, Rngs(key))
-                return loss.astype(jnp.float32), (parts, changed)
+                logged[:] = parts
+                return loss.astype(jnp.float32), (list(parts.values()), changed)
 
             params = {name: arrays_now[name] for name in moved}
             (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -257,9 +258,9 @@ class CompiledStep:
                     self._await_state()
                 if self.scheduler is not None:
                     self.scheduler.step()
-            self.grad_norm = None if norm is None else LazyScalar(norm)
-            self.parts = {name: LazyScalar(value) for name, value in parts.items()}
-            return (LazyScalar(loss), self.parts) if parts else LazyScalar(loss)
+            self.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
+            self.parts = dict(zip(logged, map(weights.lazy.LazyScalar, parts), strict=True))
+            return (weights.lazy.LazyScalar(loss), self.parts) if parts else weights.lazy.LazyScalar(loss)
 
         return run
 

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtrain.compiled_step.lazy_scalar import LazyScalar
 from jaxtrain.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -80,11 +79,11 @@ class TorchUpdates:
             )
         loss, parts, norm = self._minimized(batch) if self._evaluates else self._stepped(batch, updating, divisor)
         step.count += 1
-        step.grad_norm = None if norm is None else LazyScalar(norm)
+        step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
         if updating and step.scheduler is not None:
             step.scheduler.step()
-        step.parts = {name: LazyScalar(value) for name, value in parts.items()}
-        return (LazyScalar(loss), step.parts) if parts else LazyScalar(loss)
+        step.parts = {name: weights.lazy.LazyScalar(value) for name, value in parts.items()}
+        return (weights.lazy.LazyScalar(loss), step.parts) if parts else weights.lazy.LazyScalar(loss)
 
     def _stepped(self, batch: Any, updating: bool, divisor: int) -> tuple[Any, dict, Any]:
         """Loss, further values and, where the optimizer steps, the norm of the gradients."""

@@ -181,3 +181,58 @@ def test_every_loop_of_the_list_has_its_test():
     for place in ELSEWHERE.values():
         file, _, name = place.partition("::")
         assert f"def {name}" in (HERE / file).read_text(), place
+
+
+def test_losses_are_to_torch_and_numpy_what_torchs_are():
+    found = []
+    for ours in (False, True):
+        module = net()
+        optimizer = torch.optim.SGD(module.parameters(), 0.05)
+        step = jaxtrain.compile(module, mse, optimizer) if ours else torch_step(module, optimizer)
+        losses = [step(batch) for batch in batches(3)]
+        found.append([torch.tensor(losses), torch.as_tensor(losses[0]), np.mean(losses), sum(losses) / len(losses)])
+        assert not ours or all(isinstance(loss, torch.Tensor) for loss in losses)
+    for theirs, mine in zip(*found, strict=True):
+        assert torch.as_tensor(mine).tolist() == pytest.approx(torch.as_tensor(theirs).tolist(), rel=1e-5)
+
+
+def test_losses_are_added_up_without_being_read():
+    module = net()
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.05))
+    total = 0.0
+    for batch in batches(3):
+        total += step(batch) * 8
+    assert total.detach()._read is None
+
+
+def test_values_to_log_keep_their_order_and_kinds():
+    def loss_fn(module, batch):
+        loss = mse(module, batch)
+        return loss, {"rows": (batch[0] > 0).sum(), "half": loss.detach() / 2, "any": (batch[0] > 0).any()}
+
+    module = net()
+    step = jaxtrain.compile(module, loss_fn, torch.optim.SGD(module.parameters(), 0.05))
+    (batch,) = batches(1)
+    loss, values = step(batch)
+    kinds = {name: value.dtype for name, value in values.items()}
+    assert list(kinds.items()) == [("rows", torch.int64), ("half", torch.float32), ("any", torch.bool)]
+    assert values["rows"].item() == int((batch[0] > 0).sum())
+    assert values["half"].item() == pytest.approx(float(loss) / 2)
+
+
+def test_a_loss_may_weigh_with_the_loss_of_the_step_before():
+    found = []
+    for ours in (False, True):
+        module, last = net(), {"loss": None}
+
+        def loss_fn(module, batch, last=last):
+            return mse(module, batch) if last["loss"] is None else mse(module, batch) * (1 + last["loss"])
+
+        optimizer = torch.optim.SGD(module.parameters(), 0.05)
+        step = jaxtrain.compile(module, loss_fn, optimizer) if ours else torch_step(module, optimizer, loss_fn)
+        losses = []
+        for batch in batches(4):
+            last["loss"] = torch.as_tensor(step(batch))
+            losses.append(float(last["loss"]))
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 
 from jaxtrain.errors import one_line
-from jaxtrain.train.program import Program
 
 
 @contextlib.contextmanager
-def written_back(program: Program, write_back: Callable[[], None]) -> Iterator[None]:
+def written_back(program: Any, write_back: Callable[[], None]) -> Iterator[None]:
     """Around a run: have the user's module and optimizer hold what its last step left.
 
     An exception (a Ctrl-C, a callback that ends the run) finds the steps made so far in them, as in torch's own loop,
@@ -30,7 +30,7 @@ def written_back(program: Program, write_back: Callable[[], None]) -> Iterator[N
     write_back()
 
 
-def _is_here(program: Program) -> bool:
+def _is_here(program: Any) -> bool:
     """Tell whether this process can read all of the state: a step that failed has consumed it."""
     leaves = [leaf for leaf in jax.tree.leaves(program.state) if isinstance(leaf, jax.Array)]
     return all(not x.is_deleted() and (x.is_fully_addressable or x.is_fully_replicated) for x in leaves)

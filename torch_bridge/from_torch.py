@@ -5,7 +5,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import export as recording
+from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.objects import put_together
@@ -154,6 +154,10 @@ class Record:
         """Names of the buffers that some graph writes."""
         return {name for graph in self.graphs() for name in graph.changed}
 
+    def counters(self) -> set[str]:
+        """Names of the int64 buffers that some graph may let grow beyond 32 bits."""
+        return {name for graph in self.graphs() for name in graph.counters}
+
     def _record(self, leaves, spec, training: bool) -> Graph:
         module = self.entry.wrapped_module
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
@@ -183,7 +187,8 @@ class Record:
         state = {name: as_torchs(variables[name].get_value()) for name in graph.state}
         outputs, changed = graph.run(state, leaves, Call(rngs, valid))
         for name, value in changed.items():
-            variables[name].set_value(jnp.asarray(value, variables[name].dtype))
+            dtype = variables[name].dtype
+            variables[name].set_value(value if dtype == np.int64 else jnp.asarray(value, dtype))
         return outputs
 
 
@@ -226,18 +231,22 @@ class ConvertedModule(nnx.Module):
         self,
         record: Record,
         module: torch.nn.Module,
-        changed: Collection[str] = (),
+        further: Record | None = None,
         empty: bool = False,
         loss: torch.nn.Module | None = None,
     ):
-        """changed: further buffers outside the state dict that some graph writes. empty: zeros in place of weights,
-        which are to be loaded. loss: a loss module whose parameters are trained too, as the part `loss`."""
+        """further: another record whose graphs write buffers too. empty: zeros in place of weights, which are to be
+        loaded. loss: a loss module whose parameters are trained too, as the part `loss`."""
         self._record = record
         made: dict[int, nnx.Variable] = {}
-        _fill(self, module, made, {*record.changed(), *changed}, empty)
+        records = [record] if further is None else [record, further]
+        changed = set().union(*(each.changed() for each in records))
+        counters = set().union(*(each.counters() for each in records))
+        _fill(self, module, made, changed, counters, empty)
         if loss is not None:
             self.loss = _Level()
-            _fill(self.loss, loss, made, set(changed), empty, ("loss",), only_changed=True)
+            changed = further.changed() if further is not None else set()
+            _fill(self.loss, loss, made, changed, counters, empty, ("loss",), only_changed=True)
 
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
         """Compute the torch module's outputs, as arrays in dicts, tuples and lists.
@@ -266,35 +275,29 @@ def _collect(level: nnx.Module, path: tuple, found: dict[str, nnx.Variable]) -> 
             _collect(value, (*path, name), found)
 
 
-def _check_width(name: str, array: np.ndarray) -> None:
-    """Raise UserError for a buffer whose integers JAX, which counts in 32 bits, would wrap without a word."""
-    if array.dtype == np.int64 and array.size:
-        limits = np.iinfo(np.int32)
-        outside = array[(array > limits.max) | (array < limits.min)]
-        if outside.size:
-            raise UserError(
-                f"{name} is int64 and holds {outside[0]}, and JAX keeps integers in 32 bits. "
-                "Register it with persistent=False: a constant is computed with in 64 bits"
-            )
-
-
 def _fill(
     level,
     module: torch.nn.Module,
     made: dict[int, nnx.Variable],
     changed: set[str],
+    counters: set[str],
     empty: bool,
     path=(),
     only_changed: bool = False,
 ) -> None:
-    """only_changed: leave out persistent buffers that no graph writes."""
+    """counters: buffers that are kept in 64 bits, beside those that hold such numbers. only_changed: leave out
+    persistent buffers that no graph writes."""
 
     def share(name, tensor, kind):
         if id(tensor) not in made:
             array = to_numpy(tensor)
-            _check_width(key_of((*path, name)), array)
+            wide = array.dtype == np.int64 and (key_of((*path, name)) in counters or not wide_integers.fits(array))
             zeros = empty and kind is not Carry
-            made[id(tensor)] = kind(jnp.zeros(array.shape, jax_dtype(array.dtype)) if zeros else jnp.array(array))
+            if wide:
+                value = wide_integers.as_wide(np.zeros_like(array) if zeros else array)
+            else:
+                value = jnp.zeros(array.shape, jax_dtype(array.dtype)) if zeros else jnp.array(array)
+            made[id(tensor)] = kind(value)
         return made[id(tensor)]
 
     for name, parameter in module._parameters.items():
@@ -312,7 +315,7 @@ def _fill(
     for name, child in module._modules.items():
         if child is not None and (any(True for _ in child.parameters()) or any(True for _ in child.buffers())):
             inner = _Level()
-            _fill(inner, child, made, changed, empty, (*path, name), only_changed)
+            _fill(inner, child, made, changed, counters, empty, (*path, name), only_changed)
             setattr(level, name, inner)
 
 

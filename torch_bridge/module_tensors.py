@@ -19,10 +19,11 @@ from torch_bridge.awaited import (
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import Queue, device_of, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
+from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [
-    "Awaited", "Queue", "before_optimizer", "device_of", "narrow", "plainly", "products", "refuse_other_optimizers",
-    "settle", "snapshot", "state_tensors", "to_array", "to_tensors", "trainable", "write",
+    "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "narrow", "plainly", "products",
+    "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "to_array", "to_tensors", "trainable", "write",
 ]  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -78,9 +79,11 @@ def to_tensors(outputs: Any, device: torch.device = CPU) -> Any:
     return jax.tree.map(one, outputs)
 
 
-def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's values as an array that torch does not see, in JAX's widths."""
-    return narrow(np.array(to_numpy(tensor)))
+def to_array(tensor: torch.Tensor, wide: bool = False) -> np.ndarray | jax.Array:
+    """The tensor's values as an array that torch does not see, in JAX's widths; int64 stays where `wide`, and where
+    numbers need it."""
+    array = np.array(to_numpy(tensor))
+    return as_wide(array) if array.dtype == np.int64 and (wide or not fits(array)) else narrow(array)
 
 
 def narrow(value: Any) -> Any:

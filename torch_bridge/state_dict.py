@@ -1,5 +1,6 @@
 """State dicts both ways between a flax module and torch, in numpy: no torch needed."""
 
+import contextlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -114,10 +115,11 @@ def place(value: Any, like: Any) -> jax.Array:
     Waits until it is there, so that of a whole checkpoint one array is in flight at a time.
     """
     array = from_torch_dtype(own_array(value), like.dtype)
-    if isinstance(like, jax.Array):
-        array = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
-        return array.block_until_ready()
-    return jax.numpy.asarray(array)
+    with jax.enable_x64(True) if array.dtype == np.int64 else contextlib.nullcontext():
+        if isinstance(like, jax.Array):
+            array = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+            return array.block_until_ready()
+        return jax.numpy.asarray(array)
 
 
 def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

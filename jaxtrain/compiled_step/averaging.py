@@ -61,7 +61,9 @@ class Averaging:
             values = jax.device_get([self.weights.arrays[key] for key in keys])
             received = self.replicas.broadcast(name, values)
             if received is not None:
-                placed = jax.device_put(received, self.weights.layout.replicated)
+                as_wide = self.weights.exchange.as_wide
+                values = [as_wide(value) if value.dtype == np.int64 else value for value in received]
+                placed = jax.device_put(values, self.weights.layout.replicated)
                 self.weights.arrays.update(zip(keys, placed, strict=True))
         for name, wanted in forwards:
             self.replicas.note(name, wanted)

@@ -54,19 +54,21 @@ class SharedWeights:
         self.arrays: Arrays = {}
         self.dirty = False  # the devices hold newer values than torch
         self._awaited = self.exchange.Awaited(self.tensors.values(), self.sync)
+        self.counters: set[str] = set()  # int64 buffers that are kept so, as they may grow beyond 32 bits
         self.read(self.tensors)
 
     def read(self, names: Iterable[str]) -> None:
         """Take these tensors' values from torch."""
         for name in names:
-            try:
-                array = self.exchange.to_array(self.tensors[name])
-            except UserError as error:
-                raise UserError(
-                    f"{name}: {error}. Register it with persistent=False: a constant is computed with in 64 bits"
-                ) from None
+            array = self.exchange.to_array(self.tensors[name], wide=name in self.counters)
             self.arrays[name] = jax.device_put(array, self.layout.replicated)
         self.edited.note(names)
+
+    def widen(self, names: Iterable[str]) -> None:
+        """Keep these buffers in 64 bits from now on."""
+        for name in {self.first_name(name) for name in names} - self.counters:
+            self.counters.add(name)
+            self.arrays[name] = jax.device_put(self.exchange.as_wide(self.arrays[name]), self.layout.replicated)
 
     def reached(self, graph: Any, loss: str) -> set[str]:
         """Name the tensors that the gradient of the loss reaches, not those of values that are only logged.

@@ -149,6 +149,7 @@ class CompiledStep:
         if program is None:
             self._note(shapes)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
+            self.weights.widen(graph.counters)
             if unfit := graph.unfit([*leaves, *numbers], self.weights.state(self.weights.arrays)):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
@@ -214,7 +215,8 @@ class CompiledStep:
             params = {name: arrays_now[name] for name in moved}
             (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             changed = {weights.first_name(name): value for name, value in changed.items()}
-            buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
+            kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
+            buffers = {name: kept(value, arrays_now[name]) for name, value in changed.items()}
             return loss, parts, grads, buffers
 
         def accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count):

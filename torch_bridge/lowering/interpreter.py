@@ -60,6 +60,14 @@ class Graph:
         """Names of the buffers and frozen parameters that it writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
+    @functools.cached_property
+    def counters(self) -> set[str]:
+        """Names of the int64 buffers that it may let grow beyond 32 bits."""
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        pairs = zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
+        written = {node: name for (kind, name), node in pairs if kind in WRITES and name}
+        return wide_integers.outgrowing(self.module.graph, {p: name for p, name in self.placeholders if name}, written)
+
     def unread_inputs(self) -> set[int]:
         """Return the places of the inputs that nothing in it uses."""
         used = {node.name for node in self.module.graph.nodes if node.op == "placeholder" and node.users}
@@ -161,11 +169,12 @@ class Graph:
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
         """`run` with the output as a flat list, from which `structure.build` or `in_torch` makes it."""
         arguments = self._arguments(state, inputs)
-        stateful = {placeholder for placeholder, name in self.placeholders if name is not None}
-        call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in stateful})
+        narrow = {place for place, name in self.placeholders if name is not None and state[name].dtype != np.int64}
+        call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in narrow})
         results = _run(self.module, [wide_integers.array(value) for value in arguments], call)
         pairs = list(zip(self.outputs, results, strict=True))
-        changed = {name: wide_integers.narrowed(value) for (kind, name), value in pairs if kind in WRITES and name}
+        written = [(name, value) for (kind, name), value in pairs if kind in WRITES and name]
+        changed = {name: wide_integers.stored(value, state.get(name)) for name, value in written}
         leaves = [value for (kind, _), value in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
         return leaves, changed
 

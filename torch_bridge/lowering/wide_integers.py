@@ -19,7 +19,7 @@ from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.reductions import axes_of
 
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
-COUNTER = (-(2**31) + 2**16, 2**31 - 2**16)  # a buffer that counts calls is taken to stay below
+COUNTER = (-(2**31) + 16, 2**31 - 16)  # a buffer that counts calls is taken to stay below; one that counts more is wide
 Bounds = tuple[int, int]
 
 _GROWING = set(
@@ -31,7 +31,8 @@ _KEEPING = _GROWING | set(
     "ne lt le gt ge where clamp clamp_min clamp_max maximum minimum sign sgn _to_copy view reshape _unsafe_view expand "
     "permute transpose t unsqueeze squeeze slice select split split_with_sizes unbind cat stack repeat flip roll clone "
     "alias detach amax amin max min masked_fill full_like zeros_like ones_like item _local_scalar_dense logical_not "
-    "any all copy tril triu lift_fresh_copy slice_scatter select_scatter type_as equal gcd constant_pad_nd".split()
+    "any all copy tril triu lift_fresh_copy slice_scatter select_scatter type_as equal gcd constant_pad_nd "
+    "sort argsort topk".split()
 )
 _PICKING = set("embedding gather index _unsafe_index index_select take embedding_bag _embedding_bag".split())
 _PLACING = set(
@@ -82,7 +83,7 @@ def array(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         value = value.detach().numpy()
-    if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.size and not fits(value):
+    if isinstance(value, np.ndarray) and value.dtype == np.int64 and not fits(value):
         with jax.enable_x64(True):
             return jnp.asarray(value)
     return jnp.asarray(value)
@@ -90,12 +91,70 @@ def array(value: Any) -> Any:
 
 def fits(value: np.ndarray) -> bool:
     """Return True if every number is within 32 bits."""
-    return _within((int(value.min()), int(value.max())), INT32)
+    return not value.size or _within((int(value.min()), int(value.max())), INT32)
 
 
-def narrowed(value: Any) -> Any:
-    """A buffer's new value, in 32 bits; a counter beyond stays at the largest number."""
+def as_wide(value: Any) -> jax.Array:
+    """The integers as an int64 array."""
+    with jax.enable_x64(True):
+        return jnp.asarray(value, jnp.int64)
+
+
+def stored(value: Any, like: Any) -> Any:
+    """A buffer's new value in the width that it is kept in."""
+    if getattr(like, "dtype", None) == np.int64:
+        return as_wide(value)
     return _position(value)
+
+
+def outgrowing(graph: torch.fx.Graph, places: Mapping[str, str], written: Mapping[torch.fx.Node, str]) -> set[str]:
+    """Names of the int64 buffers that a graph may write numbers beyond 32 bits to, over many calls.
+
+    places: placeholder -> buffer. written: what a buffer becomes -> its name.
+    """
+    found: set[str] = set()
+    while True:
+        known: dict[torch.fx.Node, Bounds] = {}
+        wide: set[torch.fx.Node] = set()
+        for node in graph.nodes:
+            if node.op == "placeholder" and places.get(node.name) in found:
+                wide.add(node)
+            elif node.op == "placeholder" and node.name in places and _is_whole(node):
+                known[node] = COUNTER
+            elif isinstance(node.target, torch._ops.OpOverload):
+                _follow(node, known, wide)
+        new = {name for node, name in written.items() if node in wide} - found
+        if not new:
+            return found
+        found |= new
+
+
+def _follow(node: torch.fx.Node, known: dict[torch.fx.Node, Bounds], wide: set[torch.fx.Node]) -> None:
+    """Note the bounds of a node, and that it is wide where `evaluate` would have its result so."""
+    name, whole = str(node.target).split(".")[1], _is_whole(node)
+    bounds = _bounds(name, node, known, torch.fx.node.map_arg(node.args, lambda used: _shown(used, used in wide)))
+    grows = whole and name in _GROWING and not _within(bounds, INT32)
+    if not grows and not any(used in wide for used in node.all_input_nodes):
+        if whole and bounds != INT32:
+            known[node] = bounds
+        return
+    if whole and (name not in _PICKING | _PLACING or node.args[0] in wide):
+        known[node] = (max(bounds[0], INT64[0]), min(bounds[1], INT64[1]))
+        if not _within(bounds, INT32):
+            wide.add(node)
+
+
+def _is_whole(node: torch.fx.Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) is torch.int64
+
+
+def _shown(node: torch.fx.Node, wide: bool) -> Any:
+    """What a node's result is like, as `_bounds` looks at it."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = tuple(size if isinstance(size, int) else size.node.hint for size in value.shape)
+    return jax.ShapeDtypeStruct(shape, np.dtype("int64") if wide else jax_dtype(value.dtype))
 
 
 def _within(bounds: Bounds, limits: Bounds) -> bool:
@@ -152,7 +211,7 @@ def _hull(parts: list[Bounds]) -> Bounds:
 
 _SAME = set(
     "view reshape _unsafe_view expand permute transpose t unsqueeze squeeze slice select repeat flip roll clone alias "
-    "detach amax amin max min lift_fresh_copy gather index index_select tril triu _to_copy copy".split()
+    "detach amax amin max min lift_fresh_copy gather index index_select tril triu _to_copy".split()
 )
 
 
@@ -171,6 +230,10 @@ def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds
         return _hull([of(0), (0, 0)] if name in ("tril", "triu") else [of(0)]) if of(0) != INT64 else INT64
     if name == "where":
         return _hull([of(1), of(2)])
+    if name == "copy":
+        return of(1)
+    if name in ("select_scatter", "slice_scatter"):
+        return _hull([of(0), of(1)])
     if name in ("neg", "abs", "square"):
         low, high = of(0)
         return {"neg": (-high, -low), "abs": (0, max(abs(low), abs(high)))}.get(name, (0, max(low * low, high * high)))

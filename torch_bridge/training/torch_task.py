@@ -188,8 +188,7 @@ class TorchTask:
 
     def build(self) -> ConvertedModule:
         """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""
-        changed = self.loss_record.changed()
-        model = ConvertedModule(self.forward_record, self.module, changed, empty=True, loss=self.trained_loss)
+        model = ConvertedModule(self.forward_record, self.module, self.loss_record, empty=True, loss=self.trained_loss)
         model.definition = self
         return model
 

@@ -26,7 +26,7 @@ def restore(path: pathlib.Path, like: TrainState, optimizer: bool = True) -> Tra
     wanted = as_tree(like)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype), wanted)
     handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
-    with Reachable(path) as place:
+    with Reachable(path) as place, jax.enable_x64(True):  # or orbax cuts int64 counters to 32 bits
         _check(place, path, wanted, optimizer)
         tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args, partial_restore=not optimizer))
     return _from_tree(tree, like)
@@ -40,7 +40,7 @@ def restore_parts(path: pathlib.Path, parts: dict[str, Any], sharding: Any) -> d
     alone = ocp.options.MultiprocessingOptions(me, {me}, f"alone{me}")
     reader = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone)
     handler = ocp.Checkpointer(reader, multiprocessing_options=alone)
-    with Reachable(path) as place:
+    with Reachable(path) as place, jax.enable_x64(True):
         restored = handler.restore(place, args=ocp.args.PyTreeRestore(parts, restore_args, partial_restore=True))
     return _with_empty(restored, empty, lambda leaf: sharding)
 

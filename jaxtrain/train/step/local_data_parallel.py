@@ -1,5 +1,6 @@
 """Gradients as DistributedDataParallel computes them: every device its own rows, then one sum of one vector."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute
         grads, loss, buffers, tokens = compute(state, batch, jax.random.fold_in(rng, device), scale, numbers)
         share = share_of(loss, mean_of_means)
         by_share = jax.tree.map(lambda x: share * x.astype(jnp.float32), (grads, loss.value, loss.parts))
-        firsts = jax.tree.map(lambda x: jnp.where(device == 0, x, 0).astype(jnp.float32), _halves(buffers))
+        firsts = jax.tree.map(lambda x: jnp.where(device == 0, x, 0).astype(jnp.float32), _pieces(buffers))
         joined, taken_apart = ravel_pytree((by_share, firsts, share, loss.weight, tokens))
         sums, firsts, shares, weight, tokens = taken_apart(jax.lax.psum(joined, BATCH_AXES))
         shares = jnp.maximum(shares, jnp.finfo(jnp.float32).tiny)
@@ -48,14 +49,24 @@ def share_of(loss: Loss, mean_of_means: bool) -> jax.Array:
     return jnp.float32(1) if mean_of_means or isinstance(loss, MeanLoss) else loss.weight
 
 
-def _halves(buffers: Arrays) -> dict[str, Any]:
-    """Integers of 32 bits as two numbers that float32 holds exactly."""
-    cut = lambda x: (x >> 16, x & 0xFFFF) if x.dtype in (jnp.int32, jnp.uint32) else x
+def _pieces(buffers: Arrays) -> dict[str, Any]:
+    """Integers of 32 and 64 bits as numbers of 16, which float32 holds exactly; the highest first."""
+
+    def cut(x: jax.Array) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype.itemsize < 4:
+            return x
+        with jax.enable_x64(x.dtype.itemsize == 8):
+            low = [(x >> bit & 0xFFFF).astype(jnp.int32) for bit in range(0, 8 * x.dtype.itemsize - 16, 16)]
+            return ((x >> 8 * x.dtype.itemsize - 16).astype(jnp.int32), *reversed(low))
+
     return {key: cut(value) for key, value in buffers.items()}
 
 
-def _whole(halves: dict[str, Any], like: Arrays) -> Arrays:
+def _whole(pieces: dict[str, Any], like: Arrays) -> Arrays:
     def join(value: Any, dtype: Any) -> jax.Array:
-        return (value[0].astype(dtype) << 16) + value[1].astype(dtype) if isinstance(value, tuple) else value
+        if not isinstance(value, tuple):
+            return value.astype(dtype)
+        with jax.enable_x64(dtype.itemsize == 8):
+            return functools.reduce(lambda high, low: (high << 16) + low, [piece.astype(dtype) for piece in value])
 
-    return {key: join(value, like[key].dtype).astype(like[key].dtype) for key, value in halves.items()}
+    return {key: join(value, like[key].dtype) for key, value in pieces.items()}

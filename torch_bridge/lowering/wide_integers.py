@@ -149,7 +149,7 @@ def _is_whole(node: torch.fx.Node) -> bool:
 
 
 def _shown(node: torch.fx.Node, wide: bool) -> Any:
-    """What a node's result is like, as `_bounds` looks at it."""
+    """Describe a node's result, as `_bounds` looks at it."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value

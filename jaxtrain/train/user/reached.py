@@ -1,4 +1,4 @@
-"""What a run has reached, in the user's own objects, however the run ends."""
+"""Leave the steps that a run has made in the user's own objects, however the run ends."""
 
 import contextlib
 from collections.abc import Callable, Iterator

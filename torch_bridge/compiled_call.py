@@ -28,7 +28,7 @@ from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
-from torch_bridge.lowering.errors import CannotRecord
+from torch_bridge.lowering.errors import CannotRecord, MayRaise
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
@@ -96,6 +96,8 @@ class CompiledCall:
         trained = {name for name, tensor in state.items() if tensor.requires_grad}
         trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
         outputs, changed = program(state, leaves, frozenset(trained))
+        if graph.may_raise and not all(map(_is_finite, pytree.tree_leaves((outputs, changed)))):
+            raise MayRaise(graph.may_raise)
         with torch.no_grad():
             for name, value in changed.items():
                 tensors[name].copy_(value)
@@ -284,6 +286,10 @@ def parts_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from parts_of(child)
         elif any(True for _ in child.parameters()):
             yield child
+
+
+def _is_finite(leaf: Any) -> bool:
+    return not isinstance(leaf, torch.Tensor) or bool(leaf.isfinite().all())
 
 
 def _form(leaf: Any) -> Any:

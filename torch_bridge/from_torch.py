@@ -170,9 +170,7 @@ class Record:
             elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
                 self.entry.train()
             with self._effects() as changed:
-                recorded = recording.export(
-                    self.entry, examples, self.captured, self._read, self.left, graded=training
-                )
+                recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
             return graph_of(recorded, PREFIX, self.parts)
         finally:

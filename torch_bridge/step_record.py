@@ -17,7 +17,7 @@ from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, ex
 from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
-from torch_bridge.lowering.errors import CannotRecord, located
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, located  # noqa: F401
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.objects import Contents, put_together, take_apart
 from torch_bridge.lowering.printing import check_text
@@ -223,14 +223,16 @@ class LossRecord:
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
+        checks: list[str] = []
+        hooks = not self.torch_backward
         with self.entry.varying.inputs.effects() as changed, RECORDING:
             program = recording.export(
-                self.entry, examples, captured, self._read, self.left, parameter_hooks=not self.torch_backward
+                self.entry, examples, captured, self._read, self.left, parameter_hooks=hooks, checks=checks
             )
         if self._changes_batch:
             raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
         self.left |= changed
-        graph = graph_of(program, PREFIX)
+        graph = graph_of(program, PREFIX, checks=checks)
         self.forwards[id(graph)] = self.replicas.forwards
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.compiled_step.averaging import Averaging
+from jaxtrain.compiled_step.finite import OnlyFinite
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
@@ -231,7 +232,10 @@ class CompiledStep:
             return state, (loss, parts, norm)
 
         apart = averaging is not None  # processes meet between gradients and update
-        compiled = jax.jit(step if updating and not apart else accumulate, donate_argnums=(0, 1, 2))
+        sums = apart or not updating
+        function = accumulate if sums else step
+        doubt = "" if apart else graph.may_raise
+        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=(0, 1, 2))
 
         def run(leaves):
             inputs = [weights.place(leaves[i]) for i in arrays]
@@ -247,6 +251,8 @@ class CompiledStep:
             weights.queue.put(loss, inputs)
             weights.arrays, self.opt_state, self.grads = state
             weights.move_ahead()
+            if doubt and compiled.failed:
+                raise weights.bridge.MayRaise(doubt)
             if averaging and updating:
                 grads = averaging.settle(self.grads)
                 updated = list(grads)

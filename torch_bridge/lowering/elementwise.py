@@ -220,8 +220,7 @@ def floor_divide(call, x, y):
 @lowering("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(call, x, y):
     dtype = result_type(x, y)
-    whole = not hasattr(y, "dtype") and not isinstance(y, complex) and float(y) == int(y)
-    if whole and abs(y) <= 64 and (category(dtype) > 1 or y >= 0):
+    if isinstance(y, (bool, int, float)) and float(y) == int(y) and abs(y) <= 64 and (category(dtype) > 1 or y >= 0):
         return cast(x, dtype) ** int(y)  # a product, with a gradient at zero
     x, y = cast(x, dtype), cast(y, dtype)
     value = jnp.power(*jax.lax.stop_gradient((x, y)))

@@ -47,6 +47,13 @@ class CannotRecord(UserError):
     """A loss cannot be one program. Torch can go on with it."""
 
 
+class MayRaise(CannotRecord):
+    """A step has given what is not finite, where torch may raise instead, and the code may take that. Torch decides."""
+
+    def __init__(self, what: str):
+        super().__init__(f"the loss, a gradient or a result is not finite, where {what} may raise")
+
+
 class WritesOutside(NotImplementedError):
     """Code that may run only where it counts: it writes to a file or to a log at every call."""
 

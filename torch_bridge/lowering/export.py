@@ -85,6 +85,7 @@ def export(
     *,
     parameter_hooks: bool = True,
     graded: bool = True,
+    checks: list[str] | None = None,
 ) -> torch.export.ExportedProgram:
     """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
@@ -92,11 +93,12 @@ def export(
     the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
     left: takes the Python attributes that a call changes, though no later call computes something else for it.
     parameter_hooks: record the hooks of the parameters too; else torch runs them. graded: see `recordable`.
+    checks: takes the lines of checks of values that the graph does not make.
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module):
-        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded)
+        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
@@ -106,7 +108,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 
 
 def _export(
-    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool, graded: bool
+    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool, graded: bool, checks
 ) -> torch.export.ExportedProgram:
     parts = [*unready(module), *mocked(module)]
     if parts:
@@ -152,6 +154,8 @@ def _export(
         read.update(plain.known.read)
     if left is not None:
         left.update(watch.names())
+    if checks is not None:
+        checks += [*plain.known.checks, *plain.known.validated]
     for line in dict.fromkeys(plain.known.checks):
         log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:

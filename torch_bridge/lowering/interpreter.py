@@ -25,6 +25,7 @@ from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.objects import put_together
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
+from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
@@ -39,7 +40,8 @@ class Graph:
     """One exported graph. Shapes may vary within what `sizes` admits.
 
     state: names of the parameters and buffers that it reads, in the order of its first placeholders.
-    constants: tensors that belong to no state dict, by placeholder.
+    constants: tensors that belong to no state dict, by placeholder. checks: lines of checks of values that torch makes
+    and this does not.
     """
 
     module: torch.fx.GraphModule
@@ -50,6 +52,12 @@ class Graph:
     structure: Structure
     spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
+    checks: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def may_raise(self) -> str:
+        """Name what raises in torch for some values, for which this gives NaN; "" for nothing."""
+        return f"the check at {self.checks[0]}" if self.checks else raising(self.module)
 
     @property
     def state(self) -> set[str]:
@@ -179,7 +187,12 @@ class Graph:
         return leaves, changed
 
 
-def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Mapping[str, str] | None = None) -> Graph:
+def graph_of(
+    program: torch.export.ExportedProgram,
+    prefix: str = "",
+    parts: Mapping[str, str] | None = None,
+    checks: Sequence[str] = (),
+) -> Graph:
     """The runnable form of an exported program. Parameters and buffers whose names start with `prefix` are its state
     (without the prefix); others, a loss's class weights say, are constants.
 
@@ -224,6 +237,7 @@ def graph_of(program: torch.export.ExportedProgram, prefix: str = "", parts: Map
         structure=Structure.of(program.call_spec.out_spec),
         spec=program.call_spec.out_spec,
         sizes=Sizes.of(program, inputs),
+        checks=tuple(checks),
     )
 
 

@@ -31,14 +31,15 @@ class KnownValues:
     """Track the known values of one export's tensors.
 
     module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
-    taken as passed. read: buffers that were read, with the line. captured: tensors of elsewhere that the call used, by
-    a closure say, which the record keeps as constants.
+    taken as passed. validated: those where torch.distributions would look at values. read: buffers that were read, with
+    the line. captured: tensors of elsewhere that the call used, by a closure say, which the record keeps as constants.
     """
 
     def __init__(self, module: torch.nn.Module | None):
         self.module = module
         self.buffers = dict(module.named_buffers()) if module is not None else {}
         self.checks: list[str] = []
+        self.validated: list[str] = []
         self.read: dict[str, str] = {}
         self.captured: dict[int, torch.Tensor] = {}
         self._own = {id(tensor) for tensor in (module.parameters() if module is not None else ())}

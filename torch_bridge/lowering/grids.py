@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 
 from torch_bridge.lowering.dtypes import wide
@@ -45,7 +46,10 @@ def _settled(point, size: int, padding_mode: int, align_corners: bool):
         away = jnp.abs(point - low)
         rest, flips = jnp.fmod(away, span), jnp.floor(away / span)
         point = jnp.where(flips % 2 == 0, rest, span - rest) + low
-    return point if padding_mode == ZEROS else jnp.clip(point, 0, size - 1)
+    if padding_mode == ZEROS:
+        return point
+    moves = (point > 0) & (point < size - 1)  # on the border there is no gradient, as in torch
+    return jnp.where(moves, point, jax.lax.stop_gradient(jnp.clip(point, 0, size - 1)))
 
 
 def _nearest_taps(point):

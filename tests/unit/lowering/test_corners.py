@@ -15,6 +15,7 @@ from torch_bridge.lowering.table import Call
 ZEROS, ONES = torch.zeros(2, 3), torch.ones(2, 3)
 ROUND = torch.tensor([[0.0, 1.0, -1.0, 0.0], [2.0, 2.0, 2.0, 2.0], [-1.0, 0.0, 1.0, 1.0]])
 PLACES = torch.tensor([[0, 0, 1], [1, 1, 1]])
+EDGES = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -0.3], [0.0, 0.4]]).reshape(1, 2, 2, 2)
 
 CORNERS = [
     ("abs.default", ZEROS),
@@ -81,6 +82,10 @@ CORNERS = [
         [1, 1, 1],
         [0, 0, 0],
     ),
+    ("grid_sampler_2d.default", torch.rand(1, 2, 3, 3), EDGES, 0, 1, True),
+    ("grid_sampler_2d.default", torch.rand(1, 2, 3, 3), EDGES, 0, 1, False),
+    ("grid_sampler_2d.default", torch.rand(1, 2, 3, 3), EDGES, 0, 2, True),
+    ("grid_sampler_2d.default", torch.rand(1, 2, 3, 3), EDGES, 0, 2, False),
     ("special_xlog1py.default", ZEROS, ONES),
     ("special_xlog1py.default", ZEROS, -ONES),
     ("special_xlog1py.other_scalar", ZEROS, 1.0),

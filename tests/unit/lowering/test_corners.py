@@ -167,6 +167,12 @@ def test_the_gradient_of_a_place_written_twice_goes_to_both_sources_in(case):
     check(f"aten.{case[0]}", Case(case[1:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_a_float_beyond_small_integers_keeps_its_lowest_bits_as(dtype):
+    x = torch.tensor([255.9, 256.0, 300.0, -1.0, -3.7, 70000.0, math.nan, math.inf])
+    check("aten._to_copy.default", Case((x,), {"dtype": dtype}, gradient=False))
+
+
 def test_the_mean_of_nothing_but_nan_has_torchs_gradient():
     x = torch.tensor([[1.0, math.nan, math.nan], [2.0, 3.0, math.nan]], requires_grad=True)
     x.nanmean(0).sum().backward()

@@ -29,6 +29,7 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise
+from torch_bridge.lowering.hooks import differ_twice
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
@@ -77,7 +78,8 @@ class CompiledCall:
         self.record.check_captured()
         modes = flags_of(inside)
         hooked = any(inner._backward_hooks or inner._backward_pre_hooks for inner in inside)
-        if hooked and any(getattr(leaf, "requires_grad", False) for leaf in leaves):
+        moved = any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+        if hooked and moved:
             raise CannotRecord("a module with backward hooks is inside, and an input requires a gradient")
         graph, numbers = self._graph(leaves, spec, modes, own)
         if self.record.left:
@@ -87,6 +89,8 @@ class CompiledCall:
         if id(graph) not in self._programs:  # the record keeps its graphs
             if unfit := graph.unfit(leaves, tensors):
                 raise CannotRecord(unfit)
+            if moved and differ_twice(graph.module):  # a gradient penalty is likely
+                raise CannotRecord("a backward hook is inside, and an input requires a gradient")
             self._programs[id(graph)] = _Program(graph)
         program = self._programs[id(graph)]
         graph.check_indices(leaves)

@@ -94,6 +94,14 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
             inner.recompile()
 
 
+def differ_twice(module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph has hooks whose gradient JAX does not differentiate again, as torch does."""
+    inner = (graph_module for graph_module in module.modules() if isinstance(graph_module, torch.fx.GraphModule))
+    return any(
+        str(node.target) == HOOK and bool(node.args[3:]) and bool(node.args[3]) for g in inner for node in g.graph.nodes
+    )
+
+
 def _derived_in_torch(graph: torch.fx.Graph, x: Any, residuals: list) -> str:
     """Tell if torch leads a second gradient through a hook where JAX leads it past it: through what the tensor's own
     operator keeps of its result, and what the hook itself computes with the tensor."""

@@ -40,7 +40,7 @@ from torch_bridge.lowering.errors import (
 from torch_bridge.lowering.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
-from torch_bridge.lowering.python_effects import only_reading
+from torch_bridge.lowering.python_effects import generators_kept, only_reading
 from torch_bridge.lowering.ready import mocked, unready
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 from torch_bridge.lowering.tracking import untrack
@@ -97,7 +97,7 @@ def export(
 
     Raises UnsupportedModel that lists every operator and line that stands in the way.
     """
-    with RECORDING_LOCK, assigned_buffers.kept(module):
+    with RECORDING_LOCK, assigned_buffers.kept(module), generators_kept():
         return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
 
 

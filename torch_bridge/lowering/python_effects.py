@@ -73,6 +73,17 @@ class Traces:
 
 
 @contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """While active, code runs to be recorded, or is refused: random numbers of Python and numpy stay where they are."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextlib.contextmanager
 def only_reading() -> Iterator[None]:
     """Raise WritesOutside where the user's own code, in this thread, opens a file to write to."""
     thread, plain = threading.get_ident(), builtins.open

@@ -13,6 +13,7 @@ import torch
 from flax import nnx
 from torch import nn
 
+import jaxtrain
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.from_torch import from_torch
 from torch_bridge.lowering import UnsupportedModel
@@ -289,3 +290,18 @@ def test_a_dict_that_refuses_changes_is_left_alone():
     x = torch.ones(1, 3)
     model = from_torch(module, (x,), ["training", "evaluation"])
     np.testing.assert_allclose(model(x.numpy()), module(x).detach().numpy(), rtol=1e-6)
+
+
+def test_a_loss_that_is_refused_draws_numpys_numbers_as_often_as_torch():
+    def loss(layer, x):
+        drawn = np.random.rand(8)[np.array([x.shape[0]])]  # numpy wants a plain number
+        return layer(x).square().mean() * float(drawn[0])
+
+    layer = nn.Linear(5, 3)
+    step = jaxtrain.compile(layer, loss, torch.optim.SGD(layer.parameters(), 0.1))
+    np.random.seed(0)
+    step(X)
+    step(X)
+    end = np.random.rand()
+    np.random.seed(0)
+    assert end == np.random.rand(17)[-1]

@@ -44,8 +44,12 @@ class RoundedLengths:
         dataset, collate: as a DataLoader has them. rows, steps: of a batch, of an epoch. value: gives a batch's loss
         and gradients in evaluation mode. generators: random states that the data set may draw from, left as they were.
         """
+        from torch_bridge.training.eager_value import unnoticed
+
         with random_state.borrowed([*random_state.generators(None), *generators]):
-            self._choose(dataset, collate, rows, steps, value)
+            line = unnoticed(dataset, collate, lambda: self._choose(dataset, collate, rows, steps, value))
+        if line:
+            self.tell(line)
 
     def fit(self, batch: Any) -> Any:
         """The batch, in arrays, at the size that it gets."""
@@ -59,18 +63,18 @@ class RoundedLengths:
                 raise UserError(f"batches have come in more than {MOST} shapes, each of which is compiled: pad them")
         return batch
 
-    def _choose(self, dataset: Any, collate: Callable, rows: int, steps: int, value: Callable[[Any], Value]) -> None:
+    def _choose(self, dataset: Any, collate: Callable, rows: int, steps: int, value: Callable[[Any], Value]) -> str:
+        """Choose shapes, if that changes nothing. Gives the line that says how batches come; "" for of one length."""
         items = [dataset[int(i)] for i in np.unique(np.linspace(0, len(dataset) - 1, PROBED).astype(int))]
         two = lambda *chosen: _tuples(collate([_copy(items[i]) for i in chosen]))
         if not all(hasattr(leaf, "ndim") for leaf in flatten(two(0)).values()):
-            return
+            return ""
         try:
             axes = axes_of(lambda *chosen: flatten(two(*chosen)), len(items))
         except NotPadded as reason:
-            self.tell(f"{str(reason).partition(';')[0]}: every shape of a batch is compiled")
-            return
+            return f"{str(reason).partition(';')[0]}: every shape of a batch is compiled"
         if not axes:
-            return
+            return ""
         names = ", ".join(dict.fromkeys(axis.name for axis in axes))
         plain = collate([_copy(item) for item in items[:2]])
         holds = lambda arrays: _runs(lambda: value(_nested(replaced(_tuples(plain), arrays), plain)))
@@ -78,9 +82,8 @@ class RoundedLengths:
         reason = _dependence(shapes, plain, value)
         if reason is None:
             self.shapes = shapes
-            self.tell(f"batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES} shapes")
-        else:
-            self.tell(f"padding changes the result ({reason}), so every length of {names} is compiled in its own shape")
+            return f"batches come in many lengths ({names}), which are rounded up to at most {MOST_SIZES} shapes"
+        return f"padding changes the result ({reason}), so every length of {names} is compiled in its own shape"
 
 
 def _dependence(shapes: BatchShapes, plain: Any, value: Callable[[Any], Value]) -> str | None:

@@ -3,6 +3,7 @@
 import copy
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,3 +198,29 @@ def test_a_clock_goes_on_where_the_logger_gets_it(tmp_path):
     base.trainer("jaxtrain", tmp_path, max_epochs=1).fit(TimesItself(), loader(16))
     clocks = [row["clock"] for row in logged(tmp_path) if "clock" in row]
     assert len(set(clocks)) == len(clocks) == 4
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Draws from a generator of its own, and counts what it has given."""
+
+    def __init__(self):
+        self.given, self.generator = [], np.random.default_rng(0)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        self.given.append(index)
+        return torch.as_tensor(self.generator.normal(size=6), dtype=torch.float32), index % 3
+
+
+def test_a_data_set_with_generators_of_its_own_gives_what_lightning_gets(tmp_path):
+    modules, given = [], []
+    for name in base.ENGINES:
+        data, module = Noisy(), Classifier()
+        part = torch.utils.data.Subset(data, range(12))
+        base.trainer(name, tmp_path / name, max_epochs=2).fit(module, torch.utils.data.DataLoader(part, 4))
+        modules.append(module)
+        given.append(data.given)
+    assert given[0] == given[1]
+    assert_same(*modules)

@@ -7,6 +7,11 @@ import numpy as np
 import torch
 
 from torch_bridge.datasets import to_torch
+from torch_bridge.datasets.own_generators import generators_in
+from torch_bridge.lowering.errors import UnsupportedModel, WritesOutside
+from torch_bridge.lowering.python_effects import Traces
+from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.recording_lock import quiet
 
 
 def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch: Any) -> tuple[float, dict]:
@@ -53,3 +58,19 @@ def rows_of(loader: Any) -> int | None:
     """Samples of a batch, by the loader or by its batch sampler; None where batches are not put together at all."""
     own = getattr(loader, "batch_size", None)
     return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if own is None else own
+
+
+def unnoticed(dataset: Any, collate: Callable, look: Callable[[], Any]) -> Any:
+    """Return what `look` gives, which reads samples that nobody asked for; None where it cannot go unnoticed (the data
+    set writes to a file, or logs).
+
+    What they change in Python, generators and counters of the data set's own, is put back; what they print is dropped.
+    """
+    read = lambda index: collate([dataset.__getitem__(index)])  # by a name that is followed, in torch's Subset too
+    own = generators_in(dataset, "dataset") | generators_in(collate, "collate_fn")
+    generators = Traces((), (), (), list(own.items())).of_code(())
+    try:
+        with quiet(), generators, PythonInputs(read, {}).effects():
+            return look()
+    except (UnsupportedModel, WritesOutside):
+        return None

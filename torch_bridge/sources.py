@@ -70,6 +70,11 @@ class ForeignSource:
         """Return whether reading `other` in its own library moves the order in which this source comes."""
         return False
 
+    def interleave(self, other: Any, passes: Callable[[int], int]) -> None:
+        """Follow a source with which `shares_order` is so. passes: how many passes over it lie between the beginnings
+        of an epoch and of the one before."""
+        raise NotImplementedError
+
     def unkept_generators(self) -> list[str]:
         """Name the random generators of the dataset's own that a resumed run begins anew."""
         return []

@@ -175,6 +175,10 @@ class SamplerStream:
             self._epochs = {key: value for key, value in self._epochs.items() if key >= epoch - 1} | {epoch: batches}
         return self._epochs[epoch]
 
+    def draw_anew(self) -> None:
+        """Forget what was drawn: the source draws it otherwise now."""
+        self._order, self._epochs = None, {}
+
     def _draw(self, epoch: int) -> list[np.ndarray]:
         """The epochs before it are drawn first where the order depends on them (positions only, no samples)."""
         if self._order is None or (self.source.replays and epoch < self._next):

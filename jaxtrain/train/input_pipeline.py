@@ -20,7 +20,7 @@ from jaxtrain.data.batch_shapes import (
     probe,
 )
 from jaxtrain.data.example import first_samples
-from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream
+from jaxtrain.data.index_stream import FirstBatches, IndexStream, IterableStream, SamplerStream
 from jaxtrain.data.loader import Loader, Stream, make_pool, make_reader, make_stream, own_batch_size
 from jaxtrain.data.peek import read_by
 from jaxtrain.data.sample_reader import beside, raw_items
@@ -62,11 +62,9 @@ class InputPipeline:
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
         validation = self._given["validation"]
-        if isinstance(source, ForeignSource) and validation is not source and source.shares_order(validation):
-            self.warnings.append(
-                "the training and the validation DataLoader share a generator: in torch every evaluation changes the "
-                "order of the training epochs after it, here it does not; give each a generator of its own"
-            )
+        self.shares_order = (
+            isinstance(source, ForeignSource) and validation is not source and source.shares_order(validation)
+        )
         read_by(source, self._workers(source), config.data.stream_shards is not None)
         epochs, steps = config.train.epochs or 1, config.train.steps
         own_size = own_batch_size(source, config.seed, epochs, steps, config.data.batch_size)
@@ -103,6 +101,26 @@ class InputPipeline:
             )
         self.steps_per_epoch = stream.steps_per_epoch or self.total_steps
         self.train_loader = self._loader("train", source, stream, accumulate)
+
+    def expect_evaluations(self, due: Callable[[int], bool]) -> None:
+        """Have the training order follow a generator that it shares with the validation DataLoader: in torch every
+        evaluation moves it on. due: tells whether one follows a step. Raises UserError where no order can follow."""
+        if not self.shares_order or not isinstance(self.train_loader.stream, SamplerStream):
+            return
+        source, each = self.source("train"), self.steps_per_epoch
+        known = getattr(source, "draws_at_once", None)
+        inside = known is False and any(due(step) for step in range(1, self.total_steps) if step % each)
+        if known is None or inside:
+            raise UserError(
+                "the training and the validation DataLoader share a generator, from which the training order is drawn "
+                "while evaluations move it on: give each a generator of its own"
+                + (", or evaluate at the ends of epochs only (evaluation.every_epochs)" if inside else "")
+            )
+        source.interleave(
+            self._given["validation"],
+            lambda epoch: sum(due(step) for step in range((epoch - 1) * each + 1, epoch * each + 1)),
+        )
+        self.train_loader.stream.draw_anew()
 
     def variant(self, config: TrainingConfig) -> "InputPipeline":
         """The same data for another run's config; a dataset may draw from the seed, so another seed builds it anew."""

@@ -83,6 +83,9 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         self._by_length = self.constant and isinstance(sampler.sampler, by_length)  # torch's default order
         self.replays = not self.constant or loader.generator is not None or _generator_of(sampler) is not None
         self._order = SamplerOrder(loader, sampler)
+        own = getattr(sampler, "sampler", None)
+        self.draws_at_once = self.constant and not getattr(own, "replacement", False)
+        self.draws_at_once |= type(own) is data.WeightedRandomSampler
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}  # workers are told what to read
@@ -134,6 +137,9 @@ class LoaderSource(_LoaderHooks, OrderedSource):
 
     def begin(self) -> "SamplerOrder":
         return self._order.fresh()
+
+    def interleave(self, other: Any, passes: Callable[[int], int]) -> None:
+        self._order.interleave(other._order, passes)
 
     def follow(self, order: BatchOrder | None) -> bool:
         return self._order.follow(() if order is None else (cast(SamplerOrder, order),))

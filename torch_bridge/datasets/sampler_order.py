@@ -4,7 +4,7 @@ import copy
 import hashlib
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ class SamplerOrder:
     def __init__(self, loader: data.DataLoader, sampler: Any):
         self._dataset, self._workers = loader.dataset, loader.num_workers
         self._persistent = loader.persistent_workers
-        self._live = (sampler, loader.generator)
+        self._live: tuple[Any, ...] = (sampler, loader.generator)
+        self._beside: SamplerOrder | None = None
+        self._passes: Callable[[int], int] = lambda number: 0
+        self._passed = False
         self.named = type(sampler.sampler if type(sampler) is data.BatchSampler else sampler).__name__
         self._parts = self._copied(self._live)
         self._seen: dict[tuple[int, str | None], bytes | None] | None = None
@@ -34,9 +37,10 @@ class SamplerOrder:
     def _shared(self) -> dict[int, Any]:
         """The dataset and what it holds, by id."""
         kept = (self._dataset, *getattr(self._dataset, "__dict__", {}).values())
-        return {id(value): value for value in kept}
+        others = {} if self._beside is None else self._beside._shared
+        return others | {id(value): value for value in kept}
 
-    def _copied(self, parts: tuple[Any, Any]) -> tuple[Any, Any]:
+    def _copied(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
             return copy.deepcopy(parts, self._shared)  # deepcopy's memo: taken for copied already
         except (TypeError, ValueError, RuntimeError, AttributeError, RecursionError) as error:
@@ -44,6 +48,14 @@ class SamplerOrder:
                 f"the DataLoader's {type(parts[0]).__name__} cannot be copied ({type(error).__name__}: {error}), so a "
                 "run could not resume at its place; let it hold plain values, and make iterators in its __iter__"
             ) from None
+
+    def interleave(self, other: "SamplerOrder", passes: Callable[[int], int]) -> None:
+        """Draw passes of another loader, which shares a generator, between the epochs. passes: how many lie between
+        the beginnings of an epoch and of the one before it."""
+        self._passes = passes
+        if self._beside is not other:
+            self._beside, self._live = other, (*self._live[:2], *other._live[:2])
+            self._parts = self._copied(self._live)
 
     def fresh(self) -> "SamplerOrder":
         """Return the order from its beginning."""
@@ -69,7 +81,7 @@ class SamplerOrder:
                     (own if name is None else getattr(own, name)).set_state(value.get_state())
         return bool(changed)
 
-    def _contents(self, parts: tuple[Any, Any]) -> dict[tuple[int, str | None], bytes | None]:
+    def _contents(self, parts: tuple[Any, ...]) -> dict[tuple[int, str | None], bytes | None]:
         """Describe what a sampler, the one inside it and the loader's generator hold, by digests."""
         owners, shared = _owners(parts), self._shared
         found: dict[tuple[int, str | None], bytes | None] = {}
@@ -86,20 +98,37 @@ class SamplerOrder:
 
         Source: torch.utils.data.dataloader._BaseDataLoaderIter.
         """
-        sampler, generator = self._parts
+        sampler, generator = self._parts[:2]
+        if self._beside is not None and number:
+            self._pass_by(self._beside, self._passes(number))
         for part in (sampler, getattr(sampler, "sampler", None)):
             set_epoch(part, number)
-        drawn = iter(sampler)
-        if not (self._persistent and number):  # persistent workers keep their iterator, and with it their seed
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
-            if self._workers:
-                drawn = iter(sampler)  # begins a second time
-        return drawn
+        keeps_seed = self._persistent and number > 0  # persistent workers keep their iterator, and with it their seed
+        return _begun(sampler, generator, self._workers, keeps_seed)
+
+    def _pass_by(self, other: "SamplerOrder", times: int) -> None:
+        """Draw whole passes of the loader beside; torch's global generator stays where it was."""
+        state = torch.get_rng_state()
+        for _ in range(times):
+            keeps_seed, self._passed = other._persistent and self._passed, True
+            for _ in _begun(*self._parts[2:], other._workers, keeps_seed):
+                pass
+        torch.set_rng_state(state)
 
 
-def _owners(parts: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+def _begun(sampler: Any, generator: torch.Generator | None, workers: int, keeps_seed: bool) -> Iterator[Any]:
+    """Begin a pass as torch's loader does."""
+    drawn = iter(sampler)
+    if not keeps_seed:
+        torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
+        if workers:
+            drawn = iter(sampler)  # begins a second time
+    return drawn
+
+
+def _owners(parts: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     """Return the batch sampler, the sampler inside it and the loader's generator, of which the last two may be None."""
-    sampler, generator = parts
+    sampler, generator = parts[:2]
     return sampler, getattr(sampler, "sampler", None), generator
 
 

@@ -11,6 +11,7 @@ import jax
 
 from jaxtrain.data import row_keys
 from jaxtrain.data.sources import describe_size
+from jaxtrain.errors import UserError
 from jaxtrain.runtime import host_memory
 from jaxtrain.runtime.launch import wait_for_all
 from jaxtrain.runtime.preemption import Interrupted, Preempted, was_saved
@@ -63,6 +64,7 @@ class Loop:
         self.programs: dict[tuple[int, frozenset[str]], tuple[Compiled, StackedMetrics]] = {}
         self.resting: frozenset[str] = frozenset()  # parameters that the last step left alone
         self.after_evaluation: AfterEvaluation | None = None
+        program.data.expect_evaluations(self.cadence.evaluation_due)
         self.live = LiveData(program) if self.callbacks.between_epochs else None
 
     # --- the run ------------------------------------------------------------------------------------------------
@@ -234,7 +236,13 @@ class Loop:
             self.tracker.point(first + count, (first + count) / per_epoch, "train", logged)
 
     def _asked_to_evaluate(self) -> bool:
-        return self.control.take("wants_evaluation") and self.cadence.has_validation
+        asked = self.control.take("wants_evaluation") and self.cadence.has_validation
+        if asked and self.program.data.shares_order:
+            raise UserError(
+                "a callback asked for an evaluation, and the training and the validation DataLoader share a generator, "
+                "which each evaluation moves on in torch: give each a generator of its own"
+            )
+        return asked
 
     def _announce_checkpoint(self) -> None:
         """Tell callbacks of a checkpoint that has become whole."""

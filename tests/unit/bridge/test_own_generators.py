@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from jaxtrain import Trainer, TrainingConfig, UserError
 from jaxtrain.data.sample_reader import Reader
@@ -33,13 +33,13 @@ class Holding(Dataset):
         return torch.tensor(float(index))
 
 
-def trainer(folder, train, validation=None, steps=4) -> Trainer:
+def trainer(folder, train, validation=None, steps=4, every=None) -> Trainer:
     config = TrainingConfig(
         run={"dir": str(folder), "quiet": True},
         data={"batch_size": 4, "shuffle": False},
         shard={"devices": 1},
         train={"steps": steps},
-        evaluation={"every_epochs": None},
+        evaluation={"every_epochs": None, "every_steps": every},
         tracking={"tensorboard": False},
     )
     return Trainer(Model(), train, validation, config, loss=lambda model, batch, rngs: (model.w[...] - batch["0"]) ** 2)
@@ -51,15 +51,48 @@ def test_a_dataset_that_holds_its_loaders_generator_is_refused():
         as_source(DataLoader(Holding([generator]), 4, shuffle=True, generator=generator))
 
 
-def test_a_generator_that_two_loaders_share_is_warned_of(tmp_path):
-    shared = [DataLoader(Holding(None), 4, shuffle=train, generator=torch.Generator()) for train in (True, False)]
-    trainer(tmp_path / "apart", *shared).train()
-    generator = torch.Generator()
-    shared = [DataLoader(Holding(None), 4, shuffle=train, generator=generator) for train in (True, False)]
-    trainer(tmp_path / "shared", *shared).train()
-    words = "the training and the validation DataLoader share a generator"
-    assert words in (tmp_path / "shared" / "train.log").read_text()
-    assert words not in (tmp_path / "apart" / "train.log").read_text()
+class Noting:
+    """A dataset that notes which samples are read."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return np.float32(index)
+
+
+def sharing(replacement=False):
+    """A training and a validation loader with one generator."""
+    train, validation, generator = Noting(), Noting(), torch.Generator().manual_seed(1)
+    sampler = RandomSampler(train, replacement, generator=generator)
+    return [
+        DataLoader(train, 4, sampler=sampler, generator=generator),
+        DataLoader(validation, 4, shuffle=True, generator=generator),
+    ]
+
+
+@pytest.mark.parametrize(("replacement", "every"), [(False, 3), (False, 2), (True, 3)])
+def test_loaders_that_share_a_generator_give_torchs_order_between_evaluations(tmp_path, replacement, every):
+    loaders, (train, validation), step = sharing(replacement), sharing(replacement), 0
+    for _ in range(3):
+        for _ in train:
+            step += 1
+            if step % every == 0:
+                list(validation)
+    for steps in (5, 9):
+        given = trainer(tmp_path, *loaders, steps=steps, every=every)
+        loaders[0].dataset.read.clear()
+        given.train()
+    assert loaders[0].dataset.read[-10:] == train.dataset.read[-10:]
+
+
+def test_an_order_that_evaluations_change_within_an_epoch_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"share a generator.*evaluate at the ends of epochs only"):
+        trainer(tmp_path, *sharing(replacement=True), steps=9, every=2).train()
 
 
 def test_a_resume_warns_of_generators_that_start_anew(tmp_path):

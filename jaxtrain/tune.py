@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = pathlib.Path(arguments.output or pathlib.Path("runs") / "tune" / pathlib.Path(arguments.space).stem)
     mode = config.evaluation.mode
     study = Study(folder, varied, mode, arguments.storage, arguments.worker or 0)
+    fixed = config_io.flatten(config.model_dump(mode="json"))
+    study.check_settings({key: value for key, value in fixed.items() if key not in varied.settings})
     wanted = arguments.trials or varied.study.trials
     if varied.study.sampler.name == "grid":
         wanted = min(wanted, len(study.optuna.trials))

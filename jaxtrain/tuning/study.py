@@ -3,25 +3,31 @@
 import contextlib
 import datetime
 import fcntl
+import fnmatch
 import itertools
 import os
 import pathlib
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from jaxtrain.errors import UserError, one_line
+from jaxtrain.errors import UserError, one_line, shortened
+from jaxtrain.train.resume.fingerprint import FREE
 from jaxtrain.train.tracking import local_database
 from jaxtrain.tuning.space import Space
 
 MOST_ATTEMPTS = 2  # a trial whose process died this often is given up
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+SCORING = {  # a run may change these when it goes on, a study may not
+    "task", "init_from", "train.epochs", "train.steps", "train.nan_policy", "train.max_skipped_steps",
+    "evaluation.every_epochs", "evaluation.every_steps", "evaluation.patience", "evaluation.min_delta",
+}  # fmt: skip
 ASKING_S = 10.0  # a trial without a worker for longer has lost it while it was asked for
 
 
@@ -51,6 +57,23 @@ class Study:
         with (self.folder / "study.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def check_settings(self, fixed: Mapping[str, Any]) -> None:
+        """Raise UserError where the study was begun with other settings. fixed: those that its space does not vary."""
+        fixed = {key: value for key, value in fixed.items() if _decides(key)}
+        with self.lock():
+            known = self.optuna.user_attrs.get("settings")
+            if known is None:
+                self.optuna.set_user_attr("settings", fixed)
+                return
+        changed = [key for key, value in fixed.items() if key in known and known[key] != value]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise UserError(
+                f"{self.folder}: this study was begun with {changed[0]}={shortened(known[changed[0]])}, now it is "
+                f"{shortened(fixed[changed[0]])}{more}: such scores do not compare. Give the settings that it had, or "
+                "choose another --output"
+            )
 
     def take(self, most: int, trials: int) -> list[Trial]:
         """Up to `most` trials for this worker, as long as fewer than `trials` have begun."""
@@ -120,6 +143,11 @@ class Study:
             except BlockingIOError:
                 return False
         return True
+
+
+def _decides(key: str) -> bool:
+    """Tell whether trials with another value of this setting would have other scores."""
+    return key in SCORING or not any(fnmatch.fnmatchcase(key, free) for free in FREE)
 
 
 def _open(folder: pathlib.Path, space: Space, mode: str, storage: str | None, worker: int) -> optuna.Study:

@@ -83,6 +83,14 @@ model.width: {type: categorical, choices: [4, 6]}
     assert "training steps compiled: 2\n" in capsys.readouterr().out
 
 
+def test_a_study_goes_on_with_the_settings_that_decide_its_scores_only(files, capsys):
+    given = [*files(), "--no-plots", "--trials"]
+    assert tune.main([*given, "1"]) == 0
+    assert tune.main([*given, "2", "optim.clip_norm=0.5"]) == 2
+    assert "study was begun with optim.clip_norm=" in capsys.readouterr().err
+    assert tune.main([*given, "2", "train.log_every_steps=7", "optim.lr=0.5"]) == 0
+
+
 def test_a_study_without_a_finished_trial_fails_and_says_why(files, capsys):
     assert tune.main([*files(), "--no-plots", "--trials", "2", "loss.broken=true"]) == 1
     assert "this trial is broken" in capsys.readouterr().err

@@ -155,21 +155,11 @@ class CompiledStep:
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:
-                leaves_now = [*leaves, *numbers]
-                program = self._checked(graph, self._program(graph, leaves_now, trained, updating, divisor))
+                program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         return lambda: program([*leaves, *numbers])
-
-    def _checked(self, graph: Any, run: Callable) -> Callable:
-        """The program behind a look at the batch's classes and ids. It raises UserError where torch would raise."""
-
-        def checked(leaves: list) -> Any:
-            graph.check_indices(leaves)
-            return run(leaves)
-
-        return checked
 
     def _note(self, shapes: tuple) -> None:
         """Raise CannotRecord where nearly every batch has a shape of its own: each would be compiled for one call."""
@@ -238,6 +228,7 @@ class CompiledStep:
         compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=(0, 1, 2))
 
         def run(leaves):
+            graph.check_indices(leaves)  # raises where torch would
             inputs = [weights.place(leaves[i]) for i in arrays]
             if averaging:
                 averaging.receive_buffers(forwards)

@@ -218,3 +218,21 @@ def test_a_recurrent_model_that_carries_its_state_is_compiled_whole(caplog):
         found[name] = model
     assert_same(found["accelerate"], found["jaxtrain"])
     assert "in torch" not in caplog.text
+
+
+class TakesPacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.GRU(2, 5), nn.Linear(5, 3)
+
+    def forward(self, packed):
+        return self.head(self.body(packed)[1][-1])
+
+
+def test_a_packed_sequence_as_an_input_is_left_to_torch(caplog):
+    packed = nn.utils.rnn.pack_sequence([torch.ones(length, 2) for length in (3, 1, 2)], enforce_sorted=False)
+    made = TakesPacked()
+    wanted = made(packed)
+    torch.testing.assert_close(fresh("jaxtrain").prepare(made)(packed), wanted, rtol=1e-5, atol=1e-6)
+    assert "PackedSequence" in caplog.text

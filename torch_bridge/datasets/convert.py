@@ -28,6 +28,11 @@ def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
         if not is_dense(value):
             raise _not_dense(value)
         return array_of(value)
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        raise UserError(
+            "a PackedSequence in a batch: its sizes are values; give the padded tensor and the lengths, and call "
+            "pack_padded_sequence in the module"
+        )
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(with_arrays(inner, array_of) for inner in value))
     if isinstance(value, (tuple, list)):

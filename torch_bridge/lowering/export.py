@@ -113,6 +113,10 @@ def _export(
     parts = [*unready(module), *mocked(module)]
     if parts:
         raise UnsupportedModel(_name(module), parts, ADVICE_READY)
+    is_packed = lambda value: isinstance(value, torch.nn.utils.rnn.PackedSequence)
+    if any(map(is_packed, pytree.tree_leaves(inputs, is_leaf=is_packed))):
+        packed = Obstacle("it is given a PackedSequence, whose sizes are values", "")
+        raise UnsupportedModel(_name(module), [packed], "Give it the padded tensor and the lengths to pack.")
     unhooked = list(hooks.unsupported(module, parameter_hooks))
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)

@@ -236,3 +236,43 @@ def test_a_loss_may_weigh_with_the_loss_of_the_step_before():
             losses.append(float(last["loss"]))
         found.append(losses)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_bias_that_forces_do_not_reach_is_left_alone(order):
+    """Weight decay would move it."""
+
+    def forces(module, batch):
+        x = batch[0].clone().requires_grad_(True)
+        (found,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        if order == 2:
+            (found,) = torch.autograd.grad(found[:, 0].sum(), x, create_graph=True)
+        return F.mse_loss(found.mean(1, keepdim=True), batch[1])
+
+    found = []
+    for ours in (False, True):
+        module = net()
+        optimizer = torch.optim.AdamW(module.parameters(), 0.05, weight_decay=0.5)
+        step = jaxtrain.compile(module, forces, optimizer) if ours else torch_step(module, optimizer, forces)
+        losses = [float(step(batch)) for batch in batches(2)]
+        found.append((losses, sorted(optimizer.state_dict()["state"]), module[-1].bias.tolist()))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
+    assert found[1][1:] == found[0][1:]
+
+
+def test_a_parameter_that_gives_only_a_shape_is_left_alone():
+    class Labels(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.other = net(), net()
+
+        def forward(self, x):
+            return F.mse_loss(self.body(x), torch.ones_like(self.other(x)))
+
+    module = Labels()
+    before = copy.deepcopy(module.other.state_dict())
+    optimizer = torch.optim.AdamW(module.parameters(), 0.05, weight_decay=0.5)
+    step = jaxtrain.compile(module, lambda module, batch: module(batch[0]), optimizer)
+    step(batches(1)[0])
+    step.sync()
+    torch.testing.assert_close(module.other.state_dict(), before)

@@ -20,6 +20,7 @@ from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.gradient_inputs import carries_gradient, leading_to, sources
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.objects import put_together
@@ -131,13 +132,7 @@ class Graph:
         """
         leaves = self._output_leaves
         chosen = leaves if places is None else [leaves[place] for place in places]
-        waiting = [node for node in chosen if isinstance(node, torch.fx.Node)]
-        reached: set[torch.fx.Node] = set()
-        while waiting:
-            node = waiting.pop()
-            if node not in reached and _carries_gradient(node):
-                reached.add(node)
-                waiting += node.all_input_nodes
+        reached = leading_to(node for node in chosen if isinstance(node, torch.fx.Node))
         names = {node.name for node in reached if node.op == "placeholder"}
         return {name or placeholder for placeholder, name in self.placeholders if placeholder in names}
 
@@ -150,7 +145,7 @@ class Graph:
         carrying: set[torch.fx.Node] = set()
         for node in self.module.graph.nodes:
             begins = node.op == "placeholder" and node.name in starts
-            if begins or (any(used in carrying for used in node.all_input_nodes) and _carries_gradient(node)):
+            if begins or (any(used in carrying for used in sources(node)) and carries_gradient(node)):
                 carrying.add(node)
         return [isinstance(node, torch.fx.Node) and node in carrying for node in self._output_leaves]
 
@@ -247,14 +242,6 @@ def _text(graph_module: torch.fx.GraphModule) -> list[str]:
 
 
 _LOOPS = ("lstm", "gru", "rnn_", "packed_rnn", "ctc_loss", "scan", "while_loop", "map_impl")  # in names of operators
-_CUTS = {"aten.detach.default", "aten._local_scalar_dense.default", "aten.item.default"}
-
-
-def _carries_gradient(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
-        return False
-    return str(node.target) not in _CUTS
 
 
 def _place(tensor: torch.Tensor) -> tuple:

@@ -94,7 +94,9 @@ def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) 
             raise UserError(
                 f"optimizer: {len(strange)} of the {len(group['params'])} parameters of group {number} are not the "
                 f"module's (the first has shape {tuple(strange[0].shape)}); build the optimizer from "
-                "module.parameters(), after .to() and any replacement of layers"
+                "module.parameters(), after .to() and any replacement of layers. A criterion or head with parameters "
+                "of its own goes into the module (self.criterion = criterion), or beside it into "
+                "jaxtrain.compile_many({'net': net, 'criterion': criterion}, ...)"
             )
         names.append([known[id(p)] for p in group["params"]])
     return names

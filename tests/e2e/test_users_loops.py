@@ -276,3 +276,36 @@ def test_a_parameter_that_gives_only_a_shape_is_left_alone():
     step(batches(1)[0])
     step.sync()
     torch.testing.assert_close(module.other.state_dict(), before)
+
+
+class Weighted(torch.nn.Module):
+    """A criterion with a parameter of its own, as of losses weighed by their uncertainty."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_variance = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, y, wanted):
+        return F.mse_loss(y, wanted) * torch.exp(-self.log_variance) + self.log_variance
+
+
+def test_a_criterion_with_parameters_is_given_beside_the_module():
+    found = []
+    for ours in (False, True):
+        modules = {"net": net(), "criterion": Weighted()}
+        optimizer = torch.optim.SGD([p for module in modules.values() for p in module.parameters()], 0.05)
+
+        def loss_fn(module, criterion, batch):
+            return criterion(module(batch[0]), batch[1])
+
+        def of_one(module, batch, criterion=modules["criterion"]):
+            return loss_fn(module, criterion, batch)
+
+        if ours:
+            with pytest.raises(jaxtrain.UserError, match=r"compile_many\(\{'net': net, 'criterion': criterion\}"):
+                jaxtrain.compile(modules["net"], of_one, optimizer)
+            step = jaxtrain.compile_many(modules, {"step": (loss_fn, optimizer)})["step"]
+        else:
+            step = torch_step(modules["net"], optimizer, of_one)
+        found.append([float(step(batch)) for batch in batches(3)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -3,6 +3,7 @@
 import enum
 import itertools
 import logging
+import os
 import random
 import types
 from dataclasses import dataclass
@@ -348,3 +349,27 @@ def test_anomaly_mode_finds_what_torch_finds():
     )
     with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
         step(batches(1)[0])
+
+
+@pytest.mark.parametrize("kept", ["environment", "long dict"])
+def test_what_the_environment_or_a_long_dict_says_counts_at_once(kept, monkeypatch):
+    found = []
+    for ours in (False, True):
+        monkeypatch.delenv("WEIGHT", raising=False)
+        weights = {f"task {number}": 1.0 for number in range(100)}
+
+        def weighed(module, batch, weights=weights):
+            return mse(module, batch) * float(os.environ.get("WEIGHT", "1")) * weights["task 3"]
+
+        module = net()
+        optimizer = torch.optim.SGD(module.parameters(), 0.05)
+        step = jaxtrain.compile(module, weighed, optimizer) if ours else torch_step(module, optimizer, weighed)
+        losses = []
+        for number, batch in enumerate(batches(3)):
+            losses.append(float(step(batch)))
+            if number == 0 and kept == "environment":
+                monkeypatch.setenv("WEIGHT", "2")
+            elif number == 0:
+                weights["task 3"] = 2.0
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)

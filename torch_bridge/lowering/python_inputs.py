@@ -13,6 +13,7 @@ import inspect
 import io
 import logging
 import operator
+import os
 import random
 import re
 import types
@@ -49,7 +50,7 @@ from torch_bridge.lowering.python_places import (
 )
 
 MOST_ITEMS = 64  # of a list or dict that is looked into
-MOST_WATCHED = 1 << 16  # of a longer one whose items are watched
+MOST_WATCHED = 1 << 16  # of a longer one whose items are watched: which objects they are
 DEPTH = 5  # objects inside objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by names that are texts
@@ -199,10 +200,17 @@ class _Walk:
                 self._inside(item, f"{function.__name__}({name})", names, depth)
         if not of_library(function):
             self._attributes(function.__name__, vars(function), names, depth)
+            self._environment(names_of(function.__code__))
         scope, loaded = function.__globals__, globals_of(function.__code__)
         for name in sorted(names & scope.keys()):
             if name in loaded or not isinstance(scope[name], ARRAYS):  # else an attribute of that name is meant
                 self._visit(scope, name, scope[name], name, names, depth)
+
+    def _environment(self, names: set[str]) -> None:
+        if not names.isdisjoint(("environ", "getenv")) and id(os.environ) not in self._seen:
+            self._seen.add(id(os.environ))
+            self.foreign.append(("os.environ", os.environ))
+            self.places += [Place(os.environ, key, f"os.environ[{key!r}]") for key in os.environ]
 
     def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
         if is_plain(value):
@@ -364,22 +372,27 @@ def _hooks_of(module: torch.nn.Module) -> list[Callable]:
 
 
 def _form(container: Any) -> Any:
-    """Return what a look at a container depends on beside the places in it: a set's items, a dict's keys (a tuple), a
-    long list's items (a list), else the length."""
+    """Return what a look at a container depends on beside the places in it: a set's items, a dict's keys (a tuple), the
+    items of a long list or dict (a list), else the length."""
     if isinstance(container, set):
         return frozenset(container)
     if isinstance(container, dict) and len(container) <= MOST_ITEMS:
         return tuple(container)
-    if not isinstance(container, dict) and MOST_ITEMS < len(container) <= MOST_WATCHED:
-        return list(container)
+    if isinstance(container, CONTAINERS) and MOST_ITEMS < len(container) <= MOST_WATCHED:
+        return _items(container)
     return len(container)
+
+
+def _items(container: Any) -> list:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _has_form(container: Any, form: Any) -> bool:
     if type(form) is int:
         return len(container) == form
+    if type(form) is list:
+        items = _items(container)
+        return len(items) == len(form) and all(map(operator.is_, items, form))
     if len(container) != len(form):
         return False
-    if type(form) is tuple:
-        return all(map(container.__contains__, form))
-    return container == form if type(form) is frozenset else all(map(operator.is_, container, form))
+    return container == form if type(form) is frozenset else all(map(container.__contains__, form))

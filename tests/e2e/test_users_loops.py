@@ -309,3 +309,37 @@ def test_a_criterion_with_parameters_is_given_beside_the_module():
             step = torch_step(modules["net"], optimizer, of_one)
         found.append([float(step(batch)) for batch in batches(3)])
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+class Attention(torch.nn.Module):
+    """Of a graph, with a softmax over the edges of each node."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 4)
+
+    def forward(self, x, edges):
+        h = self.layer(x)
+        source, target = edges
+        scores = h.sum(1)[source]
+        highest = torch.full((len(x),), -1e9).scatter_reduce(0, target, scores, "amax")
+        weights = (scores - highest[target]).exp()
+        return h + torch.zeros_like(h).index_add(0, target, weights[:, None] * h[source])
+
+
+def test_a_graph_attention_runs_compiled_inside_a_loss_in_torch():
+    draw = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 8, (2, 20), generator=draw)
+    labels, labelled = torch.randint(0, 4, (8,), generator=draw), torch.randn(8, generator=draw) > 0
+
+    def loss_fn(module, batch):
+        return F.cross_entropy(module(batch[0], edges)[labelled], labels[labelled])  # as many rows as the mask says
+
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        module = Attention()
+        optimizer = torch.optim.SGD(module.parameters(), 0.05)
+        step = jaxtrain.compile(module, loss_fn, optimizer) if ours else torch_step(module, optimizer, loss_fn)
+        found.append([float(step(batch)) for batch in batches(3)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

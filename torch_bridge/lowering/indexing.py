@@ -162,22 +162,22 @@ def scatter_reduce(call, x, dim, index, source, reduce, *, include_self=True):
         count = jnp.maximum(count, 1)
         mean = total / count if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.floor_divide(total, count)
         return jnp.where(touched, mean.astype(x.dtype), x)
-    run = functools.partial(_reduced, where=where, touched=touched, reduce=reduce, include_self=include_self)
+    run = functools.partial(_reduced, reduce=reduce, include_self=include_self)
     slopes_of = _slopes_of_product if reduce in ("prod", "multiply") else _slopes_of_extreme
 
     @jax.custom_jvp
-    def result(x, source):
-        return run(x, source)
+    def result(x, source, where, touched):
+        return run(x, source, where, touched)
 
     @result.defjvp
     def derivative(primals, moves):
-        x, source = primals
-        value = result(x, source)
-        own, theirs = slopes_of(run, x, source, value, where)
+        x, source, where, touched = primals
+        value = result(x, source, where, touched)
+        own, theirs = slopes_of(run, x, source, value, where, touched)
         own = own if include_self else zero_where(touched, own)
         return value, (own * moves[0]).at[where].add(theirs * moves[1])
 
-    return result(x, source) if jnp.issubdtype(x.dtype, jnp.inexact) else run(x, source)
+    return (result if jnp.issubdtype(x.dtype, jnp.inexact) else run)(x, source, where, touched)
 
 
 def _start(x, touched, neutral, include_self: bool):
@@ -192,17 +192,17 @@ def _reduced(x, source, where, touched, reduce: str, include_self: bool):
     return _start(x, touched, jnp.inf, include_self).at[where].min(source)
 
 
-def _slopes_of_product(run, x, source, value, where):
+def _slopes_of_product(run, x, source, value, where, touched):
     """The product of all others, also where one factor is 0. Source: torch's scatter_reduce_backward."""
     filled = jnp.where(x == 0, 1, x)
-    own = run(filled, source) / filled
+    own = run(filled, source, where, touched) / filled
     zero = source == 0
     single = zero & (jnp.zeros(x.shape, jnp.int32).at[where].add(zero)[where] == 1)
-    others = run(x, jnp.where(single, 1, source))
+    others = run(x, jnp.where(single, 1, source), where, touched)
     return own, jnp.where(single, others[where], value[where] / jnp.where(zero, 1, source))
 
 
-def _slopes_of_extreme(run, x, source, value, where):
+def _slopes_of_extreme(run, x, source, value, where, touched):
     """Equal elements share the gradient; x counts among them, even where it does not take part, as in torch."""
     mine, theirs = (x == value).astype(x.dtype), (source == value[where]).astype(x.dtype)
     share = 1 / mine.at[where].add(theirs)

@@ -129,7 +129,7 @@ class Replicas:
         """Return False inside no_sync()."""
         return self.wrappers[name].require_backward_grad_sync
 
-    def broadcast(self, name: str, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    def broadcast(self, name: str, values: Sequence[Any]) -> list[np.ndarray] | None:
         """The values of the group's first process, which itself gets None."""
         wrapper = self.wrappers[name]
         raw = np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values])

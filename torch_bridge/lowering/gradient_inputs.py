@@ -6,6 +6,7 @@ of an energy, so that torch's `autograd.grad(energy, x, create_graph=True)` does
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -34,9 +35,10 @@ def carries_gradient(node: torch.fx.Node) -> bool:
 
 def sources(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the inputs through which a gradient of this node flows on."""
-    if str(node.target) != GRADIENT or len(node.args) != 5:
+    if str(node.target) != GRADIENT or len(node.args) != 6:  # not enclosed yet
         return node.all_input_nodes
-    xs, slopes, _, residuals, body = node.args
+    arguments: Any = node.args
+    xs, slopes, _, _, residuals, body = arguments
     graph = node.graph.owning_module.get_submodule(body.target).graph
     places = [inner for inner in graph.nodes if inner.op == "placeholder"]
     reached = _reached(graph, places[: len(xs)])

@@ -107,7 +107,7 @@ class StepRecorder:
         place = self._place((host.calls, host.values(extras)))
         outputs = {f"{place} {name}": value for name, value in host.outputs.items()}
         outputs[f"{place} "] = torch.full((), place)  # other values of Python's, as a clock's, make another record
-        return loss / numbers[ACCUMULATED], outputs
+        return cast(Any, loss) / numbers[ACCUMULATED], outputs
 
     @contextlib.contextmanager
     def _inside(self, module: Any, numbers: Mapping[str, Number], host: "_Host") -> Iterator[None]:

@@ -39,7 +39,8 @@ def sources(node: torch.fx.Node) -> list[torch.fx.Node]:
         return node.all_input_nodes
     arguments: Any = node.args
     xs, slopes, _, _, residuals, body = arguments
-    graph = node.graph.owning_module.get_submodule(body.target).graph
+    enclosed: Any = node.graph.owning_module.get_submodule(body.target)
+    graph = enclosed.graph
     places = [inner for inner in graph.nodes if inner.op == "placeholder"]
     reached = _reached(graph, places[: len(xs)])
     flowing = [given for given, place in zip([*xs, *residuals], places, strict=True) if place in reached]

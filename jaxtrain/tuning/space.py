@@ -161,6 +161,10 @@ def load(path: str | pathlib.Path) -> Space:
     if twice := [name for name in values if names.count(FLAT_NAMES.get(name, name)) > 1]:
         raise UserError(f"{path}: {' and '.join(twice)} are one setting; keep one")
     values = dict(zip(names, values.values(), strict=True))
+    if own := [name for name in values if name.startswith("run.")]:
+        raise UserError(
+            f"{path}: {own[0]} cannot vary, as every trial has a name and a folder of its own; leave it out"
+        )
     if not values:
         wanted = "optim.lr: {type: loguniform, low: 1e-5, high: 1e-2}"
         raise UserError(f"{path}: no setting varies; wanted lines as {wanted}")

@@ -40,6 +40,7 @@ model.width: {type: categorical}
     ("text", "words"),
     [
         ("", "no setting varies"),
+        ("run.dir: [a, b]", "run.dir cannot vary"),
         (
             "a: {type: int, low: 0, high: 1, when: {b: 1}}\nb: {type: int, low: 0, high: 1}",
             "must come before",

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import derived
+from torch_bridge.lowering.derivatives import derived, underived
 from torch_bridge.lowering.table import lowering
 
 
@@ -15,7 +15,10 @@ def matrix_exp(call, x):
 @lowering("linalg_qr.default")
 def qr(call, x, mode="reduced"):
     if mode == "r":
-        return jnp.zeros(0, x.dtype), jnp.linalg.qr(x, mode="r")
+        why = (
+            "torch has no derivative of linalg.qr with mode='r', which leaves Q out: take mode='reduced', or detach() R"
+        )
+        return jnp.zeros(0, x.dtype), underived(jnp.linalg.qr(x, mode="r"), why, x)
     return tuple(jnp.linalg.qr(x, mode=mode))
 
 

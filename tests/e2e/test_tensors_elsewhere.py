@@ -127,10 +127,3 @@ def test_a_batchnorm_inside_a_forward_that_torch_runs_counts_every_batch_once():
     for name, value in runs[0].items():
         if name != "linear.bias":  # BatchNorm takes it away: its gradient is rounding
             torch.testing.assert_close(runs[1][name], value, rtol=1e-5, atol=1e-5)
-
-
-def test_a_buffer_that_32_bits_do_not_hold_is_refused_by_name():
-    module = torch.nn.Linear(3, 1)
-    module.register_buffer("count", torch.tensor([2**40]))
-    with pytest.raises(jaxtrain.UserError, match=r"count: an integer \(1099511627776\).* persistent=False"):
-        jaxtrain.compile(module, lambda m, batch: m(batch).mean(), torch.optim.SGD(module.parameters(), 0.1))

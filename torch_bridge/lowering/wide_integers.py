@@ -153,7 +153,8 @@ def _shown(node: torch.fx.Node, wide: bool) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
-    shape = tuple(size if isinstance(size, int) else size.node.hint for size in value.shape)
+    hints = (size if isinstance(size, int) else size.node.hint for size in value.shape)
+    shape = tuple(2**31 if hint is None else hint for hint in hints)  # the data decide how many rows a selection has
     return jax.ShapeDtypeStruct(shape, np.dtype("int64") if wide else jax_dtype(value.dtype))
 
 

@@ -108,10 +108,11 @@ class SamplerOrder:
 
     def _pass_by(self, other: "SamplerOrder", times: int) -> None:
         """Draw whole passes of the loader beside; torch's global generator stays where it was."""
+        sampler, generator = self._parts[2:]
         state = torch.get_rng_state()
         for _ in range(times):
             keeps_seed, self._passed = other._persistent and self._passed, True
-            for _ in _begun(*self._parts[2:], other._workers, keeps_seed):
+            for _ in _begun(sampler, generator, other._workers, keeps_seed):
                 pass
         torch.set_rng_state(state)
 

@@ -1,4 +1,4 @@
-# make run: the quick start. make test: the tests of a change, in ten minutes on two cores. make test-all: every test.
+# make run: the quick start. make test: the tests of a change, in 14 minutes on two cores. make test-all: every test.
 # All targets make .venv on first use and install nothing the second time.
 PYTHON ?= python3
 BIN := .venv/bin

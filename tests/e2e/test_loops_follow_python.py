@@ -257,19 +257,6 @@ class KeepsItsFirstMean(nn.Module):
         return self.layer(x - self.mean)
 
 
-def test_a_buffer_that_the_first_forward_registers_is_kept():
-    found = []
-    for ours in (False, True):
-        torch.manual_seed(0)
-        module = KeepsItsFirstMean()
-        optimizer = torch.optim.SGD(module.parameters(), 0.05)
-        step = jaxtrain.compile(module, mse, optimizer) if ours else torch_step(module, optimizer)
-        found.append(([float(step(batch)) for batch in batches(4)], module.state_dict()["mean"]))
-    (theirs, their_mean), (ours, our_mean) = found
-    assert ours == pytest.approx(theirs, rel=1e-4)
-    torch.testing.assert_close(our_mean, their_mean)
-
-
 class AveragesItsCodes(nn.Module):
     """As the widespread VectorQuantizerEMA does: a parameter that every forward pass makes anew."""
 
@@ -284,17 +271,18 @@ class AveragesItsCodes(nn.Module):
         return y * self.codes.detach().mean()
 
 
-def test_a_parameter_that_every_forward_makes_anew_is_kept():
+@pytest.mark.parametrize(("kind", "name"), [(KeepsItsFirstMean, "mean"), (AveragesItsCodes, "codes")])
+def test_what_a_forward_registers_or_makes_anew_is_kept(kind, name):
     found = []
     for ours in (False, True):
         torch.manual_seed(0)
-        module = AveragesItsCodes()
+        module = kind()
         optimizer = torch.optim.SGD(module.parameters(), 0.05)
         step = jaxtrain.compile(module, mse, optimizer) if ours else torch_step(module, optimizer)
-        found.append(([float(step(batch)) for batch in batches(4)], module.codes.detach()))
-    (theirs, their_codes), (ours, our_codes) = found
+        found.append(([float(step(batch)) for batch in batches(4)], getattr(module, name).detach()))
+    (theirs, their_tensor), (ours, our_tensor) = found
     assert ours == pytest.approx(theirs, rel=1e-4)
-    torch.testing.assert_close(our_codes, their_codes)
+    torch.testing.assert_close(our_tensor, their_tensor)
 
 
 def test_a_loss_that_reads_the_optimizers_state_reads_the_newest():

@@ -132,6 +132,8 @@ def _same_items(before: Any, container: Any) -> bool:
         return False
     if isinstance(now, dict):
         return all(key in now and same(value, now[key]) for key, value in before.items())
+    if isinstance(container, set):  # its order is not its value: refilled, a set may have another
+        return {(type(item), item) for item in before} == {(type(item), item) for item in now}
     return all(map(same, before, now))
 
 

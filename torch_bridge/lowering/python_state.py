@@ -363,7 +363,7 @@ def _whole(value: Any) -> Any:
     items = [_whole(item) for item in held]
     if isinstance(owner, list):
         owner[:] = items
-    elif isinstance(owner, set):
+    elif isinstance(owner, set) and owner != held:  # filled anew, it may have another order
         owner.clear()
         owner.update(items)
     return owner

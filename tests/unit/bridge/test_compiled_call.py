@@ -222,12 +222,16 @@ def test_a_decoder_trains_compiled_and_generates_in_torch():
     assert not net.forward._apart
 
 
-def test_a_set_that_is_filled_anew_in_another_order_has_not_changed():
+@pytest.mark.parametrize("place", ["of the module", "around the function"])
+def test_a_set_that_is_filled_anew_in_another_order_has_not_changed(place):
     """8 and 16 share a place in a set's table, so that their order is that of their insertion."""
-    net, x = InClasses(), torch.randn(4, 3)
-    net.kept = {16, 8}
-    assert list(net.kept) != list({8, 16})
-    call = CompiledCall(net, lambda net, x: net(x)["pair"].left if net.kept.clear() is net.kept.update([8, 16]) else x)
+    net, kept, x = InClasses(), {16, 8}, torch.randn(4, 3)
+    assert list(kept) != list({8, 16})
+    function = lambda net, x: net(x)["pair"].left if kept.clear() is kept.update([8, 16]) else x
+    if place == "of the module":
+        net.kept = kept
+        function = lambda net, x: net(x)["pair"].left if net.kept.clear() is net.kept.update([8, 16]) else x
+    call = CompiledCall(net, function)
     call(x)
     assert not call.record.left
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.finite import OnlyFinite
 from jaxtrain.compiled_step.forward import CompiledForward
@@ -104,6 +105,8 @@ class CompiledStep:
         Python, or branches on values), torch runs it around the compiled modules, and a warning says why. Raises
         torch's own error for a batch or a loss that torch cannot run either, and UserError for what is refused.
         """
+        if not self.count and self.clip_norm is None:
+            leftovers.tell_clipping()
         if self.torch is None:
             refused = None
             try:

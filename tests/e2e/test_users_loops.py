@@ -196,6 +196,16 @@ def test_losses_are_to_torch_and_numpy_what_torchs_are():
         assert torch.as_tensor(mine).tolist() == pytest.approx(torch.as_tensor(theirs).tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("clip_norm", "told"), [(None, 1), (1.0, 0)])
+def test_a_line_left_over_that_clips_nothing_is_told_once(clip_norm, told, caplog):
+    module = net()
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.1), clip_norm=clip_norm)
+    for batch in batches(2):
+        step(batch)
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    assert caplog.text.count(f"clip_grad_norm_ at {__file__}:") == told
+
+
 def test_losses_are_added_up_without_being_read():
     module = net()
     step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.05))

@@ -44,6 +44,9 @@ PRESETS = {
     "vit_large_patch16_224": ViTSize(embed_dim=1024, depth=24, num_heads=16),
     "vit_large_patch32_224": ViTSize(patch_size=32, embed_dim=1024, depth=24, num_heads=16),
     "vit_huge_patch14_224": ViTSize(patch_size=14, embed_dim=1280, depth=32, num_heads=16),
+    "deit_tiny_patch16_224": ViTSize(),
+    "deit_small_patch16_224": ViTSize(embed_dim=384, num_heads=6),
+    "deit_base_patch16_224": ViTSize(embed_dim=768, num_heads=12),
 }
 
 

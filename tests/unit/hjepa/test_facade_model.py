@@ -73,6 +73,17 @@ def test_attributes_are_the_constructors_arguments():
     for a, b in zip(model.context_encoder.parameters(), model.target_encoder.parameters(), strict=True):
         assert torch.equal(a, b)
     assert hjepa.HJEPA(**SMALL, use_target_encoder=False).target_encoder is None
+    model = hjepa.HJEPA(**SMALL, use_layerscale=True, drop_path_rate=0.1, use_gradient_checkpointing=True)
+    assert (model.predictor_depth, model.drop_path_rate, model.layerscale_init) == (1, 0.1, 1e-5)
+    assert model.use_layerscale
+    assert model.context_encoder.use_layerscale
+    assert model.predictor.use_gradient_checkpointing
+
+
+def test_a_deit_has_the_shapes_of_its_vit():
+    encoders = [hjepa.ContextEncoder(f"{kind}_tiny_patch16_224", 32) for kind in ("deit", "vit")]
+    deit, vit = ({key: x.shape for key, x in encoder.state_dict().items()} for encoder in encoders)
+    assert deit == vit
 
 
 def test_its_parts_are_the_public_classes():

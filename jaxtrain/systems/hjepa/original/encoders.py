@@ -57,6 +57,7 @@ class _Encoder(Encoder):
             "layerscale_init": layerscale_init if use_layerscale else None,
         }
         self._build(encoder_type, img_size, size, options)
+        self.use_flash_attention = use_flash_attention
         initialize(self)
 
     @classmethod
@@ -71,6 +72,7 @@ class _Encoder(Encoder):
         self.encoder_type, self.img_size, self.use_rope = encoder_type, img_size, options["rope_theta"] is not None
         self.embed_dim, self.patch_size = size.embed_dim, size.patch_size
         self.num_patches = self.vit.grid**2
+        self.use_layerscale, self.use_flash_attention = options["layerscale_init"] is not None, True
 
 
 class ContextEncoder(_Encoder):
@@ -160,6 +162,7 @@ class Predictor(torch_twin.Predictor):
     def _build(self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float) -> None:
         torch_twin.Predictor.__init__(self, embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
         self.embed_dim, self.depth, self.num_heads = embed_dim, depth, num_heads
+        self.use_gradient_checkpointing = False
 
     def forward(self, context_features, mask_indices, pos_embed=None):
         return super().forward(context_features, mask_indices, pos_embed)

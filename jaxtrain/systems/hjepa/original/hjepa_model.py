@@ -113,7 +113,9 @@ class HJEPA(torch_twin.HJEPA):
         self.fpn_fusion_method = section.fpn.fusion_method
         self.fpn_feature_dim = section.fpn.feature_dim or size.embed_dim
         self.projection_norm = section.projection_norm
-        self.use_gradient_checkpointing = section.gradient_checkpointing
+        self.use_gradient_checkpointing = self.predictor.use_gradient_checkpointing = section.gradient_checkpointing
+        self.predictor_depth, self.drop_path_rate = section.predictor.depth, section.drop_path_rate
+        self.use_layerscale, self.layerscale_init = section.layerscale.use_layerscale, section.layerscale.init_value
         self.hierarchy_pooling = nn.ModuleList(
             nn.AvgPool1d(1 << level, 1 << level) if level else nn.Identity() for level in range(self.levels)
         )

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _WarmedUp:
     """start_warmup_value to base_value over warmup_epochs, then `_after` of the share of the rest that is done."""
 
@@ -59,7 +59,7 @@ class LinearScheduler(_WarmedUp):
         return self.base_value - (self.base_value - self.final_value) * progress
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class EMAScheduler:
     """base_value through the warm-up, then a straight line to final_value at `epochs`, and there after."""
 

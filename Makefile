@@ -5,6 +5,7 @@ BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+FACADES = tests/unit/*/test_facade_*.py
 
 .PHONY: run test test-contracts test-all lint typecheck docs clean
 
@@ -12,10 +13,12 @@ run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
 
 test: .venv/installed-test
-	$(PYTEST) tests -m "not slow"
+	$(PYTEST) tests -m "not slow" --ignore-glob "$(FACADES)"
 
-# Every task's whole contract. What the originals recorded is compared with programs compiled as a user's run is.
+# Every task's whole contract, and the sessions of the originals' users. What the originals recorded is compared with
+# programs compiled as a user's run is.
 test-contracts: .venv/installed-test
+	$(PYTEST) $(FACADES) -m "not slow"
 	$(PYTEST) tests/contract -m slow
 	$(PYTEST) tests/parity --optimised
 

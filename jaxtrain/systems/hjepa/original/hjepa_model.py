@@ -113,7 +113,7 @@ class HJEPA(torch_twin.HJEPA):
         self.fpn_fusion_method = section.fpn.fusion_method
         self.fpn_feature_dim = section.fpn.feature_dim or size.embed_dim
         self.projection_norm = section.projection_norm
-        self.use_gradient_checkpointing = self.predictor.use_gradient_checkpointing = section.gradient_checkpointing
+        self.use_gradient_checkpointing = section.gradient_checkpointing
         self.predictor_depth, self.drop_path_rate = section.predictor.depth, section.drop_path_rate
         self.use_layerscale, self.layerscale_init = section.layerscale.use_layerscale, section.layerscale.init_value
         self.hierarchy_pooling = nn.ModuleList(
@@ -126,7 +126,9 @@ class HJEPA(torch_twin.HJEPA):
 
     def _new_predictor(self, width, model):
         sizes = model.predictor
-        return Predictor.of_size(width, sizes.depth, sizes.num_heads, sizes.mlp_ratio, model.drop_path_rate)
+        predictor = Predictor.of_size(width, sizes.depth, sizes.num_heads, sizes.mlp_ratio, model.drop_path_rate)
+        predictor.use_gradient_checkpointing = model.gradient_checkpointing
+        return predictor
 
     def forward(self, images, mask, return_all_levels: bool = True) -> dict[str, Any]:
         """images: [batch, channel, S, S]. mask: bool, int or float [batch, patch], 1 = predict.

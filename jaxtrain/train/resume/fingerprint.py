@@ -15,26 +15,23 @@ import json
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
 from jaxtrain import config_io, strict_json
-from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import manifest, retention
-from jaxtrain.train.checkpoint.mirror import Mirror
+from jaxtrain.train.checkpoint import retention
 from jaxtrain.train.program import Program
 from jaxtrain.train.resume import object_digest
 from jaxtrain.train.resume.object_digest import Leaves
 
 FILE = "fingerprint.json"
 DECIDING = ("settings", "model", "loss", "optimizer", "data")
-NAMED = {"code": "the code", "data": "the data", "loss": "the loss", "optimizer": "the optimizer that was given"}
 FREE = (  # settings that a run may change when it goes on: its length, what it says, how it is computed and watched
     "task", "deterministic", "init_from", "run.*", "tracking.*", "checkpoint.*", "shard.*", "train.epochs",
     "train.steps", "train.log_every_steps", "train.steps_per_call", "train.remat", "train.hang_timeout_s",
@@ -43,7 +40,6 @@ FREE = (  # settings that a run may change when it goes on: its length, what it 
     "data.start_method", "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
     "profile.*", "data.micro_batch", "data.memory_limit_bytes",
 )  # fmt: skip
-SHOWN = 3  # differences in a sentence
 SAMPLED_STEPS = 32  # of a schedule
 
 
@@ -72,8 +68,10 @@ class Fingerprint:
 
     def record(self, folder: pathlib.Path, goes_on: bool) -> "Fingerprint":
         """Write fingerprint.json, and give this fingerprint the identity of the run in the folder where it goes on."""
-        saved = _read(folder, self)[0] if goes_on else None
+        saved = read_or_own(folder, self)[0] if goes_on else None
+        identity = lost_identity(folder) if goes_on else None
         mine = self if saved is None else dataclasses.replace(self, identity=saved.identity)
+        mine = mine if identity is None else dataclasses.replace(mine, identity=identity)
         if saved is None or saved is self or not (folder / FILE).is_file() or mine.differences(saved, DECIDING):
             run_dir.write(folder, FILE, json.dumps({"identity": mine.identity, "parts": mine.parts}, indent=1))
         return mine
@@ -94,7 +92,7 @@ def read(folder: pathlib.Path) -> Fingerprint | None:
     return Fingerprint.of({"settings": _settings(config_io.read(folder / "config.yaml"))})
 
 
-def _read(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | None, list[str]]:
+def read_or_own(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | None, list[str]]:
     """The same, and what to say of it; `now`, this run's, for a damaged one beside a checkpoint of this very run."""
     try:
         return read(folder), []
@@ -102,6 +100,12 @@ def _read(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | None, l
         if retention.run_of_newest(folder / "checkpoints") != now.identity:
             raise
         return now, [f"{str(error).partition(';')[0]}; its checkpoints are of this very run, which writes it anew"]
+
+
+def lost_identity(folder: pathlib.Path) -> str | None:
+    """The identity of the run whose checkpoints a folder holds, where its fingerprint.json is missing; None where there
+    are none, or where an older version wrote them."""
+    return None if (folder / FILE).is_file() else retention.run_of_newest(folder / "checkpoints")
 
 
 def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
@@ -267,134 +271,3 @@ class UserData:
                 _, first, changed = self._known[id(dataset)]
                 last = object_digest.describe(dataset)
                 changed |= {key for key in first if last.get(key) != first[key]}
-
-
-# --- which folder ---------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The folder of a run, and what there is to say about it."""
-
-    folder: pathlib.Path
-    warnings: list[str]
-
-
-def choose(
-    folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int, resume: str, forced: bool
-) -> Choice:
-    """The run's own folder. Where nobody named one (runs/run) and it holds another run, runs/run_2, runs/run_3, ...
-
-    forced: the user wants this folder, whatever it holds.
-
-    Raises UserError where a folder that was named holds another run.
-    """
-    if forced:
-        return Choice(folder, [])
-    named = config.run.dir is not None or config.run.name is not None
-    first, number, why = folder, 1, ""
-    while True:
-        saved, told = _read(folder, now) if _is_used(folder, named) else (None, [])
-        if saved is None or (resume == "never" and named):
-            break
-        other = now.differences(saved, DECIDING)
-        soft = now.differences(saved, ("weights", *_comparable_code(now, saved)))
-        if not other and _is_complete(folder, config, total_steps):
-            other = soft
-        if not other and resume != "never":
-            lines = (
-                [f"{folder}: {_sentence(soft, folder, config)}; going on from its checkpoint all the same"]
-                if soft
-                else []
-            )
-            return Choice(folder, told + lines + ([f"{first} {why}: this run is in {folder}"] if why else []))
-        if named:
-            raise UserError(
-                f"{folder}: holds another run: {_sentence(other, folder, config)}. Choose another run.dir or run.name; "
-                f"or go on in it all the same with resume={str(folder)!r} (--resume {folder})"
-            )
-        why = why or f"holds another run ({_sentence(other, folder, config) or 'resume=never'})"
-        number += 1
-        folder = first.with_name(f"{first.name}_{number}")
-    return Choice(folder, [f"{first} {why}: this run is in {folder}"] if why else [])
-
-
-def check_mirror(
-    mirror: Mirror, folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int
-) -> None:
-    """Raises UserError where a mirror holds another run than the folder does or, if that is empty, than this one."""
-    text, steps = mirror.fingerprint(), mirror.steps()
-    if text is None:
-        if steps:
-            raise UserError(f"checkpoint.mirror: {mirror.place}: holds checkpoints, but no {FILE} that says whose")
-        return
-    saved = parse(text, f"{mirror.place}/{FILE}")
-    here = manifest.run_of(folder) if _is_used(folder, named=True) else None
-    if here == saved.identity:
-        return
-    if here is not None:
-        found = "its checkpoints are not of the run in this folder"
-    else:
-        other = now.differences(saved, DECIDING)
-        if not other and steps and _has_ended(steps[-1], lambda: mirror.meta(steps[-1]), config, total_steps):
-            other = now.differences(saved, ("weights", *_comparable_code(now, saved)))
-        found = _sentence(other, mirror.run_folder or folder, config)
-    if found:
-        raise UserError(
-            f"checkpoint.mirror: {mirror.place}: holds another run: {found}. Give each run a mirror of its own, or "
-            "empty that one"
-        )
-
-
-def _comparable_code(now: Fingerprint, saved: Fingerprint) -> tuple[str, ...]:
-    """Bytecode of another Python cannot be compared."""
-    versions = {told.partition(":")[0] for f in (now, saved) for [told] in f.parts.get("code", {}).values()}
-    return ("code",) if len(versions) <= 1 else ()
-
-
-def _is_used(folder: pathlib.Path, named: bool) -> bool:
-    """Return True if a run has saved something there; if folders are numbered, if one trains there now."""
-    checkpoints = folder / "checkpoints"
-    saved = checkpoints.is_dir() and any(path.name.split(".")[0].isdigit() for path in checkpoints.iterdir())
-    lock = folder / "run.lock"
-    return saved or (not named and lock.is_file() and lock.stat().st_size > 0)
-
-
-def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int) -> bool:
-    """Return True if nothing would be trained: the newest checkpoint is the last one, or was stopped early."""
-    steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
-    if not steps:
-        return False
-    newest = max(steps)
-    return _has_ended(newest, lambda: manifest.read(folder / "checkpoints" / str(newest)), config, total_steps)
-
-
-def _has_ended(newest: int, read_meta: Callable[[], dict], config: TrainingConfig, total_steps: int) -> bool:
-    if newest >= total_steps:
-        return True
-    try:
-        meta = read_meta()
-    except UserError:
-        return False  # damaged: the run goes on from an earlier one
-    patience = config.evaluation.patience
-    return patience is not None and meta.get("best", {}).get("bad", 0) >= patience
-
-
-def _sentence(differences: list[str], folder: pathlib.Path, config: TrainingConfig) -> str:
-    """Describe the first few differences."""
-    before = config_io.flatten(config_io.read(folder / "config.yaml")) if (folder / "config.yaml").is_file() else {}
-    now = config_io.flatten(config.model_dump(mode="json"))
-    words = []
-    for difference in differences:
-        part, _, key = difference.partition(".")
-        if part == "settings":
-            known = key in before and before[key] != now.get(key)
-            words.append(f"{key} was {before[key]} and is {now.get(key)}" if known else f"{key} has changed")
-        elif part == "model":
-            words.append(f"the model differs in {key}")
-        else:
-            words.append(
-                f"{NAMED[part]} differs ({key})" if part != "weights" else "the model begins from other weights"
-            )
-    words = list(dict.fromkeys(words))
-    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")

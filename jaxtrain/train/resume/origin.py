@@ -8,7 +8,7 @@ from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.mirror import Unreachable
 from jaxtrain.train.program import Program
-from jaxtrain.train.resume import fingerprint
+from jaxtrain.train.resume import folder_choice
 from jaxtrain.train.resume.fingerprint import Fingerprint
 
 
@@ -20,7 +20,7 @@ def choose_folder(program: Program, now: Fingerprint, resume: str, forced: bool)
     folder, total = program.config.run.folder, program.total_steps
 
     def choose() -> list:
-        chosen = fingerprint.choose(folder, program.config, now, total, resume, forced)
+        chosen = folder_choice.choose(folder, program.config, now, total, resume, forced)
         return [str(chosen.folder), chosen.warnings]
 
     chosen, warnings = broadcast_from_process_zero("folder", choose)
@@ -58,7 +58,7 @@ def _mirrored(program: Program, now: Fingerprint, own: Checkpoints, resume: str)
     if mirror is None:
         return []
     try:
-        fingerprint.check_mirror(mirror, program.config.run.folder, program.config, now, program.total_steps)
+        folder_choice.check_mirror(mirror, program.config.run.folder, program.config, now, program.total_steps)
         return [] if resume == "here" and own.steps() else mirror.steps()
     except Unreachable as error:
         if not own.steps():

@@ -239,6 +239,21 @@ def test_the_settings_of_an_older_folder_decide(tmp_path):
         trainer(tmp_path, seed=3).train()
 
 
+def test_checkpoints_of_another_run_are_refused_without_their_fingerprint(tmp_path):
+    trainer(tmp_path).train()
+    for name in (fingerprint.FILE, "config.yaml"):
+        (tmp_path / name).unlink()
+    trainer(tmp_path, train__epochs=2).train()  # this very run
+    for name in (fingerprint.FILE, "config.yaml"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UserError, match="another run: its fingerprint.json is missing, and its checkpoints .* resume="):
+        trainer(tmp_path, seed=3, train__epochs=3).train()
+    goes_on = trainer(tmp_path, seed=3, train__epochs=3)
+    goes_on.train(resume=str(tmp_path))
+    assert int(goes_on.state.step) == 6
+    trainer(tmp_path, seed=3, train__epochs=4).train()  # the folder knows its run again
+
+
 def test_a_folder_counts_by_its_name_or_by_what_it_holds(tmp_path):
     for name, text in (("a/x", "1"), ("b/x", "1"), ("c/x", "2")):
         (tmp_path / name).parent.mkdir()

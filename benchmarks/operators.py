@@ -7,7 +7,7 @@ The first three float32 samples of every operator are called as a module's forwa
 
     equal    every sample has torch's shapes, dtypes and numbers to 1e-4 (or lies as near to torch's float64 result as
              torch's float32 does, times 4); of operators that draw random numbers shapes and dtypes count
-    refused  from_torch raised UnsupportedModel or an operator NotImplementedError
+    refused  from_torch raised UnsupportedModel or an operator NoForm
     wrong    a number differs and nobody said so
     crashed  any other exception
     none     torch itself has no result, or no gradient
@@ -36,6 +36,7 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import from_torch
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.errors import NoForm
 
 SAMPLES = 3
 ORDER = ("wrong", "crashed", "refused", "equal", "none")  # an operator is as bad as its worst sample
@@ -158,7 +159,7 @@ def judge(operator, sample, gradient: bool, values: str) -> str:
         return "none"
     try:
         ours = ours_of(call, fresh(False), gradient, weights)
-    except (UnsupportedModel, NotImplementedError):
+    except (UnsupportedModel, NoForm):
         return "refused"
     except Exception:
         return "crashed"

@@ -35,7 +35,7 @@ from torch_bridge.lowering.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
-from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
+from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of, stays_in_torch
 from torch_bridge.torch_edits import structure_of
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
@@ -148,13 +148,16 @@ class CompiledForward:
         self._shapes: set[tuple] = set()
         self._told: set[str] = set()
         self._changed = False  # the last call changed something in Python
-        self._apart = False  # torch runs this forward, its parts are compiled
+        self._apart = self._whole = False  # torch runs this forward: its parts are compiled, or run in torch too
 
     @property
     def __wrapped__(self) -> Callable:  # the class's at this moment: a record puts other ones in place of torch's
         return self._own or type(self.__self__).forward.__get__(self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._whole:
+            with IN_TORCH:
+                return self.__wrapped__(*args, **kwargs)
         if self._apart or IN_TORCH.active or RECORDING.active or _traced() or _recomputed(sys._getframe(1)):
             return self.__wrapped__(*args, **kwargs)
         if kwargs.get("use_cache") is True or any(map(is_cache, pytree.tree_leaves((args, kwargs)))):
@@ -174,11 +177,12 @@ class CompiledForward:
         if isinstance(refused, ChangesPython) and not self._changed:
             self._call, self._changed = None, True
             return self._in_torch(f"{refused}; recorded at its next call if that changes no more", args, kwargs)
-        log.warning("%s runs in torch, its parts compiled: %s", type(self.__self__).__name__, reason_of(refused))
-        self._apart = True
-        for part in parts_of(self.__self__):
+        self._apart, self._whole = True, stays_in_torch(refused)
+        parts = "with all its parts" if self._whole else "its parts compiled"
+        log.warning("%s runs in torch, %s: %s", type(self.__self__).__name__, parts, reason_of(refused))
+        for part in () if self._whole else parts_of(self.__self__):
             compile_forward(part)
-        return self.__wrapped__(*args, **kwargs)
+        return self(*args, **kwargs)
 
     def _in_torch(self, reason: str, args: tuple, kwargs: dict) -> Any:
         """This call with all its parts in torch. Tells the reason once."""

@@ -27,7 +27,7 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
             raise
         reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # those of the record
     step.torch = updates
-    if step.shapes.endless or isinstance(refused, step.weights.bridge.MayRaise):
+    if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
         log.warning("%s; torch runs the steps from here on", reason)
     else:
         log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)

@@ -3,23 +3,44 @@
 import inspect
 import pathlib
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.utils.checkpoint
 from torch.nn import functional as F
 
 from torch_bridge.lowering import gradients
+from torch_bridge.lowering.errors import StaysInTorch
 
+# torch's kernel keeps no copy of the statistics that it normalised with: its backward pass reads them as they are then.
+_BOTH_MODES = (
+    "a BatchNorm runs in eval() and then in train() before one backward pass, whose gradients torch computes with the "
+    "statistics that the second call has written"
+)
 _EXPORT = str(pathlib.Path(__file__).with_name("export.py"))
 _batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
 
 
-def batch_norm(self, x):
-    """momentum=None, the average over all batches so far: torch reads their number as a Python float. Inside a
-    checkpoint torch computes a batch again in its backward pass, and counts it twice."""
-    if self.training and self.track_running_stats and _checkpointed(sys._getframe(1)):
-        _averaged_batch_norm(self, x)
-    return _averaged_batch_norm(self, x)
+def recorded_forward() -> Callable:
+    """Return the forward of the BatchNorms of one record.
+
+    momentum=None, the average over all batches so far: torch reads their number as a Python float. Inside a checkpoint
+    torch computes a batch again in its backward pass, and counts it twice.
+    """
+    evaluated: set[torch.nn.Module] = set()  # with gradients to come
+
+    def forward(self, x):
+        counts = self.training and self.track_running_stats
+        if counts and self in evaluated:
+            raise StaysInTorch(_BOTH_MODES)
+        graded = torch.is_grad_enabled() and (x.requires_grad or (self.affine and self.weight.requires_grad))
+        if graded and not counts and self.running_mean is not None:
+            evaluated.add(self)
+        if counts and _checkpointed(sys._getframe(1)):
+            _averaged_batch_norm(self, x)
+        return _averaged_batch_norm(self, x)
+
+    return forward
 
 
 def _checkpointed(frame) -> bool:

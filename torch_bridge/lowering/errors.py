@@ -47,7 +47,11 @@ class CannotRecord(UserError):
     """A loss cannot be one program. Torch can go on with it."""
 
 
-class MayRaise(CannotRecord):
+class StaysInTorch(CannotRecord):
+    """Code that torch has to run whole: compiled parts inside it would compute something else."""
+
+
+class MayRaise(StaysInTorch):
     """A step has given what is not finite, where torch may raise instead, and the code may take that. Torch decides."""
 
     def __init__(self, what: str):
@@ -56,6 +60,14 @@ class MayRaise(CannotRecord):
 
 class WritesOutside(NotImplementedError):
     """Code that may run only where it counts: it writes to a file or to a log at every call."""
+
+
+class NoForm(CannotRecord):
+    """An operator whose lowering does not take these values or their derivative, and says so."""
+
+    def __init__(self, reason: object, stack_trace: str | None):
+        where = source_line(stack_trace)
+        super().__init__(f"{reason}, at {where}" if where else str(reason))
 
 
 class OperatorFailed(CannotRecord):

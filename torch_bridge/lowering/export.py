@@ -349,7 +349,8 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
             "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
             "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
         )
-    return f"it cannot be recorded: {type(error).__name__}: {_first_line(error)}"
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"it cannot be recorded: {kind}{_first_line(error)}"
 
 
 def _failure(failure) -> str:

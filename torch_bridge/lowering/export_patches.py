@@ -50,7 +50,7 @@ def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> It
         torch.distributions.Distribution.set_default_validate_args(False)
         stack.callback(torch.distributions.Distribution.set_default_validate_args, validates)
         _swap(stack, torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal)
-        _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", batch_statistics.batch_norm)
+        _swap(stack, torch.nn.modules.batchnorm._BatchNorm, "forward", batch_statistics.recorded_forward())
         _swap(stack, torch.nn.AdaptiveLogSoftmaxWithLoss, "forward", data_sizes.adaptive_log_softmax)
         _swap(stack, torch.nn.TransformerEncoder, "forward", padded_encoder.encoder(before, graded))
         packed_sequence.swap(stack, _swap)

@@ -19,7 +19,7 @@ from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
-from torch_bridge.lowering.errors import OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.errors import NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.gradient_inputs import carries_gradient, leading_to, sources
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
@@ -365,8 +365,10 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             if selections.concern(node, (args, kwargs)):
                 return selections.compute(node, args, kwargs, plain)
             return plain(args, kwargs)
-        except (UserError, UnsupportedModel, NotImplementedError, jax.errors.JaxRuntimeError, FloatingPointError):
+        except (UserError, UnsupportedModel, jax.errors.JaxRuntimeError, FloatingPointError):
             raise
+        except NotImplementedError as error:
+            raise NoForm(error, node.stack_trace) from error
         except Exception as error:  # whatever JAX or a lowering raises for shapes and dtypes that it cannot take
             raise OperatorFailed(str(target), node.stack_trace, error) from error
     if selections.concern(node, (args, kwargs)):

@@ -13,6 +13,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import in_host_memory
+from torch_bridge.lowering.errors import WideIntegers
 
 LARGE_BYTES = 1 << 18  # from here on a copy takes longer than dlpack's 20 us
 QUEUED = 2  # programs beside the newest one: the device never waits for Python, and few batches are held
@@ -57,7 +58,7 @@ def products() -> contextlib.AbstractContextManager:
 def to_array(tensor: torch.Tensor) -> jax.Array:
     """Return the tensor's memory as an array; int64 becomes int32 where JAX computes in 32 bits.
 
-    Raises UserError for integers that 32 bits cannot hold.
+    Raises WideIntegers for integers that 32 bits cannot hold.
     """
     tensor = narrowed(tensor.detach().contiguous().resolve_conj().resolve_neg())
     try:
@@ -71,11 +72,11 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
 
 
 def narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return int64 as int32 where JAX computes in 32 bits; raises UserError for integers that these cannot hold."""
+    """Return int64 as int32 where JAX computes in 32 bits; raises WideIntegers for those that it cannot hold."""
     if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
         narrow = tensor.to(torch.int32)
         if not torch.equal(narrow.to(torch.int64), tensor):
-            raise UserError(
+            raise WideIntegers(
                 f"an int64 tensor of shape {tuple(tensor.shape)} holds values from {tensor.min()} to {tensor.max()}, "
                 "and JAX computes with 32-bit integers here. Map the ids to a smaller range, or call "
                 "jax.config.update('jax_enable_x64', True) first"

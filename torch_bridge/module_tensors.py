@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import torch
 
-from jaxtrain.errors import UserError
 from torch_bridge.awaited import (
     Awaited,
     before_optimizer,
@@ -19,6 +18,7 @@ from torch_bridge.awaited import (
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import Queue, device_of, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
+from torch_bridge.lowering.errors import WideIntegers
 from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [
@@ -87,7 +87,7 @@ def to_array(tensor: torch.Tensor, wide: bool = False) -> np.ndarray | jax.Array
 
 
 def narrow(value: Any) -> Any:
-    """JAX computes in 32 bits. Raises UserError for an integer that does not fit."""
+    """JAX computes in 32 bits. Raises WideIntegers for one that does not fit."""
     if isinstance(value, jax.Array) and value.dtype.itemsize <= 4:
         return value
     array = np.asarray(value)
@@ -96,7 +96,7 @@ def narrow(value: Any) -> Any:
     if array.dtype in (np.int64, np.uint64):
         limits = np.iinfo(np.int32)
         if array.size and (array.max() > limits.max or array.min() < limits.min):
-            raise UserError(f"an integer ({array.max()}) does not fit into 32 bits, which JAX counts in")
+            raise WideIntegers(f"an integer ({array.max()}) does not fit into 32 bits, which JAX counts in")
         return array.astype(np.int32)
     return array
 

@@ -101,13 +101,16 @@ def cast(value: Any, dtype: np.dtype):
 
 def convert(value: Any, dtype: np.dtype):
     """torch's `to`: floats to integers truncate, complex to real drops the imaginary part, anything to bool is != 0.
-    Floats beyond a byte or a short keep their lowest bits, where JAX gives the largest number."""
+    Floats beyond a byte or a short keep their lowest bits, where JAX gives the largest number; those beyond int64 and
+    NaN become its least number."""
     if dtype == jnp.bool_:
         return value != 0
     if category(value.dtype) == 3 and category(dtype) < 3:
         value = value.real
     if category(dtype) == 1 and np.dtype(dtype).itemsize < 4 and category(value.dtype) == 2:
         value = jnp.where(jnp.abs(value) < 2.0**31, value, 0).astype(jnp.int32)
+    if dtype == np.int64 and category(value.dtype) == 2:
+        value = jnp.where(jnp.abs(value) < 2.0**63, value, -(2.0**63))
     return value.astype(dtype)
 
 

@@ -70,6 +70,10 @@ class NoForm(CannotRecord):
         super().__init__(f"{reason}, at {where}" if where else str(reason))
 
 
+class WideIntegers(CannotRecord):
+    """Integers of a call that the 32 bits of JAX's do not hold."""
+
+
 class OperatorFailed(CannotRecord):
     """An operator with a lowering that JAX cannot compute for these shapes or dtypes."""
 

@@ -6,6 +6,7 @@ and so is what follows until the bounds fit again (a remainder, a clamp). What h
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _KEEPING = _GROWING | set(
     "any all copy tril triu lift_fresh_copy slice_scatter select_scatter type_as equal gcd constant_pad_nd "
     "sort argsort topk".split()
 )
+_TRUNCATING = ("aten._to_copy.default", "aten.type_as.default")
 _PICKING = set("embedding gather index _unsafe_index index_select take embedding_bag _embedding_bag".split())
 _PLACING = set(
     "index_put _unsafe_index_put index_add index_copy index_fill scatter scatter_add scatter_reduce put one_hot "
@@ -53,7 +55,7 @@ def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Ma
     leaves = jax.tree.leaves((args, kwargs))
     wide = any(getattr(leaf, "dtype", None) == np.int64 for leaf in leaves)
     far = any(type(leaf) is int and not _within((leaf, leaf), INT32) and abs(leaf) != INT64[1] for leaf in leaves)
-    grows = whole and name in _GROWING and not _within(bounds, INT32)
+    grows = whole and not _within(bounds, INT32) and (name in _GROWING or _truncates(node))
     asks = name.startswith(("_assert", "sym_"))
     if asks or not (wide or grows or (far and name in _KEEPING)):
         if whole and bounds != INT32:
@@ -75,6 +77,33 @@ def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Ma
     if whole:
         call.bounds[node] = (max(bounds[0], INT64[0]), min(bounds[1], INT64[1]))
     return _settled(result, node.meta.get("val"), whole and _within(bounds, INT32))
+
+
+def _truncates(node: torch.fx.Node) -> bool:
+    """Tell whether a node makes int64 of floats, which may be any, and all that computes with it has a 64-bit form."""
+    taken = node.args[0] if node.args else None
+    value = taken.meta.get("val") if isinstance(taken, torch.fx.Node) else None
+    if str(node.target) not in _TRUNCATING or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    waiting, seen = [node], set()
+    while waiting:
+        for user in waiting.pop().users:
+            if user in seen or user.op == "output":
+                continue
+            seen.add(user)
+            if isinstance(user.target, torch._ops.OpOverload):
+                name = str(user.target).split(".")[1]
+                if name not in _KEEPING | _PICKING | _PLACING | _FLOATING or (name == "index" and _by_mask(user)):
+                    return False
+            elif user.target is not operator.getitem:
+                return False
+            if any(getattr(part, "dtype", None) is torch.int64 for part in pytree.tree_leaves(user.meta.get("val"))):
+                waiting.append(user)
+    return True
+
+
+def _by_mask(node: torch.fx.Node) -> bool:
+    return any(used.meta["val"].dtype is torch.bool for used in node.all_input_nodes[1:])
 
 
 def array(value: Any) -> Any:
@@ -133,7 +162,7 @@ def _follow(node: torch.fx.Node, known: dict[torch.fx.Node, Bounds], wide: set[t
     """Note the bounds of a node, and that it is wide where `evaluate` would have its result so."""
     name, whole = str(node.target).split(".")[1], _is_whole(node)
     bounds = _bounds(name, node, known, torch.fx.node.map_arg(node.args, lambda used: _shown(used, used in wide)))
-    grows = whole and name in _GROWING and not _within(bounds, INT32)
+    grows = whole and not _within(bounds, INT32) and (name in _GROWING or _truncates(node))
     if not grows and not any(used in wide for used in node.all_input_nodes):
         if whole and bounds != INT32:
             known[node] = bounds

@@ -48,6 +48,23 @@ def test_equals_torch(name):
     np.testing.assert_array_equal(np.asarray(ours), module(IDS).detach().numpy())
 
 
+FLOATS = torch.tensor([[0.5, -1.7, 3e9], [float("nan"), float("inf"), -4e9]])
+FROM_FLOATS = {
+    "truncated": lambda self, x: x.long(),
+    "hashed": lambda self, x: self.table((x[:1] * 1e3).long() % 101),
+    "same type": lambda self, x: x.type_as(self.primes) // 7,
+    "without a 64-bit form": lambda self, x: (x[:1, :2] * 2).long().cummax(-1)[0],
+}
+
+
+@pytest.mark.parametrize("name", FROM_FLOATS)
+def test_floats_beyond_32_bits_become_torchs_integers(name):
+    module = Rule(FROM_FLOATS[name]).eval()
+    model = from_torch(module, FLOATS, ["evaluation"])
+    ours = jax.jit(lambda x: model(x))(FLOATS.numpy())
+    np.testing.assert_array_equal(np.asarray(ours), module(FLOATS).detach().numpy())
+
+
 def test_ids_beyond_32_bits_are_taken_outside_jit():
     module, ids = Rule(RULES["hash"]).eval(), torch.tensor([2**40 + 3, 5])
     model = from_torch(module, torch.tensor([1, 2]), ["evaluation"])

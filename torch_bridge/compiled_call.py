@@ -99,7 +99,7 @@ class CompiledCall:
         state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
         trained = {name for name, tensor in state.items() if tensor.requires_grad}
         trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
-        outputs, changed = program(state, leaves, frozenset(trained))
+        outputs, changed = program(state, leaves, frozenset(trained), tensors)
         if graph.may_raise and not all(map(_is_finite, pytree.tree_leaves((outputs, changed)))):
             raise MayRaise(graph.may_raise)
         with torch.no_grad():
@@ -318,7 +318,10 @@ class _Program:
         self._draws: bool | None = None  # whether it takes random numbers; known once traced
         self._carrying: dict[frozenset[str], list[bool]] = {}
 
-    def __call__(self, state: dict, leaves: list, trained: frozenset[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+    def __call__(
+        self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, torch.Tensor]
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """own: the module's tensors, for those that it hands on as they are."""
         before = torch.get_rng_state() if self._draws is None else None
         seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
         tensors, changed = self.run(state, leaves, seed)
@@ -331,6 +334,10 @@ class _Program:
         for place, carries in enumerate(self._carrying[trained]):
             value = self.constants[place] if place in self.constants else next(feed)
             outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
+        if handed := self.graph.handed_on:
+            given = {**own, **dict(zip(self.graph.inputs, leaves, strict=True))}
+            kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), torch.Tensor)}
+            outputs = [kept.get(place, value) for place, value in enumerate(outputs)]
         return self.graph.in_torch(outputs), changed
 
     def _reaches(self, given: Sequence[bool]) -> tuple:

@@ -286,7 +286,7 @@ class LossRecord:
         loss, parts = outputs, {}
         if _with_parts(outputs):
             loss, parts = outputs
-        if not hasattr(loss, "shape") or loss.shape not in ((), (1,)):
+        if not hasattr(loss, "shape") or loss.size != 1:  # backward() takes one number of any shape
             shape = getattr(loss, "shape", None)
             got = type(outputs).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
             raise UserError(

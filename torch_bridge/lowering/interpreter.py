@@ -149,6 +149,16 @@ class Graph:
                 carrying.add(node)
         return [isinstance(node, torch.fx.Node) and node in carrying for node in self._output_leaves]
 
+    @functools.cached_property
+    def handed_on(self) -> dict[int, str]:
+        """Leaves of the output that are a parameter, a buffer or an input itself: its name, or its placeholder's."""
+        names = {placeholder: name or placeholder for placeholder, name in self.placeholders}
+        return {
+            place: names[node.name]
+            for place, node in enumerate(self._output_leaves)
+            if isinstance(node, torch.fx.Node) and node.op == "placeholder"
+        }
+
     @property
     def gives_tensor(self) -> bool:
         """Tell if the first leaf of the output is a tensor, and no constant or nothing."""

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 from torch_bridge import compiled_call
-from torch_bridge.compiled_call import CompiledForward, compile_forward
+from torch_bridge.compiled_call import CompiledForward, compile_forward, compiled_forwards
 
 pytestmark = pytest.mark.slow
 
@@ -320,3 +320,35 @@ def test_inputs_of_another_dtype_are_computed_in_it():
     assert net(x, y).dtype is torch.float32
     assert net(x.double(), y).dtype is torch.float64
     assert float(net(x.double(), y) - wanted) == pytest.approx(0, abs=1e-14)
+
+
+class HandsOn(nn.Module):
+    """Returns its input, a weight and a buffer beside what it computes, as models with weight tying or masks do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.full((4,), 0.5))
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        return {"y": self.layer(x) * self.scale, "x": x, "rest": (self.scale, self.seen, x.detach(), x + 0)}
+
+
+def test_what_a_forward_hands_on_is_the_same_tensor():
+    module, x = HandsOn(), torch.randn(3, 4)
+    plain = module(x)
+    with compiled_forwards(module):
+        found = module(x)
+        scale, seen, detached, copied = found["rest"]
+        assert (found["x"] is x, scale is module.scale, seen is module.seen) == (True, True, True)
+        assert detached is not x
+        assert copied is not x
+        seen.add_(1)  # a loop that counts there
+        assert module.seen.sum() == 4
+        (found["y"].sum() + scale.sum()).backward()
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    (plain["y"].sum() + module.scale.sum()).backward()
+    for ours, theirs in zip(gradients, module.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad)

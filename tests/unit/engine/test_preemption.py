@@ -12,6 +12,7 @@ from jaxtrain.runtime import preemption
 
 BORN_DEAF = """
 import os, signal, time
+signal.signal(signal.{name}, signal.SIG_DFL)  # nohup may be around the tests
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])
 from jaxtrain.runtime.preemption import PREEMPTION
 assert PREEMPTION.listen(command=True)

@@ -34,9 +34,23 @@ RAISING = {
     "cholesky": torch.linalg.cholesky,
     "cross entropy": lambda x: torch.nn.functional.binary_cross_entropy(x.diagonal(), torch.ones(3)),
     "distribution": lambda x: torch.distributions.Normal(0.0, x.diagonal()).log_prob(torch.ones(3)),
+    "negative scale": lambda x: torch.distributions.Normal(0.0, x.diagonal()).cdf(torch.ones(3)),
+    "outside the support": lambda x: torch.distributions.Exponential(torch.ones(3)).log_prob(x.diagonal()),
+    "inside another": lambda x: torch.distributions.Independent(
+        torch.distributions.Exponential(torch.ones(3)), 1
+    ).log_prob(x.diagonal()),
     "assertion": _asserted,
 }
 BATCHES = torch.tensor([1.0, 0.5, -1.0])
+
+
+@pytest.fixture(autouse=True)
+def validated():
+    """torch.compile, in another test of this process, switches distributions' checks off for good."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def _step(module, compiled, **options):

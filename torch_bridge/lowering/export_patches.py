@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_bridge.lowering import (
     batch_statistics,
     data_sizes,
+    distribution_checks,
     gradients,
     hooks,
     module_hooks,
@@ -65,7 +66,9 @@ def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> It
         stack.enter_context(from_numpy_takes_tensors())
         plain = stack.enter_context(PlainFunctions(module))
         if validates:
-            _swap(stack, torch.distributions.Distribution, "__init__", _noted(plain.known.validated))
+            begin, look_at_sample = distribution_checks.checked(plain.known.validated)
+            _swap(stack, torch.distributions.Distribution, "__init__", begin)
+            _swap(stack, torch.distributions.Distribution, "_validate_sample", look_at_sample)
         stack.enter_context(only_reading())
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
         _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))
@@ -91,20 +94,6 @@ def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> Non
     else:  # inherited
         stack.callback(delattr, owner, name)
     setattr(owner, name, value)
-
-
-_distribution = torch.distributions.Distribution.__init__
-
-
-def _noted(lines: list[str]) -> Callable:
-    """Return the constructor of distributions that notes where torch would look at their arguments."""
-
-    def begin(self, *shapes, validate_args=None, **named):
-        if validate_args is not False:
-            lines.append(source_line("".join(traceback.format_stack()), own=True))
-        _distribution(self, *shapes, validate_args=validate_args, **named)
-
-    return begin
 
 
 def _is_causal(mask, is_causal=None, size=None) -> bool:

@@ -1,28 +1,32 @@
-# make run: the quick start. make test: the tests of a change, in 14 minutes on two cores. make test-all: every test.
+# make run: the quick start. make test: the tests of a change, in 10 minutes on two cores. make test-all: every test.
 # All targets make .venv on first use and install nothing the second time.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-FACADES = tests/unit/*/test_facade_*.py
+PROCESSES = tests/e2e/test_processes.py
+SESSIONS = $(filter-out $(PROCESSES), $(wildcard tests/unit/*/test_facade_*.py tests/e2e/test_*.py)) \
+  tests/test_docs.py tests/test_shown_commands.py
 
-.PHONY: run test test-contracts test-all lint typecheck docs clean
+.PHONY: run test test-sessions test-contracts test-all lint typecheck docs clean
 
 run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
 
 test: .venv/installed-test
-	$(PYTEST) tests -m "not slow" --ignore-glob "$(FACADES)"
+	$(PYTEST) tests -m "not slow" $(addprefix --ignore=,$(SESSIONS))
 
-# Every task's whole contract, and the sessions of the originals' users. What the originals recorded is compared with
-# programs compiled as a user's run is.
+# What users do: loops of their own, scripts under one changed import, the originals' facades, the documented commands.
+test-sessions: .venv/installed-test
+	$(PYTEST) $(SESSIONS) -m "not slow"
+
+# Every task's whole contract. What the originals recorded is compared with programs compiled as a user's run is.
 test-contracts: .venv/installed-test
-	$(PYTEST) $(FACADES) -m "not slow"
 	$(PYTEST) tests/contract -m slow
 	$(PYTEST) tests/parity --optimised
 
-test-all: test test-contracts
+test-all: test test-sessions test-contracts
 	$(PYTEST) tests --ignore tests/contract --ignore tests/parity -m slow
 	bash tests/newest_jax.sh
 

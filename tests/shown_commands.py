@@ -214,6 +214,7 @@ NOT_RUN = {
         "make test",
         "make test-all",
         "make test-contracts",
+        "make test-sessions",
         "make typecheck",
         "pip install -e '.[cuda,torch]'",
         "pip install -e '.[torch]'",

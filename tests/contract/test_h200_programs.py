@@ -7,6 +7,7 @@ import pytest
 from tests.h200_programs import CASES
 from tests.processes import finish, start
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra `plan` is not installed")
 
 

@@ -110,6 +110,24 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     return launch
 
 
+def not_joined(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Tell that a launcher started several processes and that this one trains alone, in a sentence; else nothing."""
+    if jax.process_count() > 1:
+        return []
+    try:
+        launch = detect(environ)
+    except UserError:  # a leftover of another program's
+        return []
+    in_batch_script = launch.launcher == "Slurm" and "SLURM_STEP_NODELIST" not in environ  # srun sets it
+    if launch.processes == 1 or in_batch_script:
+        return []
+    return [
+        f"{launch.launcher} started {launch.processes} processes, and this one is not connected to the others: each "
+        "trains a model of its own on all the data. Call jaxtrain.runtime.launch.setup_distributed() at the start of "
+        "the script to train one together"
+    ]
+
+
 def cleanup_distributed() -> None:
     """Leave the group of processes. Source of the name: torch.distributed users' scripts."""
     if jax.distributed.is_initialized():

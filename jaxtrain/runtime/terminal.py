@@ -1,6 +1,7 @@
 """Tell what the standard streams can do: some programs replace them by a logger, or have none."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -21,9 +22,12 @@ def take_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+_LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO}  # EIO: of a terminal that was closed
+
+
 class _Unread:
-    """The standard output of a command whose work goes on when nobody reads on, as behind `| head -1`: it is then
-    directed to nowhere."""
+    """The standard output of a command whose work goes on when nobody reads on, as behind `| head -1`, or when the disk
+    behind it is full: it is then directed to nowhere."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -41,7 +45,12 @@ class _Unread:
     def _try(self, action: Any) -> None:
         try:
             action()
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise
+            if error.errno != errno.EPIPE and sys.stderr is not None:
+                with contextlib.suppress(OSError):
+                    print(f"standard output: {error.strerror}; the run goes on without it", file=sys.stderr)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)

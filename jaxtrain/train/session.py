@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxtrain.runtime import launch
 from jaxtrain.runtime.preemption import Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
 from jaxtrain.train import run_dir
@@ -48,7 +49,7 @@ class Session:
         """Train to the end and return the history; warnings are told first. Raises what the run raises, explained."""
         started = time.time()
         tracker = Tracker(self.folder, self.program.config, active=jax.process_index() == 0)
-        for warning in warnings if jax.process_index() == 0 else []:
+        for warning in [*warnings, *launch.not_joined()] if jax.process_index() == 0 else []:
             tracker.warn(warning)
         watchdog = Watchdog(self.folder, self.program.config.train.hang_timeout_s)
         watchdog.start()

@@ -80,3 +80,11 @@ def test_a_command_goes_on_where_nobody_reads_its_output():
     ended = subprocess.run([sys.executable, "-c", UNREAD], stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (0, b"done\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_a_full_disk_behind_the_output_ends_no_run():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", UNREAD], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    told = b"standard output: No space left on device; the run goes on without it\ndone\n"
+    assert (ended.returncode, ended.stderr) == (0, told)

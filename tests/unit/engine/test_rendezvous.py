@@ -100,3 +100,21 @@ def test_a_launch_that_cannot_be_is_refused_by_its_variable(environ, expected):
 def test_a_variable_of_slurm_that_is_empty_is_as_good_as_none():
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": ""}
     assert launch.detect(environ).locals == 1
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (TORCHRUN, "torchrun started 2 processes"),
+        ({**SLURM, "SLURM_STEP_NODELIST": "n1"}, "Slurm started 4 processes"),
+        (SLURM, ""),  # the script of a batch, before srun
+        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_process_that_trains_alone_under_a_launcher_is_told(environ, told):
+    assert launch.not_joined(environ) == [] if not told else launch.not_joined(environ)[0].startswith(told)

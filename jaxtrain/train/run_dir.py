@@ -44,6 +44,11 @@ def write_start(folder: pathlib.Path, config: TrainingConfig, devices: int) -> N
     write(folder, "environment.json", json.dumps(environment(devices), indent=1))
 
 
+def is_described(folder: pathlib.Path) -> bool:
+    """Tell whether a folder says which run it holds."""
+    return (folder / "config.yaml").is_file()
+
+
 def write_summary(folder: pathlib.Path, summary: dict[str, Any], devices: int) -> None:
     """summary.json of a run that ended."""
     write(folder, "summary.json", strict_json.dumps(summary | environment(devices), indent=1))

@@ -58,6 +58,8 @@ class Session:
             loop = self._loop(tracker, watchdog)
             history = loop.run(after_evaluation)
             if jax.process_index() == 0:
+                if not run_dir.is_described(self.folder):  # it was moved or deleted while the run went on
+                    self._describe(goes_on=True)
                 summary = loop.record.summary(time.time() - started)
                 run_dir.write_summary(self.folder, summary, self.program.layout.mesh.size)
             failed = False
@@ -98,10 +100,14 @@ class Session:
         tracker.rewind(int(program.state.step), loop.record.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
-            run_dir.write_start(self.folder, config, program.layout.mesh.size)
-            self.fingerprint = self.fingerprint.record(self.folder, step is not None and start is checkpoints)
+            self._describe(goes_on=step is not None and start is checkpoints)
         loop.record.identity = self.fingerprint.identity
         return loop
+
+    def _describe(self, goes_on: bool) -> None:
+        """Write what the run folder says of this run; goes_on: from checkpoints that it holds."""
+        run_dir.write_start(self.folder, self.program.config, self.program.layout.mesh.size)
+        self.fingerprint = self.fingerprint.record(self.folder, goes_on)
 
     def _warm_start(self) -> WarmStart | None:
         source = self.program.config.init_from

@@ -57,6 +57,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
+    if "NOT_FOUND:" in text:  # tensorstore's word for a folder that was deleted or moved away
+        return os.strerror(errno.ENOENT)
     for known in KNOWN_REASONS:
         if known.lower() in text.lower():
             return known

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import shutil
 import sys
 import time
 import tracemalloc
@@ -12,6 +13,7 @@ import pytest
 
 from jaxtrain.train.checkpoint import checkpoints, manifest, orbax_logs, state_tree
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints, SaveError
+from jaxtrain.train.loop.callbacks import Callbacks
 from tests.unit.engine.runs import SAVING, arrays, assert_same_bits, trainer
 
 
@@ -148,3 +150,28 @@ def test_orbax_fills_the_log_of_a_script_only_if_it_asks_absl_for_it(level, show
     assert orbax_logs.is_news(record("/site/orbax/checkpoint/x.py", logging.INFO)) is shown
     assert orbax_logs.is_news(record("/site/orbax/checkpoint/x.py", logging.WARNING))
     assert orbax_logs.is_news(record("/home/me/script.py", logging.INFO))
+
+
+class TakesAway:
+    """Deletes the run folder, or moves it, once its first checkpoint is whole."""
+
+    def __init__(self, folder, moved):
+        self.folder, self.moved, self.done = folder, moved, False
+
+    def on_checkpoint(self, trainer, step, path):
+        if not self.done:
+            self.done = True
+            if self.moved:
+                shutil.move(self.folder, self.folder.with_name("moved"))
+            while self.folder.exists():  # the tracker may be writing
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_run_whose_folder_is_taken_away_ends_in_a_whole_one(moved, tmp_path):
+    folder = tmp_path / "run"
+    run = trainer(folder, **SAVING)
+    run.callbacks = Callbacks([TakesAway(folder, moved)], run)
+    run.train()
+    assert max(Checkpoints(folder / "checkpoints", 2, 1, "loss", "min").steps()) == 8
+    assert {"config.yaml", "fingerprint.json", "summary.json"} <= {path.name for path in folder.iterdir()}

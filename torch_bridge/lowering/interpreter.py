@@ -153,11 +153,12 @@ class Graph:
     def handed_on(self) -> dict[int, str]:
         """Leaves of the output that are a parameter, a buffer or an input itself: its name, or its placeholder's."""
         names = {placeholder: name or placeholder for placeholder, name in self.placeholders}
-        return {
+        handed = {
             place: names[node.name]
             for place, node in enumerate(self._output_leaves)
             if isinstance(node, torch.fx.Node) and node.op == "placeholder"
         }
+        return {place: name for place, name in handed.items() if name not in self.changed}
 
     @property
     def gives_tensor(self) -> bool:

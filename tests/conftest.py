@@ -75,7 +75,8 @@ def _needs_more(path: pathlib.Path) -> bool:
         own = {name for name in names if name.split(".")[0] in ("tests", "jaxtrain", "torch_bridge", "benchmarks")}
         if any(importlib.util.find_spec(name.split(".")[0]) is None for name in names - own):
             return True
-        bases = [ROOT.joinpath(*name.split(".")) for name in own]
+        parts = [name.split(".") for name in own]
+        bases = {ROOT.joinpath(*part[:depth]) for part in parts for depth in range(1, len(part) + 1)}
         files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
         waiting += [file for file in files if file.is_file()]
     return False

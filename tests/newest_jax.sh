@@ -21,7 +21,7 @@ tested() { "$1/bin/python" -m pytest -n "$(nproc)" --dist loadfile "${@:2}" -m "
 
 environment .venv312 .
 .venv312/bin/python -c 'import jax, sys; print("newest jax:", jax.__version__, "on Python", sys.version.split()[0])'
-tested .venv312 tests/test_*.py tests/unit tests/contract
+tested .venv312 tests --ignore tests/e2e --ignore tests/parity
 environment .venv312-torch '.[torch]'
 .venv312-torch/bin/python -c 'import jax, torch; print("newest torch:", torch.__version__, "with jax", jax.__version__)'
 tested .venv312-torch tests/unit/lowering tests/unit/bridge tests/e2e/test_compiled_loops.py tests/e2e/test_call_forms.py

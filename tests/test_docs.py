@@ -27,6 +27,8 @@ def test_the_docs_build_without_a_warning(tmp_path):
 def test_the_tables_and_the_picture_are_as_the_code_has_them(page):
     if page == "drop_in_flags":
         pytest.importorskip("lightning", reason="its flags are read from it")
+    if page == "operators":
+        pytest.importorskip("torch", reason="the operators are torch's")
     command = [sys.executable, f"docs/generate_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, f"run `python docs/generate_{page}.py` {result.stderr}"

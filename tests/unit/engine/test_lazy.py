@@ -9,6 +9,7 @@ import pytest
 from jaxtrain.lazy import lazy
 from jaxtrain.task import TorchTwin
 
+pytest.importorskip("torch", reason="the originals' names are torch objects")
 SYSTEMS = ("digits", "hjepa", "fmri_autoencoder", "criteria_evidence", "memory_lm", "set_completion")
 
 

@@ -5,7 +5,8 @@ from collections import OrderedDict
 import pytest
 
 from jaxtrain.optim.plateau import Plateau
-from jaxtrain.systems.set_completion import EarlyStopping, convert_ddp_state
+from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
+from jaxtrain.systems.set_completion.original.training import convert_ddp_state
 from tests.unit.set_completion.golden import table
 
 TABLE = table("schedules")

@@ -28,14 +28,14 @@ from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
-from torch_bridge.lowering.errors import CannotRecord, MayRaise
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
 from torch_bridge.lowering.hooks import differ_twice
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
-from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of, stays_in_torch
+from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
 from torch_bridge.torch_edits import structure_of
 
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs

@@ -17,7 +17,8 @@ from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, ex
 from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering import UnsupportedModel, python_state
 from torch_bridge.lowering import export as recording
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, StaysInTorch, located  # noqa: F401
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, located, stays_in_torch  # noqa: F401
+from torch_bridge.lowering.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.objects import Contents, put_together, take_apart
 from torch_bridge.lowering.printing import check_text
@@ -42,13 +43,6 @@ def reason_of(error: UserError) -> str:
 def fails_in_torch(error: UserError) -> bool:
     """Tell whether torch cannot run either what is refused."""
     return isinstance(error.__cause__, UnsupportedModel) and error.__cause__.fails_in_torch
-
-
-def stays_in_torch(error: BaseException | None) -> bool:
-    """Tell whether torch has to run what is refused with all its parts."""
-    while error is not None and not isinstance(error, StaysInTorch):
-        error = error.__cause__
-    return error is not None
 
 
 class Inside:

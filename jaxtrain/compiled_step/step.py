@@ -162,6 +162,8 @@ class CompiledStep:
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
+        if self.weights.bridge.register_late(self.record.left, self.weights.modules):
+            return self.prepare(batch, update)  # with hooks that stay
         return lambda: program([*leaves, *numbers])
 
     def _note(self, shapes: tuple) -> None:

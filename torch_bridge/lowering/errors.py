@@ -51,6 +51,13 @@ class StaysInTorch(CannotRecord):
     """Code that torch has to run whole: compiled parts inside it would compute something else."""
 
 
+def stays_in_torch(error: BaseException | None) -> bool:
+    """Tell whether torch has to run what is refused with all its parts."""
+    while error is not None and not isinstance(error, StaysInTorch):
+        error = error.__cause__
+    return error is not None
+
+
 class MayRaise(StaysInTorch):
     """A step has given what is not finite, where torch may raise instead, and the code may take that. Torch decides."""
 

@@ -5,7 +5,6 @@ import sys
 import types
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -365,16 +364,3 @@ def test_predictions_are_the_originals(architecture):
     length = case["max_length"]
     found = psy.predict(architecture, Rule(1, 1), tokenizer, texts, length, length)
     assert_near(found, case[architecture], 1e-5)
-
-
-def test_seeds_and_the_device_are_torchs(capsys, monkeypatch):
-    monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace())  # other tests lock the flags of the process
-    assert psy.set_seed(7, deterministic=False, cudnn_benchmark=True) == 7
-    assert torch.backends.cudnn.benchmark
-    first = (torch.rand(1), np.random.rand())
-    psy.set_seed(7)
-    assert not torch.backends.cudnn.benchmark
-    assert (torch.rand(1), np.random.rand()) == first
-    torch.use_deterministic_algorithms(False)
-    assert psy.get_device(prefer_cuda=False) == torch.device("cpu")
-    assert "cpu" in capsys.readouterr().out

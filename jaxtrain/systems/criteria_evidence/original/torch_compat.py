@@ -27,7 +27,10 @@ def set_seed(
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
     os.environ["PYTHONHASHSEED"] = str(seed)
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        torch.use_deterministic_algorithms(deterministic)
+    except Exception:  # as in the original, whatever a build of torch raises
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
     return seed
 
 
@@ -38,12 +41,12 @@ def get_device(prefer_cuda: bool = True, device_id: int = 0) -> torch.device:
         print("Using device: cpu")
         return torch.device("cpu")
     device = torch.device(f"cuda:{device_id}")
-    properties = torch.cuda.get_device_properties(device)
-    print(f"Using device: {device} ({properties.name})")
+    major, minor = torch.cuda.get_device_capability(device)
+    print(f"Using device: {device} ({torch.cuda.get_device_name(device)})")
     print(f"CUDA version: {torch.version.cuda}")
-    print(f"GPU memory: {properties.total_memory / 1e9:.2f} GB")
-    print(f"Compute capability: {properties.major}.{properties.minor}")
-    if properties.major >= 8:
+    print(f"GPU memory: {torch.cuda.get_device_properties(device).total_memory / 1e9:.2f} GB")
+    print(f"Compute capability: {major}.{minor}")
+    if major >= 8:
         print("TF32 and BFloat16 are supported")
     return device
 

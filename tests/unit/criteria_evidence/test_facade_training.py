@@ -364,3 +364,13 @@ def test_predictions_are_the_originals(architecture):
     length = case["max_length"]
     found = psy.predict(architecture, Rule(1, 1), tokenizer, texts, length, length)
     assert_near(found, case[architecture], 1e-5)
+
+
+def test_a_model_is_left_in_evaluation_mode(tmp_path):
+    trainer = small_trainer(tmp_path)
+    trainer.validate()
+    assert not trainer.model.training
+    trainer.train_epoch()
+    assert trainer.model.training
+    psy.Evaluator(trainer.model).evaluate(trainer.val_loader)
+    assert not trainer.model.training

@@ -222,8 +222,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self, epoch: int = 0) -> Scores:
         """Scores of val_loader: val_loss (the mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
-        val_precision_macro, val_recall_macro, val_auroc_macro."""
-        was = self._model.training
+        val_precision_macro, val_recall_macro, val_auroc_macro. The model is left in evaluation mode, as there."""
         self._model.eval()
         step, logits, labels, losses = self._step(), [], [], []
         for batch in self.val_loader:
@@ -231,7 +230,6 @@ class Trainer:
             losses.append(float(self.criterion(out.float(), batch["labels"].to(out.device))))
             logits.append(to_numpy(out))
             labels.append(to_numpy(batch["labels"]))
-        self._model.train(was)
         if not losses:
             raise UserError("val_loader gave no batch")
         found = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)

@@ -180,7 +180,6 @@ class Evaluator:
 
         classification_report too where the classes have names.
         """
-        was = self.model.training
         self.model.eval()
         logits, labels, ids, losses = [], [], [], []
         for batch in dataloader:
@@ -190,7 +189,6 @@ class Evaluator:
             logits.append(to_numpy(out))
             labels.append(to_numpy(target))
             ids += list(batch.get("criterion_id", []))
-        self.model.train(was)
         if not logits:
             raise UserError("the loader gave no batch")
         criteria = ids if len(ids) == sum(map(len, labels)) else ()

@@ -62,3 +62,9 @@ def test_leaks_and_unknown_ids_are_refused():
     field_map = {**values["field_map"], "annotations": {**values["field_map"]["annotations"], "status": "cases"}}
     with pytest.raises(AssertionError, match="reads the column `status`"):
         groundtruth_frames.create_criteria_groundtruth(**given(field_map=field_map)[1])
+
+
+def test_the_folder_of_a_table_is_made(tmp_path):
+    path = tmp_path / "processed" / "criteria.csv"
+    groundtruth_frames.create_criteria_groundtruth(**given(output_path=path)[1])
+    assert path.is_file()

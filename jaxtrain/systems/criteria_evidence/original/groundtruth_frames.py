@@ -96,5 +96,6 @@ def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...], path: str | pat
 
     frame = pandas.DataFrame(rows, columns=list(columns))
     if path is not None:
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         frame.to_csv(path, index=False)
     return frame

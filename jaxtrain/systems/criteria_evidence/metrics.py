@@ -68,7 +68,8 @@ def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any
     own = {"loss": float(sums["batch_loss"] / sums["batches"])} if float(sums.get("batches", 0)) else {}
     if not (classes and spans):
         return own | classes | spans
-    classes["f1"] = classes.pop("f1_binary")
+    del classes["f1_binary"]
+    classes |= engine_scores(rows["labels"], rows["probabilities"].argmax(axis=-1))
     return own | combined_scores(classes, spans)
 
 

@@ -50,6 +50,29 @@ def test_best_values_are_taken_with_hydras_plus(tmp_path):
         config_io.load(path, ["+best_config=nowhere.yaml"])
 
 
+@pytest.mark.parametrize(
+    ("project", "watched", "metric"),
+    [
+        ("criteria", "val_auroc_macro", "auroc"),
+        ("criteria", "val_recall_macro", "recall_macro"),
+        ("evidence", "validation_start_accuracy", "start_accuracy"),
+        ("share", "validation_criteria_precision", "criteria_precision"),
+        ("joint", "validation_evidence_end_accuracy", "evidence_end_accuracy"),
+    ],
+)
+def test_every_score_of_the_originals_can_be_watched(tmp_path, project, watched, metric):
+    path = tmp_path / "train.yaml"
+    path.write_text(f"project: {project}\ntraining: {{monitor_metric: {watched}, logging_steps: 50}}\n")
+    assert config_io.load(path)[1].evaluation.metric == metric
+
+
+def test_a_constant_rate_may_be_warmed_up(tmp_path):
+    path = tmp_path / "train.yaml"
+    path.write_text("project: criteria\ntraining: {scheduler: {name: constant_with_warmup, warmup_steps: 7}}\n")
+    schedule = config_io.load(path)[1].optim.schedule
+    assert (schedule.name, schedule.warmup_steps) == ("constant", 7)
+
+
 def test_a_task_is_named_by_its_last_part():
     assert config_io.load("configs/evidence_tiny.yaml", ["task=evidence"])[0].report is not None
     with pytest.raises(ValueError, match="'classification' is unknown"):

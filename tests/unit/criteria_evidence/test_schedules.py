@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -31,3 +32,11 @@ def test_transformers_tables(case):
 def test_the_criteria_trainers_extra_step_skips_one_value_per_epoch():
     late = schedules.with_extra_step_per_epoch(lambda step: float(step), updates_per_epoch=4)
     assert [late(k) for k in range(9)] == [0, 1, 2, 3, 5, 6, 7, 8, 10]
+
+
+def test_a_warmed_constant_rate_is_transformers_too():
+    settings = types.SimpleNamespace(name="constant", warmup_steps=4, warmup_ratio=None, power=1.0)
+    optim, train = types.SimpleNamespace(schedule=settings, lr=0.1), types.SimpleNamespace(steps=10, accumulate_steps=1)
+    config = types.SimpleNamespace(compat="original", optim=optim, train=train)
+    late = schedules.schedule(config, None, steps_per_epoch=100)
+    assert [late(k) for k in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]

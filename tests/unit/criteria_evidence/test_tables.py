@@ -136,6 +136,17 @@ def test_span_and_joint_scores_are_the_originals():
         assert_near(found, case[name])
 
 
+def test_a_run_of_both_tasks_reports_the_engines_scores():
+    case, tensors = table("metrics_span"), load_file(FOLDER / "metrics_span.safetensors")
+    names = {"labels": "labels", "probabilities": "cls_logits"}
+    names |= {"true_starts": "start_positions", "true_ends": "end_positions"}
+    rows = {key: tensors[f"in/{name}"] for key, name in names.items()}
+    rows |= {"starts": tensors["in/start_logits"].argmax(-1), "ends": tensors["in/end_logits"].argmax(-1)}
+    found = metrics.compute({}, rows, None)
+    want = {key: value for key, value in case["share._evaluate"].items() if key != "loss"}
+    assert_near({key: found[key] for key in want}, want)
+
+
 @pytest.mark.parametrize("case", table("early_stopping")["cases"])
 def test_early_stopping_follows_the_originals_trace(case):
     best, improved = EarlyStopping("x", case["mode"], case["min_delta"], case["patience"]), []

@@ -8,13 +8,18 @@ from jaxtrain.errors import UserError
 from jaxtrain.task import LegacyConfig
 
 ARCHITECTURES = ("criteria", "evidence", "share", "joint")
-SCHEDULES = {"constant": "constant", "none": "constant"} | {
+WARMED = "constant_with_warmup"
+SCHEDULES = {"constant": "constant", "none": "constant", WARMED: "constant"} | {
     name: name for name in ("cosine", "linear", "cosine_with_restarts", "polynomial")
 }
+SPANS = ("span_em", "span_f1", "start_accuracy", "end_accuracy")
 METRICS = {  # the original's names without val_ or validation_ -> those here; the first is watched where none is named
-    "criteria": {"f1_macro": "f1_macro", "f1": "f1_binary", "f1_micro": "f1_micro", "accuracy": "accuracy"},
-    "evidence": {"span_em": "span_em", "span_f1": "span_f1"},
-    "share": {"joint_score": "joint_score", "criteria_f1": "criteria_f1", "evidence_span_em": "evidence_span_em"},
+    "criteria": {"f1_macro": "f1_macro", "f1": "f1_binary", "auroc_macro": "auroc"}
+    | {name: name for name in ("f1_micro", "accuracy", "precision_macro", "recall_macro", "auroc")},
+    "evidence": {name: name for name in SPANS},
+    "share": {"joint_score": "joint_score"}
+    | {f"criteria_{name}": f"criteria_{name}" for name in ("f1", "accuracy", "precision", "recall")}
+    | {f"evidence_{name}": f"evidence_{name}" for name in SPANS},
 }
 TASKS = {"binary_classification": "criteria", "multi_label_classification": "evidence"}  # task.type of the group `task`
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
@@ -152,9 +157,10 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int) -> dict[str
 def _optim(found: Found) -> dict[str, Any]:
     beta1, beta2 = found.get("optimizer.betas", default=(0.9, 0.999))
     default = "constant" if found.is_null("scheduler") else "cosine"
-    schedule = {"name": found.one(SCHEDULES, "scheduler.type", "scheduler.name", default=default)}
+    names = ("scheduler.type", "scheduler.name")
+    schedule = {"name": found.one(SCHEDULES, *names, default=default)}
     steps = found.get("scheduler.warmup_steps")
-    if schedule["name"] != "constant":
+    if schedule["name"] != "constant" or str(found.get(*names, default=default)).lower() == WARMED:
         ratio = found.get("scheduler.warmup_ratio", "warmup_ratio", default=0.06)
         schedule |= {"warmup_steps": steps} if steps is not None else {"warmup_ratio": ratio}
     if schedule["name"] == "cosine_with_restarts":

@@ -13,7 +13,8 @@ def schedule(config, given, steps_per_epoch: int):
     warmup = settings.warmup_steps or int((settings.warmup_ratio or 0) * config.train.steps)
     # The original's length counts micro-batches, not updates.
     total = config.train.steps * config.train.accumulate_steps
-    original = transformers(settings.name, total, warmup, lr=config.optim.lr, power=settings.power)
+    name = "constant_with_warmup" if settings.name == "constant" and warmup else settings.name
+    original = transformers(name, total, warmup, lr=config.optim.lr, power=settings.power)
     return with_extra_step_per_epoch(original, steps_per_epoch)
 
 

@@ -54,6 +54,8 @@ def predict(
     texts: strings; for joint mappings with "sentence" and "context". Starts and ends are the first maxima on their own
     over the padded length. An answer is "" where it is empty.
     """
+    if not len(texts):
+        return []
     if architecture == "joint":
         return _joint(model, tokenizer, texts, max_length, evidence_max_length)
     longest = max_length if architecture == "criteria" else evidence_max_length

@@ -183,6 +183,12 @@ def test_predictions_are_the_originals(architecture):
     assert_near(decoding.predict(architecture, fake_model, tokenizer, texts, length, length), case[architecture])
 
 
+@pytest.mark.parametrize("architecture", ["criteria", "evidence", "share", "joint"])
+def test_no_texts_have_no_predictions(architecture):
+    tokenizer = tokenization.load(FOLDER / "fixture" / "tokenizer.json")
+    assert decoding.predict(architecture, fake_model, tokenizer, []) == []
+
+
 def test_squad_scores_ignore_case_punctuation_and_articles():
     assert metrics.answer_em("The sad man.", "sad man") == 1.0
     assert metrics.answer_f1("very sad man", "a sad man today") == pytest.approx(2 * 2 / (3 + 3))

@@ -66,6 +66,25 @@ def test_every_score_of_the_originals_can_be_watched(tmp_path, project, watched,
     assert config_io.load(path)[1].evaluation.metric == metric
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("project: evidence\ndataset: {max_length: 384}", {"data.evidence_max_length": 384}),
+        ("project: share\ndataset: {max_length: 384}", {"data.evidence_max_length": 384}),
+        ("project: joint\ndataset: {criteria_max_length: 64}", {"data.max_length": 64}),
+        ("project: joint\nmodel: {dropout: 0.3}", {"model.criteria.dropout": 0.3, "model.evidence.dropout": 0.3}),
+        ("project: share\ntraining: {optimizer: {name: sgd}}", {"optim.momentum": 0.9}),
+        ("project: share\ntraining: {optimizer: {name: sgd, momentum: 0.5}}", {"optim.momentum": 0.5}),
+        ("project: criteria\ntraining: {mixed_precision: false}", {"precision.policy": "fp32"}),
+    ],
+)
+def test_what_the_originals_engines_read_counts(tmp_path, text, wanted):
+    path = tmp_path / "train.yaml"
+    path.write_text(f"{text}\nlogging_steps: 50\nmonitor_mode: max\n")
+    flat = config_io.flatten(config_io.load(path)[1].model_dump(mode="json"))
+    assert {key: flat[key] for key in wanted} == wanted
+
+
 def test_a_constant_rate_may_be_warmed_up(tmp_path):
     path = tmp_path / "train.yaml"
     path.write_text("project: criteria\ntraining: {scheduler: {name: constant_with_warmup, warmup_steps: 7}}\n")

@@ -77,7 +77,7 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
         "seed": found.get("seed", default=42),
         "deterministic": found.get("deterministic", default=True),
         "model": _model(original, architecture),
-        "data": _data(found, original.get("dataset") or {}, accumulate),
+        "data": _data(found, original.get("dataset") or {}, accumulate, architecture),
         "loss": _given(weights=_section(found.get("loss_weights"))),
         "optim": _optim(found),
         "train": _given(
@@ -128,6 +128,8 @@ def _model(original: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     plain = {"dropout": model.get("classifier_dropout", model.get("dropout"))}
     plain |= {"layers": model.get("classifier_layer_num"), "hidden": model.get("classifier_hidden_dims") or None}
     heads[own] = _given(**plain) | heads[own]
+    if architecture in ("share", "joint"):
+        heads["evidence"] = _given(dropout=model.get("dropout")) | heads["evidence"]
     return found | {name: head for name, head in heads.items() if head}
 
 
@@ -139,14 +141,16 @@ def _lora(lora: Mapping[str, Any]) -> dict[str, Any]:
     return _given(**{name: lora.get(name) for name in ("enabled", "r", "alpha", "dropout")})
 
 
-def _data(found: Found, dataset: Mapping[str, Any], accumulate: int) -> dict[str, Any]:
+def _data(found: Found, dataset: Mapping[str, Any], accumulate: int, architecture: str) -> dict[str, Any]:
+    lengths = ("max_length", "model.max_length")
+    posts = ("evidence_max_length", *(() if architecture == "criteria" else lengths))
     return _given(
         path=dataset.get("path"),
         sentence_column=dataset.get("text_column", dataset.get("answer_column", dataset.get("sentence_column"))),
         status_column=dataset.get("label_column"),
         context_column=dataset.get("context_column"),
-        max_length=found.get("criteria_max_length", "max_length", "model.max_length"),
-        evidence_max_length=found.get("evidence_max_length"),
+        max_length=found.get("criteria_max_length", *lengths),
+        evidence_max_length=found.get(*posts),
         batch_size=found.get("train_batch_size", "batch_size", default=16) * accumulate,
         eval_batch_size=found.get("eval_batch_size", default=32),
         num_workers=found.get("num_workers", default=8),
@@ -165,8 +169,10 @@ def _optim(found: Found) -> dict[str, Any]:
         schedule |= {"warmup_steps": steps} if steps is not None else {"warmup_ratio": ratio}
     if schedule["name"] == "cosine_with_restarts":
         schedule |= _given(cycles=found.get("scheduler.num_cycles"))
+    name = str(found.get("optimizer.name", default="adamw")).lower()
     return {
-        "name": str(found.get("optimizer.name", default="adamw")).lower(),
+        "name": name,
+        **({"momentum": found.get("optimizer.momentum", default=0.9)} if name == "sgd" else {}),
         "lr": found.get("learning_rate", default=2e-5),
         "weight_decay": found.get("weight_decay", "optimizer.weight_decay", default=0.01),
         "beta1": beta1,
@@ -195,7 +201,7 @@ def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
 
 
 def _precision(found: Found) -> str:
-    enabled = all([found.get("amp.enabled", default=True), found.get("use_amp", default=True)])
+    enabled = all(found.get(name, default=True) for name in ("amp.enabled", "use_amp", "mixed_precision"))
     policy = found.one(PRECISIONS, "amp.dtype", "amp_dtype", default="float16")
     return policy if enabled else "fp32"
 
@@ -251,11 +257,12 @@ def best(values: Mapping[str, Any]) -> dict[str, Any]:
 TRAINING = (
     "epochs num_epochs learning_rate weight_decay train_batch_size batch_size eval_batch_size gradient_accumulation "
     "gradient_accumulation_steps max_grad_norm gradient_clip logging_steps eval_steps seed deterministic "
-    "cudnn_benchmark amp_dtype tf32_enabled compile_model compile_mode gradient_checkpointing device "
-    "monitor_metric monitor_mode num_workers pin_memory persistent_workers prefetch_factor max_length warmup_ratio "
-    "use_amp amp.enabled amp.dtype optimizer.name optimizer.betas optimizer.eps optimizer.weight_decay scheduler.type "
-    "scheduler.name scheduler.warmup_ratio scheduler.warmup_steps scheduler.num_cycles early_stopping.metric "
-    "early_stopping.mode early_stopping.patience early_stopping.min_delta loss_weights.criteria loss_weights.evidence"
+    "cudnn_benchmark amp_dtype tf32_enabled compile_model compile_mode gradient_checkpointing device monitor_metric "
+    "monitor_mode num_workers pin_memory persistent_workers prefetch_factor max_length warmup_ratio use_amp "
+    "mixed_precision amp.enabled amp.dtype optimizer.name optimizer.betas optimizer.eps optimizer.weight_decay "
+    "optimizer.momentum scheduler.type scheduler.name scheduler.warmup_ratio scheduler.warmup_steps "
+    "scheduler.num_cycles early_stopping.metric early_stopping.mode early_stopping.patience early_stopping.min_delta "
+    "loss_weights.criteria loss_weights.evidence"
 ).split()
 DATASET = (
     "path text_column label_column context_column answer_column sentence_column max_length criteria_max_length "
@@ -269,7 +276,7 @@ MODEL = (
 
 ORIGINAL = LegacyConfig(
     name="psy (psy_agents_noaug)",
-    unlisted=frozenset({"use_amp", "training.use_amp"}),
+    unlisted=frozenset({f"{at}{name}" for at in ("", "training.") for name in ("use_amp", "mixed_precision")}),
     keys=frozenset(
         {*TRAINING, *(f"training.{name}" for name in TRAINING)}
         | {f"dataset.{name}" for name in DATASET}

@@ -149,6 +149,7 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int, architectur
         sentence_column=dataset.get("text_column", dataset.get("answer_column", dataset.get("sentence_column"))),
         status_column=dataset.get("label_column"),
         context_column=dataset.get("context_column"),
+        ratios=_ratios(dataset.get("splits")),
         max_length=found.get("criteria_max_length", *lengths),
         evidence_max_length=found.get(*posts),
         batch_size=found.get("train_batch_size", "batch_size", default=16) * accumulate,
@@ -156,6 +157,16 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int, architectur
         num_workers=found.get("num_workers", default=8),
         prefetch_batches=found.get("prefetch_factor", default=2),
     )
+
+
+def _ratios(splits: Any) -> list[float] | None:
+    """Shares of training, validation and test: a list of two or three, or a mapping of train, val and test."""
+    if splits is None:
+        return None
+    shares = [splits.get(name) or 0.0 for name in ("train", "val", "test")] if hasattr(splits, "get") else list(splits)
+    if len(shares) not in (2, 3):
+        raise UserError(f"dataset.splits has {len(shares)} shares, wanted train, val and, if any, test")
+    return [*shares, 0.0][:3]
 
 
 def _optim(found: Found) -> dict[str, Any]:
@@ -265,8 +276,9 @@ TRAINING = (
     "loss_weights.criteria loss_weights.evidence"
 ).split()
 DATASET = (
-    "path text_column label_column context_column answer_column sentence_column max_length criteria_max_length "
-    "evidence_max_length num_workers pin_memory persistent_workers prefetch_factor"
+    "path splits splits.train splits.val splits.test text_column label_column context_column answer_column "
+    "sentence_column max_length criteria_max_length evidence_max_length num_workers pin_memory persistent_workers "
+    "prefetch_factor"
 ).split()
 MODEL = (
     "pretrained_model encoder_name criteria_model evidence_model dropout classifier_dropout classifier_layer_num "

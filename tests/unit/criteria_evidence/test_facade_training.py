@@ -251,6 +251,19 @@ def test_a_checkpoint_is_gone_on_from(tmp_path):
         assert torch.equal(other.model.state_dict()[key], value)
 
 
+def test_a_compiled_models_checkpoint_fits_a_plain_model_and_back(tmp_path):
+    trainer, other = small_trainer(tmp_path), small_trainer(tmp_path / "other")
+    trainer.save_checkpoint(0, {}, False)
+    state = torch.load(tmp_path / "latest_checkpoint.pt", weights_only=True)
+    weights = state["model_state_dict"]
+    torch.save(state | {"model_state_dict": {f"_orig_mod.{k}": v + 1 for k, v in weights.items()}}, tmp_path / "c.pt")
+    other.load_checkpoint(tmp_path / "c.pt")
+    assert torch.equal(other.model.out.bias, weights["out.bias"] + 1)
+    other.model = torch.compile(other.model, backend="eager")
+    other.load_checkpoint(tmp_path / "latest_checkpoint.pt")
+    assert torch.equal(other.model.state_dict()["_orig_mod.out.bias"], weights["out.bias"])
+
+
 def test_what_cannot_be_trained_is_refused(tmp_path):
     trainer = small_trainer(tmp_path, early_stopping_metric="val_span_em")
     trainer.train_epoch = trainer.validate = lambda epoch: {"val_loss": 1.0}

@@ -316,7 +316,8 @@ class Trainer:
         The original writes such files and cannot read them."""
         state = torch.load(path, map_location="cpu", weights_only=True)
         self._sync()
-        self._model.load_state_dict(state["model_state_dict"])
+        plain = getattr(self._model, "_orig_mod", self._model)  # torch.compile puts its name before the keys
+        plain.load_state_dict({key.removeprefix("_orig_mod."): x for key, x in state["model_state_dict"].items()})
         self._optimizer.load_state_dict(state["optimizer_state_dict"])
         if self.scheduler is not None and "scheduler_state_dict" in state:
             self.scheduler.load_state_dict(state["scheduler_state_dict"])

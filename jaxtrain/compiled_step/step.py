@@ -230,7 +230,8 @@ class CompiledStep:
         sums = apart or not updating
         function = accumulate if sums else step
         doubt = "" if apart else graph.may_raise
-        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=(0, 1, 2))
+        given_up = (0, 1, 2) if sums else (0, 1)  # an update's outputs have no place for the gradients: JAX would warn
+        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=given_up)
 
         def run(leaves):
             graph.check_indices(leaves)  # raises where torch would

@@ -387,3 +387,8 @@ def test_a_model_is_left_in_evaluation_mode(tmp_path):
     assert trainer.model.training
     psy.Evaluator(trainer.model).evaluate(trainer.val_loader)
     assert not trainer.model.training
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_accumulation_says_nothing():
+    small_trainer(None, psy.Trainer, gradient_accumulation_steps=2).train_epoch()

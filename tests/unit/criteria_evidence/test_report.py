@@ -41,6 +41,12 @@ def test_a_report_does_not_depend_on_the_padding(tmp_path):
     assert fixed["criteria"] == buckets["criteria"]
 
 
+def test_a_criteria_report_has_the_originals_fields_at_its_top(tmp_path):
+    found = written("criteria", tmp_path)[1]
+    assert found["total_samples"] == found["rows"]
+    assert found["criteria"].items() <= found.items()
+
+
 def test_another_dataset_is_not_reported_on(tmp_path):
     _, _, (model, source, config) = written("criteria", tmp_path)
     foreign = ArraySource({name: column[:3] for name, column in source.columns.items()})

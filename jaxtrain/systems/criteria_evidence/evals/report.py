@@ -83,6 +83,8 @@ def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.C
         report["evidence"] = span_report(found, corpus, rows)
     if {"criteria", "evidence"} <= set(report):
         report["joint_score"] = (report["criteria"]["f1_binary"] + report["evidence"]["span_em"]) / 2
+    if architecture == "criteria":
+        report |= report["criteria"]  # at the top too, where the original's file has them
     return report
 
 

@@ -39,9 +39,12 @@ def read_token(token: str) -> Capstone | None:
     return Capstone(token, family, int(ap), False)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Build:
-    """mains: family or None by slot. subs: how many of each family, none of them 0."""
+    """mains: family or None by slot. subs: how many of each family, none of them 0.
+
+    Builds that differ only in where standard mains sit are equal, and have one hash.
+    """
 
     mains: Mapping[str, str | None]
     subs: Mapping[str, int]
@@ -74,6 +77,12 @@ class Build:
         placed = tuple(sorted((slot, main) for slot, main in self.mains.items() if main in SLOT_OF))
         mains = tuple(sorted(main for main in self.mains.values() if main))
         return placed, mains, tuple(sorted(self.subs.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Build) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
 
 
 def allocate(

@@ -293,6 +293,14 @@ def test_an_ability_token_takes_its_parts():
     assert splatnlp.Build({"head": "comeback"}, {"run_speed_up": 2}).achieved_ap == {"comeback": 10, "run_speed_up": 6}
 
 
+def test_builds_that_differ_in_where_standard_mains_sit_are_equal():
+    one = splatnlp.Build({"head": "run_speed_up", "clothes": "haunt", "shoes": "special_saver"}, {})
+    other = splatnlp.Build({"head": "special_saver", "clothes": "haunt", "shoes": "run_speed_up"}, {})
+    assert (one == other, hash(one) == hash(other), len({one, other})) == (True, True, 1)
+    assert one != splatnlp.Build(one.mains, {"run_speed_up": 1})
+    assert one != "a build"
+
+
 def test_a_state_dict_loses_ddps_prefix_alone():
     assert list(splatnlp.convert_ddp_state({"module.module.a": 1, "_orig_mod.b": 2})) == ["module.a", "_orig_mod.b"]
 

@@ -27,27 +27,46 @@ class TorchStep:
     """Call with (batch, update): the loss, or (loss, values) as loss_fn(module, batch) gives them, without their graph.
 
     With `update` gradients are clipped to clip_norm and the optimizer and the scheduler step; without it they are kept
-    and summed. lowered: the forward pass runs under torch.autocast in bfloat16. Tensors go to the module's device.
+    and summed. lowered: the forward pass runs under torch.autocast in bfloat16. scaler: a GradScaler, or None. Tensors
+    go to the module's device.
     """
 
-    def __init__(self, module: Any, loss_fn: Callable, optimizer: Any, scheduler: Any, clip_norm, lowered: bool):
+    def __init__(
+        self,
+        module: Any,
+        loss_fn: Callable,
+        optimizer: Any,
+        scheduler: Any,
+        clip_norm: float | None,
+        lowered: bool,
+        scaler: Any = None,
+    ):
         self.module, self.loss_fn, self.optimizer, self.scheduler = module, loss_fn, optimizer, scheduler
-        self.clip_norm, self.lowered = clip_norm, lowered
+        self.clip_norm, self.lowered, self.scaler = clip_norm, lowered, scaler
 
     def __call__(self, batch: Any, update: bool = True) -> Any:
         with self._autocast():
             found = self.loss_fn(self.module, self._moved(batch))
         loss, values = found if isinstance(found, tuple) else (found, {})
-        loss.backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if update:
-            if self.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if self.scheduler is not None:
-                self.scheduler.step()
+            self._update()
         values = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
         return (loss.detach(), values) if values else loss.detach()
+
+    def _update(self) -> None:
+        if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs in evaluation mode, whose mode stays as it was."""

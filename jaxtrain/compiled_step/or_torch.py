@@ -13,7 +13,8 @@ class StepOrTorch:
 
     Arguments as those of `compile`; the batch's gradients are summed until a call with `update`. say: gets the reason,
     once. called: what loss_fn calls beside the module; a mock among it is called at every step, never recorded.
-    `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the device.
+    scaler: a GradScaler of the steps that torch runs. `in_torch`: torch runs the steps. `dirty`: torch's objects hold
+    older values than the device.
     """
 
     def __init__(
@@ -27,14 +28,15 @@ class StepOrTorch:
         precision: str = "fp32",
         say: Callable[[str], None],
         called: Sequence[Any] = (),
+        scaler: Any = None,
     ):
         from torch_bridge.torch_step import TorchStep, recordable
 
         self.say = say
-        self.eager = TorchStep(module, loss_fn, optimizer, scheduler, clip_norm, precision == "bf16")
+        self.eager = TorchStep(module, loss_fn, optimizer, scheduler, clip_norm, precision == "bf16", scaler)
         self.compiled: compiled_step.CompiledStep | None = None
         self._forward: Callable | None = None
-        if not recordable(module, optimizer, *called):
+        if not recordable(module, optimizer, *called, scaler):
             return
         try:
             self.compiled = compiled_step.compile(

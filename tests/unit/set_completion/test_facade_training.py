@@ -1,6 +1,8 @@
 """A user's session with the original's training functions, in the original's call form."""
 
 import copy
+import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -139,6 +141,32 @@ def test_a_grid_is_trained_and_the_best_kept():
     assert splatnlp.test_model(found.model, batches(2), config, VOCAB)["f1"] == pytest.approx(max(scores))
     with pytest.raises(ValueError, match="select_by: got 'train'"):
         splatnlp.grid_search(Kind, [], [], [], config, VOCAB, grid, select_by="train")
+
+
+def mocks():
+    """A model of 4 rows and 12 tokens, an optimizer and a scaler, all of them mocks."""
+    logits = torch.zeros(4, 12, requires_grad=True)
+    model = mock.Mock(return_value=logits + 0.0)
+    model.parameters.return_value = [logits]
+    return model, mock.Mock(), mock.MagicMock()
+
+
+def test_mocks_of_a_model_and_an_optimizer_are_called_once_per_batch():
+    model, optimizer, _ = mocks()
+    metrics, step = splatnlp.train_epoch(model, batches(1), optimizer, torch.nn.BCEWithLogitsLoss(), CONFIG, VOCAB)
+    assert (optimizer.step.call_count, model.train.call_count, step) == (1, 1, 1)
+    assert metrics["loss"] == pytest.approx(math.log(2))
+
+
+def test_a_mock_of_a_scaler_scales_every_step():
+    model, optimizer, scaler = mocks()
+    for _ in range(2):
+        splatnlp.train_epoch(
+            model, batches(1), optimizer, torch.nn.BCEWithLogitsLoss(), CONFIG, VOCAB, "<PAD>", False, scaler
+        )
+    assert (scaler.scale.call_count, scaler.unscale_.call_count, scaler.update.call_count) == (2, 2, 2)
+    scaler.step.assert_called_with(optimizer)
+    assert optimizer.step.call_count == 0  # the scaler's affair
 
 
 def test_rows_that_show_nothing_are_left_out():

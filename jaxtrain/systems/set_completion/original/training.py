@@ -18,6 +18,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.torch_model import SetCompletionModel
 from torch_bridge.from_torch import unwrapped
+from torch_bridge.lowering.ready import is_mock
 
 METRICS = ("loss", "f1", "precision", "recall", "hamming")
 COUNTS = ("tp", "fp", "fn")
@@ -90,13 +91,13 @@ def counts_of(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Te
 class Step(StepOrTorch):
     """One optimizer step of a model: a compiled call, or torch's own where something of it cannot be recorded."""
 
-    def __init__(self, model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, lowered: bool):
+    def __init__(self, model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any):
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
-        self.clip_norm, self.lowered = clip_norm, lowered
+        self.clip_norm, self.scaling = clip_norm, scaling_of(scaler)
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
         say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
-        precision = "bf16" if lowered else "fp32"
-        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,)}
+        precision = "fp32" if scaler is None else "bf16"
+        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,), "scaler": scaler}
         super().__init__(model, self._loss, optimizer, **own)
 
     def _loss(self, module: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -113,14 +114,21 @@ def _logits_in_torch(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Ten
     return model(*(place(batch[name]) for name in ("inputs", "weapons", "mask")))
 
 
-def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, lowered: bool) -> Step:
-    """The step over these very objects, made once."""
+def scaling_of(scaler: Any) -> Any:
+    """A mock itself, whose calls are counted; else True where there is a scaler."""
+    return scaler if is_mock(scaler) else scaler is not None
+
+
+def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any) -> Step:
+    """The step over these very objects, made once; a new scaler takes the place of the former."""
     step = last_step(model)
-    own = None if step is None else (step.optimizer, step.criterion, step.clip_norm, step.lowered)
-    if own is None or not (own[0] is optimizer and own[1] is criterion and own[2:] == (clip_norm, lowered)):
-        step = Step(model, optimizer, criterion, clip_norm, lowered)
+    given = (optimizer, criterion, scaling_of(scaler))
+    own = () if step is None else (step.optimizer, step.criterion, step.scaling)
+    if step is None or step.clip_norm != clip_norm or any(a is not b for a, b in zip(own, given, strict=True)):
+        step = Step(model, optimizer, criterion, clip_norm, scaler)
         optimizer.compiled_step = step  # which lives as long as the optimizer does
         STEPS[model] = weakref.ref(step)
+    step.eager.scaler = scaler
     return step
 
 
@@ -176,29 +184,27 @@ def train_epoch(
 
     model: called with (inputs, weapons, key_padding_mask). optimizer, criterion: torch's, or your own. A step is one
     compiled call; where one of them cannot be recorded, a warning says why and torch runs it. scaler: given, the
-    forward pass is bfloat16. metric_update_interval: batches between two that are counted in the metrics; the last one
-    is. step_callback: called there with (global_step, {"train/loss_step", "train/loss_running", "train/lr"}). ddp: not
-    used; several processes train with `jaxtrain run`.
+    forward pass is bfloat16; it scales the steps that torch runs. metric_update_interval: batches between two that are
+    counted in the metrics; the last one is. step_callback: called there with (global_step, {"train/loss_step",
+    "train/loss_running", "train/lr"}). ddp: not used; several processes train with `jaxtrain run`.
     """
     _single_process()
     model.train()
-    step = step_of(model, optimizer, criterion, getattr(config, "clip_grad_norm", None), scaler is not None)
+    step = step_of(model, optimizer, criterion, getattr(config, "clip_grad_norm", None), scaler)
     sums, batches = Sums(), _shown(train_dl, verbose, "Training")
     count = len(train_dl) if hasattr(train_dl, "__len__") else math.inf
     for number, given in enumerate(batches, 1):
         batch = batch_of(given, vocab, pad_token, step.padded)
         if not len(batch["inputs"]):
             continue
-        rate = optimizer.param_groups[0]["lr"]
+        rate = None if step_callback is None else float(optimizer.param_groups[0]["lr"])
         loss, counts = step(batch)
         global_step += 1
         counted = number % metric_update_interval == 0 or number == count
         sums.add(loss, counts if counted else None, batch["targets"].numel())
         if counted and step_callback is not None:
-            running = float(sums.loss) / sums.batches
-            step_callback(
-                global_step, {"train/loss_step": float(loss), "train/loss_running": running, "train/lr": float(rate)}
-            )
+            losses = {"train/loss_step": float(loss), "train/loss_running": float(sums.loss) / sums.batches}
+            step_callback(global_step, {**losses, "train/lr": rate})
     step.sync()
     if not sums.batches:
         raise EmptyLoader(

@@ -90,7 +90,7 @@ class PretrainedTokenizer:
         self.vocab_size = len(inner) if hasattr(inner, "__len__") else getattr(inner, "vocab_size", 0)
 
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
-        """special: add what the tokenizer itself adds around a text."""
+        """special: add what the tokenizer itself adds around a text. What it pads by itself is left out again."""
         fast = getattr(self.inner, "is_fast", False)
         given = self.inner(
             text,
@@ -98,7 +98,14 @@ class PretrainedTokenizer:
             **({} if max_length is None else {"truncation": True, "max_length": max_length}),
             **({"return_offsets_mapping": True} if fast else {}),
         )
-        return Tokens(as_ids(given["input_ids"]), list(given["offset_mapping"]) if fast else None)
+        ids, offsets = as_ids(given["input_ids"]), None
+        if fast and "offset_mapping" in given:
+            offsets = list(given["offset_mapping"])
+        mask = as_ids(given["attention_mask"]) if "attention_mask" in given else [1]
+        if all(mask):
+            return Tokens(ids, offsets)
+        kept = lambda values: [value for value, real in zip(values, mask, strict=True) if real]
+        return Tokens(kept(ids), None if offsets is None else kept(offsets))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=skip_special)

@@ -1,6 +1,7 @@
 """Tokenizers as the original's users hand them over: named in the config, or objects of their own."""
 
 import json
+from unittest import mock
 
 import datasets
 import pytest
@@ -53,6 +54,16 @@ class Letters:
 def test_a_dataset_takes_a_tokenizer_of_few_attributes(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one"}))
     assert memory.TextDataset(str(tmp_path), Letters(), 4)[0]["input_ids"].tolist() == [*map(ord, "one"), 0]
+
+
+def test_what_a_tokenizer_pads_by_itself_is_no_text(tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one"}))
+    given = {"input_ids": torch.tensor([[5, 6, 7, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    tokenizer = mock.MagicMock(pad_token_id=0, eos_token_id=1, return_value=given)
+    item = memory.TextDataset(str(tmp_path), tokenizer, 6)[0]
+    assert item["input_ids"].tolist() == [5, 6, 7, 0, 0, 0]
+    assert item["attention_mask"].tolist() == [1, 1, 1, 0, 0, 0]
+    assert item["labels"].tolist() == [5, 6, 7, -100, -100, -100]
 
 
 def test_a_dataset_is_loaded_by_the_originals_call(monkeypatch):

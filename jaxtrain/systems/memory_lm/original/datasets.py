@@ -34,7 +34,7 @@ class TextDataset(torch.utils.data.Dataset):
         self.text_field, self.training_mode = text_field, training_mode
         self.dataset = list(data.read_rows(section, split, num_samples))
         self._inner = PretrainedTokenizer(tokenizer, str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__)))
-        if tokenizer.pad_token_id is None:
+        if tokenizer.pad_token_id is None and getattr(tokenizer, "eos_token", None) is not None:
             tokenizer.pad_token = tokenizer.eos_token
 
     def __len__(self) -> int:

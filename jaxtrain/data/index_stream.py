@@ -20,7 +20,8 @@ from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource, ra
 class IndexStream:
     """Global batches of sample positions.
 
-    size: samples in the dataset. batch_size: samples per optimizer step, over all processes.
+    size: samples in the dataset. batch_size: samples per optimizer step, over all processes. group: an epoch leaves out
+    the last samples of its order, so that their number is a multiple of it, unless there are fewer altogether.
     """
 
     size: int
@@ -28,6 +29,7 @@ class IndexStream:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    group: int = 1
 
     def __post_init__(self):
         if self.size < 1:
@@ -40,7 +42,12 @@ class IndexStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in an epoch."""
+        return self.size - self.size % self.group or self.size
 
     def steps_of(self, epochs: int) -> int:
         """Return the number of batches in so many epochs."""
@@ -57,7 +64,7 @@ class IndexStream:
         """
         epoch, place = self.place(step)
         order = _order(self.size, self.seed, epoch, self.shuffle)
-        indices = order[place * self.batch_size : (place + 1) * self.batch_size]
+        indices = order[: self.samples][place * self.batch_size : (place + 1) * self.batch_size]
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 

@@ -393,5 +393,5 @@ def make_stream(
     if isinstance(source, OrderedSource):
         return SamplerStream(source, batch_size, seed, epochs, steps)
     if training:
-        return IndexStream(len(source), batch_size, seed, shuffle, drop_last)
+        return IndexStream(len(source), batch_size, seed, shuffle, drop_last, getattr(source, "group", 1))
     return IndexStream(len(source), batch_size, shuffle=False)

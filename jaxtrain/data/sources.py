@@ -17,10 +17,11 @@ class ArraySource:
     """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step.
 
     batched: rows are stacked as they are, past the task's collate: its columns are what the loss takes. given: the
-    user's own dict that it was made of, which may change.
+    user's own dict that it was made of, which may change. group: see `IndexStream`.
     """
 
     given: dict[str, Any] | None = None
+    group: int = 1
 
     def __init__(self, columns: Mapping[str, Any], batched: bool = False):
         self.batched = batched

@@ -155,6 +155,29 @@ def test_the_recorded_run_on_the_host_is_the_originals(tmp_path, capsys):
     assert (tmp_path / "out" / "best_model" / "optimizer.bin").is_file()
 
 
+def test_a_pass_leaves_out_an_incomplete_micro_batch(tmp_path):
+    options = {"batch_size": 2, "gradient_accumulation_steps": 1, "num_epochs": 2}
+    trainer = memory.Trainer(with_tokenizer(tiny(tmp_path, rows=5, **options), tmp_path))
+    assert (len(trainer.train_dataloader), trainer.total_steps) == (2, 4)
+
+
+def test_an_evaluation_is_over_the_rows_of_the_trainers_loader(tmp_path):
+    config = with_tokenizer(tiny(tmp_path, rows=5), tmp_path)
+    config.memory.wo_init_zero = False
+    trainer = memory.Trainer(config)
+    losses, model = [], trainer.model.eval()
+    with torch.no_grad():
+        for batch in trainer.eval_dataloader:
+            logits = model(batch["input_ids"], batch["attention_mask"])["logits"][:, :-1]
+            losses.append(
+                torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="none"
+                )
+            )
+    losses = torch.cat(losses)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[losses > 0].mean().item(), abs=1e-5)
+
+
 def test_a_tokenizer_without_an_end_token_is_one_clear_message():
     from jaxtrain.systems.memory_lm.text_dataset import Encoder
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 
+from jaxtrain.data.sources import ArraySource
 from jaxtrain.systems.memory_lm import data
 from jaxtrain.systems.memory_lm.config import Data
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
+from jaxtrain.systems.memory_lm.text_stream import TextStream
 from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer
 
 
@@ -64,3 +66,15 @@ def create_dataloader(
     return torch.utils.data.DataLoader(
         dataset, batch_size, shuffle=shuffle, num_workers=num_workers, drop_last=drop_last
     )
+
+
+def build_data(config: Any, split: str) -> ArraySource | TextStream | None:
+    """Rows as TextDataset gives them, for a Trainer's engine; a pass over the training split leaves out the micro-batch
+    that would be incomplete, as create_dataloader. Packed rows, which the original does not have, are this project's.
+    """
+    if config.data.packing:
+        return data.build_data(config, split)
+    source = data.build_data(config.model_copy(update={"compat": "original"}), split)
+    if split == "train" and isinstance(source, ArraySource):
+        source.group = config.data.batch_size // config.train.accumulate_steps
+    return source

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original import checkpoint_files, run_folders, torch_models
+from jaxtrain.systems.memory_lm.original import checkpoint_files, datasets, run_folders, torch_models
 from jaxtrain.systems.memory_lm.original.host_loop import HostLoop
 from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer, place_optimizer
 from jaxtrain.systems.memory_lm.original.schedules import original_schedule
@@ -77,7 +77,7 @@ class Trainer(HostLoop):
             vars(self).update(run_folders.counters(config.training.resume_from_checkpoint))
         self._newest: Mapping[str, Any] | None = None  # the engine's metrics of the last update
         self._best_step: int | None = None  # of the best evaluation
-        task = find_task(self.settings.task)
+        task = dataclasses.replace(find_task(self.settings.task), build_data=datasets.build_data)
         if task.twin is not None:
             task = dataclasses.replace(task, twin=dataclasses.replace(task.twin, checkpoint=self._write_files))
         self.engine = Engine(config=self.settings, task=task, callbacks=[Follower(self)])

@@ -169,6 +169,22 @@ def test_a_mock_of_a_scaler_scales_every_step():
     assert optimizer.step.call_count == 0  # the scaler's affair
 
 
+def test_a_hook_on_a_trained_model_keeps_real_tensors():
+    torch.manual_seed(0)
+    model, criterion, seen = Bag(), torch.nn.BCEWithLogitsLoss(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    splatnlp.train_epoch(model, batches(), optimizer, criterion, CONFIG, VOCAB)
+    plain = splatnlp.validate(model, batches(), criterion, CONFIG, VOCAB)
+    handle = model.out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert splatnlp.validate(model, batches(), criterion, CONFIG, VOCAB)["loss"] == pytest.approx(plain["loss"])
+    with pytest.warns(UserWarning, match="the model has hooks"):
+        splatnlp.train_epoch(model, batches(), optimizer, criterion, CONFIG, VOCAB)
+    handle.remove()
+    assert [tuple(x.shape) for x in seen] == [(4, 4)] * 6
+    assert all(type(x) is torch.Tensor and x.isfinite().all() for x in seen)
+    assert optimizer.state[model.out.weight]["step"] == 6
+
+
 def test_rows_that_show_nothing_are_left_out():
     inputs = torch.tensor([[1, 2], [11, 11]])
     batch = (inputs, torch.tensor([[0], [1]]), torch.tensor([[1, 2, 3], [4, 11, 11]]), inputs != 11)

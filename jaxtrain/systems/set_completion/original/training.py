@@ -99,6 +99,9 @@ class Step(StepOrTorch):
         precision = "fp32" if scaler is None else "bf16"
         own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,), "scaler": scaler}
         super().__init__(model, self._loss, optimizer, **own)
+        self.hooked = hooked(model)
+        if self.hooked and not self.in_torch:
+            self._give_up(UserError("the model has hooks, which a compiled step would call once"))
 
     def _loss(self, module: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logits = module(batch["inputs"], batch["weapons"], batch["mask"])
@@ -114,6 +117,12 @@ def _logits_in_torch(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Ten
     return model(*(place(batch[name]) for name in ("inputs", "weapons", "mask")))
 
 
+def hooked(model: Any) -> bool:
+    """Return whether a module of the model has forward hooks, as a SetCompletionHook that keeps what it sees."""
+    inside = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(inner._forward_hooks or inner._forward_pre_hooks for inner in inside)
+
+
 def scaling_of(scaler: Any) -> Any:
     """A mock itself, whose calls are counted; else True where there is a scaler."""
     return scaler if is_mock(scaler) else scaler is not None
@@ -122,8 +131,8 @@ def scaling_of(scaler: Any) -> Any:
 def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any) -> Step:
     """The step over these very objects, made once; a new scaler takes the place of the former."""
     step = last_step(model)
-    given = (optimizer, criterion, scaling_of(scaler))
-    own = () if step is None else (step.optimizer, step.criterion, step.scaling)
+    given = (optimizer, criterion, scaling_of(scaler), hooked(model))
+    own = () if step is None else (step.optimizer, step.criterion, step.scaling, step.hooked)
     if step is None or step.clip_norm != clip_norm or any(a is not b for a, b in zip(own, given, strict=True)):
         step = Step(model, optimizer, criterion, clip_norm, scaler)
         optimizer.compiled_step = step  # which lives as long as the optimizer does
@@ -227,7 +236,7 @@ def validate(
     """Metrics over every batch, in evaluation mode: loss, f1, precision, recall, hamming. The model is in evaluation
     mode afterwards, as in the original."""
     model.eval()
-    step = last_step(model)
+    step = None if hooked(model) else last_step(model)  # which has put its weights back into the model
     padded = step.padded if step is not None else False
     sums = Sums()
     for given in _shown(val_dl, verbose, "Validation"):

@@ -5,6 +5,7 @@ import json
 import logging
 import random
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -153,6 +154,13 @@ def test_the_recorded_run_on_the_host_is_the_originals(tmp_path, capsys):
             mine = trainer.model.state_dict()[key.removeprefix("after_train/")]
             torch.testing.assert_close(mine, value, atol=2e-4, rtol=1e-3, msg=key)
     assert (tmp_path / "out" / "best_model" / "optimizer.bin").is_file()
+
+
+def test_more_gpus_than_there_are_is_a_warning(tmp_path):
+    config = tiny(tmp_path, num_gpus=64)
+    with pytest.warns(UserWarning, match="training.num_gpus: 64, but this process has"):
+        trainer = memory.Trainer(config)
+    assert (trainer.engine.program.layout.mesh.size, config.training.num_gpus) == (jax.local_device_count(), 64)
 
 
 def test_a_pass_leaves_out_an_incomplete_micro_batch(tmp_path):

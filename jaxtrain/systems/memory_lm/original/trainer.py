@@ -22,7 +22,7 @@ from jaxtrain.systems.memory_lm.original.host_loop import HostLoop
 from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer, place_optimizer
 from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
-from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check
+from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check, on_present_devices
 from torch_bridge.datasets import to_numpy
 
 STEPS = (
@@ -69,7 +69,7 @@ class Trainer(HostLoop):
         self._fit_vocabulary()
         self._resume, changes = self._origin(changes)
         self._started = False  # from what init_from names
-        self.settings = checked(config, **changes)
+        self.settings = checked(on_present_devices(config), **changes)
         self.output_dir, self._claimed = pathlib.Path(self.settings.run.dir).expanduser(), False
         self.global_step = self.epoch = self.patience_counter = 0
         self.best_loss = math.inf

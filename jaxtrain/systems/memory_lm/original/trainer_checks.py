@@ -1,6 +1,8 @@
 """Check a Trainer's settings, and find what makes a given model another than its config's."""
 
+import dataclasses
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -25,6 +27,17 @@ def check(training: TrainingConfig) -> None:
             raise UserError(f"training.{name}: {getattr(training, name)}, wanted 0 or more")
     if training.early_stopping and training.early_stopping_patience <= 0:
         raise UserError(f"training.early_stopping_patience: {training.early_stopping_patience}, wanted more than 0")
+
+
+def on_present_devices(config: Config) -> Config:
+    """The config for the devices that are there: a training.num_gpus of more is told and lowered, as the original's."""
+    import jax
+
+    training, present = config.training, jax.local_device_count()
+    if training.num_gpus <= present:
+        return config
+    warnings.warn(f"training.num_gpus: {training.num_gpus}, but this process has {present}", stacklevel=3)
+    return dataclasses.replace(config, training=dataclasses.replace(training, num_gpus=present))
 
 
 def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:

@@ -6,6 +6,7 @@ stops a run.
 
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -67,7 +68,7 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
 
 
 def _require(module: str, setting: str, package: str) -> None:
-    if importlib.util.find_spec(module) is None:
+    if sys.modules.get(module) is None and importlib.util.find_spec(module) is None:
         raise UserError(
             f"{setting}: true, but the package {package} is not installed; pip install 'jaxtrain[tracking]', or "
             f"{setting}=false"

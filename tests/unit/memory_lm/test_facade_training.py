@@ -156,6 +156,23 @@ def test_the_recorded_run_on_the_host_is_the_originals(tmp_path, capsys):
     assert (tmp_path / "out" / "best_model" / "optimizer.bin").is_file()
 
 
+@pytest.mark.slow
+def test_small_gains_in_a_row_stop_a_run_as_in_the_original(tmp_path):
+    early = {"early_stopping": True, "early_stopping_patience": 3, "early_stopping_threshold": 10.0}
+    trainer = memory.Trainer(tiny(tmp_path, max_steps=20, eval_steps=1, save_steps=100, **early))
+    trainer.train()
+    assert (trainer.global_step, trainer.patience_counter) == (4, 3)  # the first gain is infinite
+    assert progress(tmp_path / "out" / "final_model")["patience_counter"] == 3
+
+
+def test_a_run_is_not_judged_between_its_eval_steps(tmp_path):
+    trainer = memory.Trainer(tiny(tmp_path, max_steps=1, eval_steps=2, save_steps=2))
+    trainer.train()
+    assert trainer.best_loss == float("inf")
+    assert progress(tmp_path / "out" / "final_model")["best_loss"] is None
+    assert not (tmp_path / "out" / "best_model").exists()
+
+
 def test_more_gpus_than_there_are_is_a_warning(tmp_path):
     config = tiny(tmp_path, num_gpus=64)
     with pytest.warns(UserWarning, match="training.num_gpus: 64, but this process has"):

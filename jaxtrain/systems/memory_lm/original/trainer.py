@@ -98,7 +98,9 @@ class Trainer(HostLoop):
     def _origin(self, changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return how the engine resumes, and the settings that say from where."""
         training = self.config.training
-        wanted = {"checkpoint": {**converted(self.config)["checkpoint"], "torch": "original"}}
+        own = converted(self.config)
+        wanted = {"checkpoint": {**own["checkpoint"], "torch": "original"}}
+        wanted["evaluation"] = {**own["evaluation"], "patience": None}  # by check_early_stopping, as the original
         if training.resume_from_checkpoint is None:
             return "auto", {**wanted, **changes}
         source = pathlib.Path(training.resume_from_checkpoint).expanduser()
@@ -346,9 +348,13 @@ class Follower:
 
     def on_evaluation_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
         trainer, loss = self.trainer, metrics["loss"]
+        every = trainer.settings.evaluation.every_steps
+        if every is not None and step % every:
+            return  # the engine's own, at the end of a run
         trainer._best_step = step if loss < trainer.best_loss else trainer._best_step
-        trainer.check_early_stopping(loss)
         print(f"Step {step}: eval_loss = {loss:.4f}", flush=True)
+        if trainer.check_early_stopping(loss):
+            engine.run.stop()
 
     def on_train_end(self, engine: Any) -> None:
         self.trainer.epoch = -(

@@ -211,8 +211,7 @@ class CompiledStep:
             params = {name: arrays_now[name] for name in moved}
             (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             changed = {weights.first_name(name): value for name, value in changed.items()}
-            kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
-            buffers = {name: kept(value, arrays_now[name]) for name, value in changed.items()}
+            buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
             return loss, parts, grads, buffers
 
         def accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count):
@@ -230,8 +229,8 @@ class CompiledStep:
         sums = apart or not updating
         function = accumulate if sums else step
         doubt = "" if apart else graph.may_raise
-        given_up = (0, 1, 2) if sums else (0, 1)  # an update's outputs have no place for the gradients: JAX would warn
-        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=given_up)
+        donated = (0, 1, 2) if sums else (0, 1)  # an update has no place for the gradients, and JAX would warn
+        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=donated)
 
         def run(leaves):
             graph.check_indices(leaves)  # raises where torch would

@@ -17,7 +17,7 @@ import torch
 
 from torch_bridge.lowering.errors import Obstacle, UnsupportedModel, WritesOutside
 from torch_bridge.lowering.python_names import OWN_STATE, of_library_file
-from torch_bridge.lowering.python_places import Place, same, value_at
+from torch_bridge.lowering.python_places import Place, same, unwatched, value_at
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 
 ADVICE = "A record runs Python once, and every call has to: keep it out of the loss and the forward pass."
@@ -123,7 +123,7 @@ def _without_logging() -> Iterator[None]:
 
 
 def _shallow(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+    return dict(container) if isinstance(container, dict) else list(unwatched(container))
 
 
 def _same_items(before: Any, container: Any) -> bool:

@@ -46,6 +46,7 @@ from torch_bridge.lowering.python_places import (
     Slots,
     TypeValues,
     is_plain,
+    unwatched,
     value_at,
 )
 
@@ -271,7 +272,7 @@ class _Walk:
     def _container(self, value: Any, name: str, names: set[str], depth: int) -> None:
         (self.foreign if id(value) in self._machinery else self.containers).append((name, value))
         if not isinstance(value, set) and len(value) <= MOST_ITEMS:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
+            items = value.items() if isinstance(value, dict) else enumerate(unwatched(value))
             self._visit_items(value, items, name, names, depth)
 
     def _object(self, value: Any, name: str, names: set[str], depth: int) -> None:

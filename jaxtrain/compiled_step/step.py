@@ -211,7 +211,8 @@ class CompiledStep:
             params = {name: arrays_now[name] for name in moved}
             (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             changed = {weights.first_name(name): value for name, value in changed.items()}
-            buffers = {name: jnp.asarray(value, arrays_now[name].dtype) for name, value in changed.items()}
+            kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
+            buffers = {name: kept(value, arrays_now[name]) for name, value in changed.items()}
             return loss, parts, grads, buffers
 
         def accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count):
@@ -227,9 +228,8 @@ class CompiledStep:
 
         apart = averaging is not None  # processes meet between gradients and update
         sums = apart or not updating
-        function = accumulate if sums else step
+        function, donated = (accumulate, (0, 1, 2)) if sums else (step, (0, 1))  # an update gives no gradients back
         doubt = "" if apart else graph.may_raise
-        donated = (0, 1, 2) if sums else (0, 1)  # an update has no place for the gradients, and JAX would warn
         compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=donated)
 
         def run(leaves):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import sys
 import struct
 
 import jax.numpy as jnp
@@ -199,6 +200,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(tmp_path, mo
     found = backends.importlib.util.find_spec
     missing = lambda name, *rest: None if name == "wandb" else found(name, *rest)
     monkeypatch.setattr(backends.importlib.util, "find_spec", missing)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)  # another test may have imported it
     with pytest.raises(UserError, match=r"tracking.wandb: true, but the package wandb is not installed"):
         trained(tmp_path, tracking__wandb=True)
 

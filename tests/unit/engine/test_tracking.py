@@ -3,8 +3,8 @@
 import contextlib
 import json
 import pathlib
-import sys
 import struct
+import sys
 
 import jax.numpy as jnp
 import numpy as np

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -120,12 +119,6 @@ class Queue:
         self._waiting.append((result, inputs))
         if len(self._waiting) > QUEUED:
             self._waiting.popleft()[0].block_until_ready()
-
-
-def device_of(module: torch.nn.Module) -> torch.device:
-    """Return the device of the module's first tensor; the CPU where it has none."""
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:

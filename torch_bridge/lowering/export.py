@@ -16,7 +16,6 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from torch_bridge.exchange import device_of
 from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.elsewhere import WRITES as WRITES_ELSEWHERE
@@ -41,7 +40,7 @@ from torch_bridge.lowering.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.python_effects import generators_kept, only_reading
-from torch_bridge.lowering.ready import mocked, unready
+from torch_bridge.lowering.ready import device_of, mocked, unready
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 from torch_bridge.lowering.tracking import untrack
 from torch_bridge.lowering.views import in_order

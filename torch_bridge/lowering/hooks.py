@@ -248,7 +248,7 @@ def register_late(left: Collection[str], owners: Mapping[str, torch.nn.Module]) 
         return False
     from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-    root = next(iter(owners.values())) if len(owners) == 1 else torch.nn.ModuleDict(owners)
+    root: Any = next(iter(owners.values())) if len(owners) == 1 else torch.nn.ModuleDict(owners)
     for path in paths:
         maybe_install_capturing_hooks(root.get_submodule(path))
     return True

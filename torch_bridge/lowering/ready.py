@@ -114,3 +114,9 @@ def _elements(tensor: torch.Tensor) -> np.ndarray:
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers = np.unique(numbers[:, None] + stride * np.arange(length if stride else 1))
     return numbers
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Return the device of the module's first tensor; the CPU where it has none."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

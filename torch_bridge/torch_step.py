@@ -55,16 +55,7 @@ class TorchStep:
         return (loss.detach(), values) if values else loss.detach()
 
     def _update(self) -> None:
-        if self.clip_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad()
+        clip_and_step(self.module, self.optimizer, self.clip_norm, self.scaler)
         if self.scheduler is not None:
             self.scheduler.step()
 
@@ -85,6 +76,23 @@ class TorchStep:
         if isinstance(value, Mapping):
             return {name: self._moved(inner) for name, inner in value.items()}
         return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+def clip_and_step(module: Any, optimizer: Any, clip_norm: float | None, scaler: Any = None) -> None:
+    """Clip the gradients of the module's parameters, update the weights and clear the gradients.
+
+    clip_norm: None clips nothing. scaler: the GradScaler whose scale the gradients carry, or None.
+    """
+    if clip_norm is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import metrics
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 from jaxtrain.systems.hjepa.original.trainer_parts import TrainerParts
+from torch_bridge.torch_step import clip_and_step
 
 SHOWN = 4  # images of a visualisation
 
@@ -82,16 +83,7 @@ class TrainerSteps(TrainerParts):
         """Clip, update the weights at this step's learning rate, clear the gradients."""
         if not self.original_procedure:
             self._set_lr(self.lr_scheduler(self.global_step))
-        if self.clip_grad:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_grad)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad()
+        clip_and_step(self.model, self.optimizer, self.clip_grad or None, self.scaler)
         if self.original_procedure:
             self._set_lr(self.lr_scheduler(self.global_step))
         self.global_step += 1

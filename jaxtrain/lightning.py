@@ -28,7 +28,7 @@ from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.python_names import mentions
+from torch_bridge.lowering.python.names import mentions
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
 from torch_bridge.training.recorded_step import StepRecorder

@@ -29,9 +29,9 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
-from torch_bridge.lowering.hooks import differ_twice
 from torch_bridge.lowering.interpreter import Graph
-from torch_bridge.lowering.objects import take_apart
+from torch_bridge.lowering.recording.hooks import differ_twice
+from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot

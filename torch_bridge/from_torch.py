@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
-from torch_bridge.lowering import export as recording
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
-from torch_bridge.lowering.objects import put_together
-from torch_bridge.lowering.python_state import Watch
+from torch_bridge.lowering.python.state import Watch
+from torch_bridge.lowering.recording import export as recording
+from torch_bridge.lowering.recording.objects import put_together
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict

@@ -7,8 +7,8 @@ import torch
 
 from torch_bridge import optimizers
 from torch_bridge.awaited import plainly
-from torch_bridge.lowering.python_inputs import PythonInputs
-from torch_bridge.lowering.python_state import Watch
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.python.state import Watch
 from torch_bridge.torch_edits import structure_of
 
 FREEZE = "leave optimizer= out and freeze by epochs, with freeze_until_epoch or freeze_after_epoch in optim.groups"

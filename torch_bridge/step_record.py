@@ -15,18 +15,19 @@ from torch_bridge.datasets import with_arrays
 from torch_bridge.exchange import to_batch
 from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, example_of
 from torch_bridge.lazy_scalar import LazyScalar
-from torch_bridge.lowering import UnsupportedModel, python_state
-from torch_bridge.lowering import export as recording
+from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, located, stays_in_torch  # noqa: F401
-from torch_bridge.lowering.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.interpreter import Graph, graph_of
-from torch_bridge.lowering.objects import Contents, put_together, take_apart
-from torch_bridge.lowering.printing import check_text
-from torch_bridge.lowering.python_inputs import PythonInputs
-from torch_bridge.lowering.python_places import value_at
+from torch_bridge.lowering.operators.printing import check_text
+from torch_bridge.lowering.python import state as python_state
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.python.places import value_at
+from torch_bridge.lowering.python.varying import Varying
+from torch_bridge.lowering.recording import export as recording
+from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
+from torch_bridge.lowering.recording.objects import Contents, put_together, take_apart
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
-from torch_bridge.lowering.varying import Varying
 from torch_bridge.replicas import Forwards, Replicas
 from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
 

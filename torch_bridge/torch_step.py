@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
-from torch_bridge.lowering.export_patches import from_numpy_takes_tensors
-from torch_bridge.lowering.ready import is_mock
+from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
+from torch_bridge.lowering.recording.ready import is_mock
 from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
 

@@ -29,7 +29,7 @@ class SharedWeights:
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
         from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_record, torch_edits
-        from torch_bridge.lowering import ready
+        from torch_bridge.lowering.recording import ready
 
         self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
         self.lazy = lazy_scalar

@@ -14,7 +14,7 @@ import torch
 from torch_bridge import files
 from torch_bridge.certificate.sides import loss_in_torch, modules_of, tensors_of
 from torch_bridge.datasets import to_numpy
-from torch_bridge.lowering.python_state import Watch
+from torch_bridge.lowering.python.state import Watch
 from torch_bridge.training.torch_task import TorchTask
 
 

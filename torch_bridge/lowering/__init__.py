@@ -1,6 +1,7 @@
-"""torch modules as JAX: `export` records a module, `interpreter` runs the record, the other files lower operators.
+"""torch modules as JAX: `recording` makes a graph of a module, `interpreter` runs the graph on JAX arrays.
 
-`register(name, function)` adds or replaces a lowering.
+`operators` holds the lowering of each ATen operator, `selections` those whose size the data decides, `python` the state
+that code keeps beside the tensors. `register(name, function)` adds or replaces a lowering.
 """
 
 from torch_bridge.lowering.errors import Obstacle, UnsupportedModel

@@ -20,14 +20,14 @@ from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import NoForm, OperatorFailed, UnsupportedModel
-from torch_bridge.lowering.gradient_inputs import carries_gradient, leading_to, sources
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
-from torch_bridge.lowering.objects import put_together
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.raising import raising
-from torch_bridge.lowering.sizes import Sizes
+from torch_bridge.lowering.recording.gradient_inputs import carries_gradient, leading_to, sources
+from torch_bridge.lowering.recording.objects import put_together
+from torch_bridge.lowering.recording.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 

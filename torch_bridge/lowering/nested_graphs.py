@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_bridge.lowering.derivatives import underived
 from torch_bridge.lowering.dtypes import jax_dtype
-from torch_bridge.lowering.gradients import GRADIENT, HOOK, OWN_GRADIENT
-from torch_bridge.lowering.module_hooks import ENTER, LEAVE
+from torch_bridge.lowering.operators.derivatives import underived
+from torch_bridge.lowering.recording.gradients import GRADIENT, HOOK, OWN_GRADIENT
+from torch_bridge.lowering.recording.module_hooks import ENTER, LEAVE
 
 
 def is_array(value: Any) -> bool:

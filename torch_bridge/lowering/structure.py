@@ -8,7 +8,7 @@ import jax
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering.objects import Fields
+from torch_bridge.lowering.recording.objects import Fields
 
 
 class Outputs(dict):

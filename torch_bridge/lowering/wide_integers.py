@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.dtypes import jax_dtype
-from torch_bridge.lowering.reductions import axes_of
+from torch_bridge.lowering.operators.reductions import axes_of
 
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 COUNTER = (-(2**31) + 16, 2**31 - 16)  # a buffer that counts calls is taken to stay below; one that counts more is wide

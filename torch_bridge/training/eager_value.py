@@ -9,8 +9,8 @@ import torch
 from torch_bridge.datasets import to_torch
 from torch_bridge.datasets.own_generators import generators_in
 from torch_bridge.lowering.errors import UnsupportedModel, WritesOutside
-from torch_bridge.lowering.python_effects import Traces
-from torch_bridge.lowering.python_inputs import PythonInputs
+from torch_bridge.lowering.python.effects import Traces
+from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.recording_lock import quiet
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_bridge.lowering.python_numbers import Given, Number, Paths
+from torch_bridge.lowering.python.numbers import Given, Number, Paths
 
 PATH = "path"
 _ITEM = "item"  # a mark in place of each

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
-from torch_bridge.lowering.printing import check_text
-from torch_bridge.lowering.python_numbers import Given, Number
-from torch_bridge.lowering.python_places import SIMPLE
+from torch_bridge.lowering.operators.printing import check_text
+from torch_bridge.lowering.python.numbers import Given, Number
+from torch_bridge.lowering.python.places import SIMPLE
 from torch_bridge.training.python_items import PythonItems
 from torch_bridge.training.step_metrics import frozen, metric_classes, topmost, without_value_checks
 from torch_bridge.training.step_views import Notes, OptimizerView, SchedulerView, ViewOfNumbers, scheduler_numbers

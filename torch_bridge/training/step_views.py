@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering.python_numbers import Number
-from torch_bridge.lowering.python_places import is_plain
+from torch_bridge.lowering.python.numbers import Number
+from torch_bridge.lowering.python.places import is_plain
 
 COLLECTIVES = ("all_gather", "reduce", "broadcast", "barrier")  # of a strategy: on one process nothing happens
 _MAPPING = ("get", "keys", "values", "items")

@@ -19,9 +19,9 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
-from torch_bridge.lowering.python_inputs import PythonInputs
-from torch_bridge.lowering.python_places import value_at
-from torch_bridge.lowering.ready import check_ready
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.python.places import value_at
+from torch_bridge.lowering.recording.ready import check_ready
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan

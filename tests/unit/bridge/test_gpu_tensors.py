@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_bridge import exchange, module_tensors, torch_edits
-from torch_bridge.lowering import export
+from torch_bridge.lowering.recording import export
 
 
 @pytest.fixture

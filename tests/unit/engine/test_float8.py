@@ -69,7 +69,7 @@ def test_layers_of_widths_in_steps_of_16_are_taken(inputs, outputs, dtype, taken
 
 def test_a_torch_modules_linear_layers_are_taken():
     pytest.importorskip("torch")
-    from torch_bridge.lowering.products import linear
+    from torch_bridge.lowering.operators.products import linear
 
     assert in_eight_bits(lambda x, w: linear(None, x, w), drawn(4, 32), drawn(16, 32))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.nn import fused_attention
-from torch_bridge.lowering.attention import scaled_dot_product_attention
+from torch_bridge.lowering.operators.attention import scaled_dot_product_attention
 
 
 def plain(q, k, v, *, bias, causal, window, scale):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jaxtrain import UserError
-from torch_bridge.lowering.python_numbers import MOST_PATHS, Number, Paths
+from torch_bridge.lowering.python.numbers import MOST_PATHS, Number, Paths
 
 
 def number(value: int, paths: Paths | None = None) -> Number:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from torch_bridge.lowering.derivatives import sloped, zero_where
 from torch_bridge.lowering.dtypes import jax_dtype, real_dtype, wide
+from torch_bridge.lowering.operators.derivatives import sloped, zero_where
 from torch_bridge.lowering.selections.values import Site, axes_of_dim, data_axes, is_row, plain, run, shape_of, value_of
 
 

@@ -18,7 +18,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.torch_model import SetCompletionModel
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering.ready import is_mock
+from torch_bridge.lowering.recording.ready import is_mock
 
 METRICS = ("loss", "f1", "precision", "recall", "hamming")
 COUNTS = ("tp", "fp", "fn")

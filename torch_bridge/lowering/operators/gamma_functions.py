@@ -8,8 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import promote_float
+from torch_bridge.lowering.operators.derivatives import sloped
 from torch_bridge.lowering.table import lowering
 
 LOWEST = -(2.0**23)  # below it every float32 is an integer, a pole

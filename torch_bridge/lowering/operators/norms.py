@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_bridge.lowering.derivatives import along, derived, zero_where
 from torch_bridge.lowering.dtypes import jax_dtype, real_dtype, wide
-from torch_bridge.lowering.reductions import axes_of
+from torch_bridge.lowering.operators.derivatives import along, derived, zero_where
+from torch_bridge.lowering.operators.reductions import axes_of
 from torch_bridge.lowering.table import lowering
 
 

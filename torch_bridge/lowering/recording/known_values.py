@@ -15,8 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import elsewhere
 from torch_bridge.lowering.errors import source_line
+from torch_bridge.lowering.recording import elsewhere
 
 MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
 

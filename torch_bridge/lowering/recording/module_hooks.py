@@ -15,7 +15,7 @@ from torch import library
 from torch.utils._sympy import functions
 
 from torch_bridge.lowering.errors import code_line
-from torch_bridge.lowering.gradients import drop, following, part, sort
+from torch_bridge.lowering.recording.gradients import drop, following, part, sort
 
 library.define("torch_bridge::enter", "(Tensor[] xs) -> Tensor[]")
 library.define(

@@ -16,10 +16,8 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering import assigned_buffers, gradients, hooks, module_hooks, python_state, selections
+from torch_bridge.lowering import selections
 from torch_bridge.lowering.dtypes import known_dtype
-from torch_bridge.lowering.elsewhere import WRITES as WRITES_ELSEWHERE
-from torch_bridge.lowering.elsewhere import Untouched
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
@@ -36,14 +34,19 @@ from torch_bridge.lowering.errors import (
     module_path,
     source_line,
 )
-from torch_bridge.lowering.export_patches import PlainFunctions, recordable
-from torch_bridge.lowering.objects import listed
 from torch_bridge.lowering.operators import TABLE
-from torch_bridge.lowering.python_effects import generators_kept, only_reading
-from torch_bridge.lowering.ready import device_of, mocked, unready
+from torch_bridge.lowering.operators.views import in_order
+from torch_bridge.lowering.python import assigned_buffers
+from torch_bridge.lowering.python import state as python_state
+from torch_bridge.lowering.python.effects import generators_kept, only_reading
+from torch_bridge.lowering.recording import gradients, hooks, module_hooks
+from torch_bridge.lowering.recording.elsewhere import WRITES as WRITES_ELSEWHERE
+from torch_bridge.lowering.recording.elsewhere import Untouched
+from torch_bridge.lowering.recording.export_patches import PlainFunctions, recordable
+from torch_bridge.lowering.recording.objects import listed
+from torch_bridge.lowering.recording.ready import device_of, mocked, unready
+from torch_bridge.lowering.recording.tracking import untrack
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
-from torch_bridge.lowering.tracking import untrack
-from torch_bridge.lowering.views import in_order
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_bridge.lowering.python_effects import Traces
-from torch_bridge.lowering.python_names import (
+from torch_bridge.lowering.python.effects import Traces
+from torch_bridge.lowering.python.names import (
     OWN_STATE,
     class_functions,
     class_names,
@@ -36,7 +36,7 @@ from torch_bridge.lowering.python_names import (
     on_host,
     states_read,
 )
-from torch_bridge.lowering.python_places import (
+from torch_bridge.lowering.python.places import (
     ARRAYS,
     CONTAINERS,
     SIMPLE,

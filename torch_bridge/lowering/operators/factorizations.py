@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import derived, underived
+from torch_bridge.lowering.operators.derivatives import derived, underived
 from torch_bridge.lowering.table import lowering
 
 

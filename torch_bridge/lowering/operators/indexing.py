@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import derived, zero_where
 from torch_bridge.lowering.dtypes import cast, result_type
+from torch_bridge.lowering.operators.derivatives import derived, zero_where
 from torch_bridge.lowering.table import lowering
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.utils.checkpoint
 from torch.nn import functional as F
 
-from torch_bridge.lowering import gradients
 from torch_bridge.lowering.errors import StaysInTorch
+from torch_bridge.lowering.recording import gradients
 
 # torch's kernel keeps no copy of the statistics that it normalised with: its backward pass reads them as they are then.
 _BOTH_MODES = (

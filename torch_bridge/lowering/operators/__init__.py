@@ -1,6 +1,6 @@
-"""The filled table: importing this module registers every lowering of the package."""
+"""ATen operators as functions of JAX arrays, one file a family. Importing this package fills the table."""
 
-from torch_bridge.lowering import (  # noqa: F401
+from torch_bridge.lowering.operators import (  # noqa: F401
     activations,
     attention,
     creation,

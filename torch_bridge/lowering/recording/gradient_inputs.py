@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_bridge.lowering.gradients import GRADIENT
+from torch_bridge.lowering.recording.gradients import GRADIENT
 
 _LINEAR = set(
     "add sub rsub neg sum mean view _unsafe_view reshape permute transpose t expand unsqueeze squeeze cat stack select "

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_bridge.lowering.python_inputs import PythonInputs
-from torch_bridge.lowering.python_places import PLAIN, is_plain, same
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.python.places import PLAIN, is_plain, same
 
 MOST_KEPT = 32  # arrangements of objects that are known again
 

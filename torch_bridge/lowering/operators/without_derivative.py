@@ -4,7 +4,7 @@ refuses it, where the formula would give one."""
 import functools
 from collections.abc import Callable
 
-from torch_bridge.lowering.derivatives import underived
+from torch_bridge.lowering.operators.derivatives import underived
 
 _OPERATORS = (
     "floor_divide.default",

@@ -3,8 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.bounds import of_equals
-from torch_bridge.lowering.derivatives import absolute, along, derived, sloped, underived, zero_where
 from torch_bridge.lowering.dtypes import (
     cast,
     category,
@@ -17,7 +15,9 @@ from torch_bridge.lowering.dtypes import (
     wide,
     wide_dtype,
 )
-from torch_bridge.lowering.gamma_functions import digamma
+from torch_bridge.lowering.operators.bounds import of_equals
+from torch_bridge.lowering.operators.derivatives import absolute, along, derived, sloped, underived, zero_where
+from torch_bridge.lowering.operators.gamma_functions import digamma
 from torch_bridge.lowering.table import TABLE, lowering
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jaxtrain.nn import float8
 from jaxtrain.nn.correlation import correlate
-from torch_bridge.lowering import lu
 from torch_bridge.lowering.dtypes import cast, jax_dtype, match_products, promote
+from torch_bridge.lowering.operators import lu
 from torch_bridge.lowering.table import lowering
 
 

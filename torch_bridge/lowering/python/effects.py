@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from torch_bridge.lowering.errors import Obstacle, UnsupportedModel, WritesOutside
-from torch_bridge.lowering.python_names import OWN_STATE, of_library_file
-from torch_bridge.lowering.python_places import Place, same, unwatched, value_at
+from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
+from torch_bridge.lowering.python.places import Place, same, unwatched, value_at
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 
 ADVICE = "A record runs Python once, and every call has to: keep it out of the loss and the forward pass."

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import derived, shared, sloped, zero_where
 from torch_bridge.lowering.dtypes import category, is_float, jax_dtype, real_dtype, whole_dtype, wide
+from torch_bridge.lowering.operators.derivatives import derived, shared, sloped, zero_where
 from torch_bridge.lowering.table import lowering
 
 

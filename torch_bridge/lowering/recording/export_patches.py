@@ -14,7 +14,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_bridge.lowering import (
+from torch_bridge.lowering.errors import source_line
+from torch_bridge.lowering.operators import printing
+from torch_bridge.lowering.python.effects import only_reading
+from torch_bridge.lowering.python.seeded_draws import Draws, Unseeded
+from torch_bridge.lowering.recording import (
     batch_statistics,
     data_sizes,
     distribution_checks,
@@ -24,15 +28,11 @@ from torch_bridge.lowering import (
     packed_sequence,
     padded_encoder,
     plain_formulas,
-    printing,
     sequence_losses,
 )
-from torch_bridge.lowering.equal_masks import EqualMasks
-from torch_bridge.lowering.errors import source_line
-from torch_bridge.lowering.known_values import KnownValues
-from torch_bridge.lowering.python_effects import only_reading
+from torch_bridge.lowering.recording.equal_masks import EqualMasks
+from torch_bridge.lowering.recording.known_values import KnownValues
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
-from torch_bridge.lowering.seeded_draws import Draws, Unseeded
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.errors import Obstacle, code_line
-from torch_bridge.lowering.gradients import GRADIENT, HOOK, drop, following, part, sort
+from torch_bridge.lowering.recording.gradients import GRADIENT, HOOK, drop, following, part, sort
 
 library.define("torch_bridge::hook", "(Tensor cotangent, Tensor x, Tensor slope) -> Tensor")
 _numbers = itertools.count()

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering import assigned_buffers
 from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line, written_line
-from torch_bridge.lowering.seeded_draws import SEEDS, Draws
+from torch_bridge.lowering.python import assigned_buffers
+from torch_bridge.lowering.python.seeded_draws import SEEDS, Draws
 
 ADVICE_STATE = (
     "Python runs once, while the module is recorded. Keep what changes in a buffer (self.register_buffer('step', "

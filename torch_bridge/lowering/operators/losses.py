@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import absolute, derived, sloped
 from torch_bridge.lowering.dtypes import promote, wide
+from torch_bridge.lowering.operators.derivatives import absolute, derived, sloped
 from torch_bridge.lowering.table import lowering
 
 

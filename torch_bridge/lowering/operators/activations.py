@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.nn import activations
-from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import cast
+from torch_bridge.lowering.operators.derivatives import sloped
 from torch_bridge.lowering.table import lowering
 
 

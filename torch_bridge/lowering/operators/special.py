@@ -10,8 +10,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from torch_bridge.lowering.derivatives import sloped
 from torch_bridge.lowering.dtypes import promote_float
+from torch_bridge.lowering.operators.derivatives import sloped
 from torch_bridge.lowering.table import lowering
 
 

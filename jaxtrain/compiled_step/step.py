@@ -1,7 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,17 +9,14 @@ import numpy as np
 
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.averaging import Averaging
-from jaxtrain.compiled_step.finite import OnlyFinite
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
+from jaxtrain.compiled_step.step_program import StepProgram, compile_update
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
-from jaxtrain.optim.optimizer import clip, global_norm
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
-from jaxtrain.runtime import jax_settings
-from jaxtrain.runtime.prng import Rngs
 
 MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
 
@@ -158,7 +154,7 @@ class CompiledStep:
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
             if program is None:
-                program = self._program(graph, [*leaves, *numbers], trained, updating, divisor)
+                program = StepProgram(self, graph, [*leaves, *numbers], trained, updating, divisor)
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
@@ -184,123 +180,24 @@ class CompiledStep:
                 "torch.where on a tensor of the batch instead"
             )
 
-    def _program(self, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int) -> Callable:
-        jax_settings.check()
-        weights, averaging = self.weights, self.averaging
-        reached = weights.reached(graph, self.record.name)
-        moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
-        forwards = self._forwards(graph) if averaging else ()
-        weights.replicas.check_parameters()
-        unreached = averaging.unreached(forwards, reached) if averaging else {}
-        unread = graph.unread_inputs()
-        arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
-        constants = {i: leaf for i, leaf in enumerate(leaves) if i not in arrays}
-        logged: list[str] = []  # names of the values beside the loss, in the user's order
-
-        def compute(arrays_now: Arrays, inputs, key):
-            given = [constants.get(i) for i in range(len(leaves))]
-            for place, value in zip(arrays, inputs, strict=True):
-                given[place] = value
-
-            def loss_of(params: Arrays):
-                state = weights.state({**arrays_now, **self.precision.for_compute(params)})
-                loss, parts, changed = self.record.run(graph, state, given, Rngs(key))
-                logged[:] = parts
-                return loss.astype(jnp.float32), (list(parts.values()), changed)
-
-            params = {name: arrays_now[name] for name in moved}
-            (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-            changed = {weights.first_name(name): value for name, value in changed.items()}
-            kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
-            buffers = {name: kept(value, arrays_now[name]) for name, value in changed.items()}
-            return loss, parts, grads, buffers
-
-        def accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count):
-            key = jax.random.fold_in(self.key, count)  # inside: a call of its own would cost more than the rest
-            loss, parts, new, buffers = compute(arrays_now, inputs, key)
-            grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
-            return (arrays_now | buffers, opt_state, grads), (loss, parts, None)
-
-        def step(arrays_now, opt_state, grads, inputs, numbers, limit, count):
-            state, (loss, parts, _) = accumulate(arrays_now, opt_state, grads, inputs, numbers, limit, count)
-            state, norm = self._update(*state, numbers, limit, divisor)
-            return state, (loss, parts, norm)
-
-        apart = averaging is not None  # processes meet between gradients and update
-        sums = apart or not updating
-        function, donated = (accumulate, (0, 1, 2)) if sums else (step, (0, 1))  # an update gives no gradients back
-        doubt = "" if apart else graph.may_raise
-        compiled = OnlyFinite(function, sums) if doubt else jax.jit(function, donate_argnums=donated)
-
-        def run(leaves):
-            graph.check_indices(leaves)  # raises where torch would
-            inputs = [weights.place(leaves[i]) for i in arrays]
-            if averaging:
-                averaging.receive_buffers(forwards)
-                self.grads = averaging.begin(forwards, unreached, self.grads)
-            updated = {*moved, *self.grads} if self.grads else moved
-            numbers = self.updates.numbers()
-            limit = None if self.clip_norm is None else np.float32(self.clip_norm)
-            given = weights.arrays, self.opt_state, self.grads, inputs, numbers, limit, np.uint32(self.count)
-            with weights.exchange.products():
-                state, (loss, parts, norm) = compiled(*given)
-            weights.queue.put(loss, inputs)
-            weights.arrays, self.opt_state, self.grads = state
-            weights.move_ahead()
-            if doubt and compiled.failed:
-                raise weights.bridge.MayRaise(doubt)
-            if averaging and updating:
-                grads = averaging.settle(self.grads)
-                updated = list(grads)
-                state, norm = self._apart(divisor)(weights.arrays, self.opt_state, grads, numbers, limit)
-                weights.arrays, self.opt_state, self.grads = state
-            self.count += 1
-            if updating:
-                began = not self.updates.ahead
-                self.updates.after(updated)
-                if began and self.updates.ahead:
-                    self._await_state()
-                if self.scheduler is not None:
-                    self.scheduler.step()
-            self.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
-            self.parts = dict(zip(logged, map(weights.lazy.LazyScalar, parts), strict=True))
-            return (weights.lazy.LazyScalar(loss), self.parts) if parts else weights.lazy.LazyScalar(loss)
-
-        return run
-
-    def _forwards(self, graph: Any) -> Sequence[tuple[str, bool]]:
-        """The calls of DistributedDataParallel modules in a loss. Raises CannotRecord where torch's exchange something
-        between them."""
-        weights = self.weights
-        forwards = self.record.forwards[id(graph)]
-        changed = {id(weights.tensors[weights.first_name(name)]) for name in graph.changed}
-        twice = weights.replicas.exchanges_twice(forwards, changed)
-        if twice is not None:
-            raise weights.bridge.CannotRecord(
-                f"{self.record.name} calls {twice} more than once, whose DistributedDataParallel gives its buffers out "
-                "anew before each call (broadcast_buffers=False leaves them to each process)"
-            )
-        return forwards
-
-    def _update(self, arrays_now: Arrays, opt_state, grads: Arrays, numbers, limit, divisor: int) -> tuple:
-        """Clip the gradients and update the parameters that have one: the state after it, and the norm. Traced."""
-        if divisor > 1:
-            grads = {name: value / divisor for name, value in grads.items()}
-        norm = None
-        if limit is not None:
-            norm = global_norm(grads)
-            grads = clip(grads, norm, limit)
-        moved = {name: arrays_now[name] for name in self.updates.keys if name in grads}
-        params, opt_state = self.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
-        return (arrays_now | params, opt_state, {}), norm
-
-    def _apart(self, divisor: int) -> Callable:
+    def update_program(self, divisor: int) -> Callable:
         """The update as a program of its own, for gradients that the processes have averaged."""
         key = "update", divisor, self.updates.switches()
         if key not in self._programs:
-            update = functools.partial(self._update, divisor=divisor)
-            self._programs[key] = jax.jit(update, donate_argnums=(0, 1))
+            self._programs[key] = compile_update(self.updates, divisor)
         return self._programs[key]
+
+    def after_call(self, updated: list[str] | None) -> None:
+        """Count a call, and what follows an update. updated: the parameters that moved; None where none was to move."""
+        self.count += 1
+        if updated is None:
+            return
+        began = not self.updates.ahead
+        self.updates.after(updated)
+        if began and self.updates.ahead:
+            self._await_state()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def eval(self, name: str | None = None) -> Callable:
         """A compiled forward pass of the module (of `name`, where there are several) in evaluation mode.

@@ -1,0 +1,142 @@
+"""The XLA program of one call of a compiled step: forward, backward and update of one recorded loss."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.compiled_step.finite import OnlyFinite
+from jaxtrain.compiled_step.shared_weights import Arrays
+from jaxtrain.optim.optimizer import clip, global_norm
+from jaxtrain.runtime import jax_settings
+from jaxtrain.runtime.prng import Rngs
+
+
+class StepProgram:
+    """Call with the leaves of a batch: the loss, or (loss, values to log).
+
+    step: the CompiledStep whose weights, state and gradients it reads and replaces. graph: the recorded loss. leaves:
+    examples of the batch's and of Python's numbers. trained: parameters that may move. updating: update the weights
+    with the gradients, divided by `divisor`; else add these to the step's. Processes of DistributedDataParallel meet
+    between gradients and update, which are two programs then.
+    """
+
+    def __init__(self, step: Any, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int):
+        jax_settings.check()
+        weights, averaging = step.weights, step.averaging
+        self._step, self._graph, self._updating, self._divisor = step, graph, updating, divisor
+        reached = weights.reached(graph, step.record.name)
+        self._moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
+        self._forwards = _exchanging_forwards(step, graph) if averaging else ()
+        weights.replicas.check_parameters()
+        self._unreached = averaging.unreached(self._forwards, reached) if averaging else {}
+        unread = graph.unread_inputs()
+        self._inputs = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
+        self._constants = {i: leaf for i, leaf in enumerate(leaves) if i not in self._inputs}
+        self._size = len(leaves)
+        self._logged: list[str] = []  # names of the values beside the loss, in the user's order
+        sums = averaging is not None or not updating
+        self._doubt = "" if averaging else graph.may_raise
+        function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))  # no gradients come back
+        self._compiled = OnlyFinite(function, sums) if self._doubt else jax.jit(function, donate_argnums=donated)
+
+    def __call__(self, leaves: list) -> Any:
+        step, weights, averaging = self._step, self._step.weights, self._step.averaging
+        self._graph.check_indices(leaves)  # raises where torch would
+        inputs = [weights.place(leaves[i]) for i in self._inputs]
+        if averaging:
+            averaging.receive_buffers(self._forwards)
+            step.grads = averaging.begin(self._forwards, self._unreached, step.grads)
+        updated = list({*self._moved, *step.grads} if step.grads else self._moved)
+        numbers = step.updates.numbers()
+        limit = None if step.clip_norm is None else np.float32(step.clip_norm)
+        with weights.exchange.products():
+            state, (loss, parts, norm) = self._compiled(
+                weights.arrays, step.opt_state, step.grads, inputs, numbers, limit, np.uint32(step.count)
+            )
+        weights.queue.put(loss, inputs)
+        weights.arrays, step.opt_state, step.grads = state
+        weights.move_ahead()
+        if self._doubt and self._compiled.failed:
+            raise weights.bridge.MayRaise(self._doubt)
+        if averaging and self._updating:
+            grads = averaging.settle(step.grads)
+            updated = list(grads)
+            state, norm = step.update_program(self._divisor)(weights.arrays, step.opt_state, grads, numbers, limit)
+            weights.arrays, step.opt_state, step.grads = state
+        step.after_call(updated if self._updating else None)
+        step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
+        step.parts = dict(zip(self._logged, map(weights.lazy.LazyScalar, parts), strict=True))
+        return (weights.lazy.LazyScalar(loss), step.parts) if parts else weights.lazy.LazyScalar(loss)
+
+    def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
+        """Compute loss, values to log, gradients and buffers. Traced."""
+        step, weights = self._step, self._step.weights
+        given = [self._constants.get(i) for i in range(self._size)]
+        for place, value in zip(self._inputs, inputs, strict=True):
+            given[place] = value
+
+        def loss_of(params: Arrays):
+            state = weights.state({**arrays, **step.precision.for_compute(params)})
+            loss, parts, changed = step.record.run(self._graph, state, given, Rngs(key))
+            self._logged[:] = parts
+            return loss.astype(jnp.float32), (list(parts.values()), changed)
+
+        params = {name: arrays[name] for name in self._moved}
+        (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        changed = {weights.first_name(name): value for name, value in changed.items()}
+        kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
+        return loss, parts, grads, {name: kept(value, arrays[name]) for name, value in changed.items()}
+
+    def _accumulate(self, arrays, opt_state, grads: Arrays, inputs, numbers, limit, count) -> tuple:
+        """Add the gradients of one batch to those that wait. Traced."""
+        key = jax.random.fold_in(self._step.key, count)  # inside: a call of its own would cost more than the rest
+        loss, parts, new, buffers = self._gradients(arrays, inputs, key)
+        grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
+        return (arrays | buffers, opt_state, grads), (loss, parts, None)
+
+    def _update(self, arrays, opt_state, grads: Arrays, inputs, numbers, limit, count) -> tuple:
+        """Add the gradients of one batch and update the weights. Traced."""
+        state, (loss, parts, _) = self._accumulate(arrays, opt_state, grads, inputs, numbers, limit, count)
+        state, norm = update(self._step.updates, self._divisor, *state, numbers=numbers, limit=limit)
+        return state, (loss, parts, norm)
+
+
+def update(
+    updates: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Arrays, numbers: Any, limit: Any
+) -> tuple:
+    """Clip the gradients and update the parameters that have one: the state after it, and the norm. Traced."""
+    if divisor > 1:
+        grads = {name: value / divisor for name, value in grads.items()}
+    norm = None
+    if limit is not None:
+        norm = global_norm(grads)
+        grads = clip(grads, norm, limit)
+    moved = {name: arrays[name] for name in updates.keys if name in grads}
+    params, opt_state = updates.compiled(list(moved))(grads, opt_state, moved, numbers)
+    return (arrays | params, opt_state, {}), norm
+
+
+def compile_update(updates: Any, divisor: int) -> Callable:
+    """Compile the update alone, for gradients that the processes have averaged."""
+    return jax.jit(functools.partial(update, updates, divisor), donate_argnums=(0, 1))
+
+
+def _exchanging_forwards(step: Any, graph: Any) -> Sequence[tuple[str, bool]]:
+    """Return the calls of DistributedDataParallel modules in a loss.
+
+    Raises CannotRecord where torch exchanges something between them.
+    """
+    weights, record = step.weights, step.record
+    forwards = record.forwards[id(graph)]
+    changed = {id(weights.tensors[weights.first_name(name)]) for name in graph.changed}
+    twice = weights.replicas.exchanges_twice(forwards, changed)
+    if twice is not None:
+        raise weights.bridge.CannotRecord(
+            f"{record.name} calls {twice} more than once, whose DistributedDataParallel gives its buffers out "
+            "anew before each call (broadcast_buffers=False leaves them to each process)"
+        )
+    return forwards

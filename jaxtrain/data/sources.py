@@ -57,7 +57,7 @@ class ArraySource:
 
 
 def _column(name: str, value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    array = np.asarray(None if _is_dataset(value) else value)
     if array.ndim:
         return narrow(array)
     raise UserError(
@@ -65,6 +65,15 @@ def _column(name: str, value: Any) -> np.ndarray:
         "for one dataset of named arrays. Give one Dataset or DataLoader; for several, join them (ConcatDataset), or "
         "make a Trainer for each"
     )
+
+
+def _is_dataset(value: Any) -> bool:
+    """Tell whether a dict's entry is a dataset by itself: numpy would read through all of its samples."""
+    return hasattr(type(value), "__getitems__") or _is_torchs(value) and not hasattr(value, "__array__")
+
+
+def _is_torchs(value: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__)
 
 
 class BucketedSource:
@@ -98,7 +107,7 @@ def as_source(dataset: Any, name: str = "dataset"):
 
     Raises UserError for anything else.
     """
-    if any(base.__module__.partition(".")[0] == "torch" for base in type(dataset).__mro__):
+    if _is_torchs(dataset):
         from torch_bridge.datasets import source_of
 
         return source_of(dataset)
@@ -108,7 +117,7 @@ def as_source(dataset: Any, name: str = "dataset"):
         source = ArraySource(dataset)
         source.given = dataset if isinstance(dataset, dict) else None
         return source
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{name} is {type(dataset).__name__}, wanted a torch Dataset, a mapping of arrays, or anything with "
             "__len__ and __getitem__"

@@ -24,11 +24,20 @@ from torch_bridge.sources import BatchOrder, OrderedSource, Seeded, SequentialSo
 
 ENDLESS = 20  # times as many draws as the dataset has samples: a sampler that goes on does not end
 KEYS = 2**30  # keys that are no positions have numbers from here on
+SAME_BATCHES = ("torch", "torchdata", "accelerate")  # packages whose loaders give what torch's DataLoader gives
 DEFAULTS = (_utils.collate.default_collate, _utils.collate.default_convert)
 
 
 def from_loader(loader: data.DataLoader) -> Any:
-    """Return the source for a DataLoader."""
+    """Return the source for a DataLoader. Raises UserError for one whose class makes the batches itself."""
+    for method in ("__iter__", "_get_iterator"):
+        owner = next(base for base in type(loader).__mro__ if method in vars(base))
+        if owner.__module__.partition(".")[0] not in SAME_BATCHES:
+            raise UserError(
+                f"the data are a DataLoader whose class {owner.__name__} has a {method} of its own: what it changes in "
+                "the batches would be lost, as its parts are read here, sampler, Dataset, collate_fn. Do it in one of "
+                "those, or write the loop with jaxtrain.compile, which takes any batches"
+            )
     if isinstance(loader.dataset, data.IterableDataset) or loader.batch_sampler is None:
         return LoaderSequence(loader)
     return LoaderSource(loader)

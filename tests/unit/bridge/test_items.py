@@ -108,9 +108,17 @@ class Numbers(data.IterableDataset):
         return iter(torch.arange(4.0))
 
 
+class Doubling(data.DataLoader):
+    def __iter__(self):
+        return (2 * batch for batch in super().__iter__())
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (lambda: Doubling(range(4), 2), "a DataLoader whose class Doubling has a __iter__ of its own"),
+        (lambda: {"train": data.TensorDataset(torch.ones(4))}, "the data's `train` is TensorDataset, wanted an array"),
+        (lambda: "data.csv", "dataset is str, wanted a torch Dataset"),
         (lambda: {"a": data.DataLoader(range(4), 2)}, "the data's `a` is DataLoader, wanted an array with a row"),
         (lambda: iter(data.DataLoader(range(4), 2)), "gives its batches once; wanted the DataLoader itself"),
     ],

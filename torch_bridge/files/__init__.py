@@ -106,7 +106,9 @@ def read(path: pathlib.Path) -> Any:
     """Whatever a file holds, with Leaves in place of tensors. Raises UserError as `open_weights`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; wanted a .pt, a .safetensors or a folder with weights")
-    if path.suffix == ".safetensors":
+    if path.name.endswith(INDEX):
+        return _open_sharded(path.parent, path.name)
+    if _is_safetensors(path):
         try:
             return safetensors.open_file(path)
         except safetensors.UnknownKind as error:
@@ -118,6 +120,20 @@ def read(path: pathlib.Path) -> Any:
     return pickles.open_file(path)
 
 
+def _is_safetensors(path: pathlib.Path) -> bool:
+    """Tell by a file's first bytes, else by its name. Raises UserError for a torch file under the name of another."""
+    named = path.suffix == ".safetensors"
+    try:
+        with path.open("rb") as file:
+            first = file.read(9)
+    except OSError:
+        return named
+    if named and first.startswith((b"PK\x03\x04", b"\x80")):
+        raise UserError(f"{path}: is a file of torch.save under a safetensors name; rename it to {path.stem}.pt")
+    return named or first[8:] == b"{"
+
+
+INDEX = ".index.json"  # what the list of a sharded model's files is called
 FOLDER_FILES = (  # in this order; a tied weight is in model.pt under both names, in model.safetensors under one
     "model.pt",
     "model.safetensors.index.json",

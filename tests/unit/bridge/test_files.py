@@ -265,3 +265,18 @@ def test_versions_of_a_state_dict_are_kept(tmp_path):
     torch.save({"model": state}, tmp_path / "a.pt")
     again = files.save(files.open_weights(tmp_path / "a.pt"), tmp_path / "b.pt")
     assert torch.load(again)._metadata == state._metadata
+
+
+def test_files_under_names_of_another_kind_are_told_by_their_bytes(tmp_path):
+    files.save({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    files.save({"a": torch.ones(2)}, tmp_path / "b.pt")
+    renamed = (tmp_path / "a.safetensors").rename(tmp_path / "a.bin")
+    np.testing.assert_array_equal(files.load(renamed)["a"], [1, 1])
+    with pytest.raises(UserError, match="is a file of torch.save under a safetensors name; rename it to b.pt"):
+        files.load((tmp_path / "b.pt").rename(tmp_path / "b.safetensors"))
+
+
+def test_a_sharded_models_index_is_a_name_of_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SHARD_BYTES", 100)
+    files.save_folder({"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)}, {}, tmp_path)
+    assert [*files.load(tmp_path / "model.safetensors.index.json")] == ["a", "b"]

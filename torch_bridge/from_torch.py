@@ -370,7 +370,15 @@ def _copy(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor])
             raise RuntimeError(
                 f"{key} has shape {list(places[key].shape)} in the module, {list(value.shape)} in the model"
             )
-        places[key].copy_(value)
+        if not _holds(places[key], value):
+            places[key].copy_(value)
+
+
+def _holds(place: torch.Tensor, value: torch.Tensor) -> bool:
+    """Tell whether a tensor of double precision already is what the run, which computes in single, makes of it."""
+    if place.dtype not in (torch.float64, torch.complex128) or place.dtype == value.dtype:
+        return False
+    return torch.allclose(place.to(value), value, rtol=0, atol=0, equal_nan=True)
 
 
 class _Function(types.ModuleType):

@@ -171,6 +171,13 @@ def test_a_converted_model_shares_no_memory_with_the_module_and_goes_back_into_i
     assert torch.equal(weight, before)
 
 
+def test_double_precision_that_the_run_left_alone_comes_back_as_it_was():
+    module = nn.Linear(2, 1)
+    module.register_buffer("third", torch.tensor([1 / 3, torch.nan], dtype=torch.float64))
+    write_back(from_torch(module, torch.zeros(1, 2)), module)
+    assert module.third[0].item() == 1 / 3
+
+
 @functools.cache
 def encoder():
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import jaxtrain
 from jaxtrain import Trainer, TrainingConfig, UserError
-from tests.e2e.loops import assert_same
+from tests.e2e.loops import assert_same, batches, check, pair
 
 NOW = 1.7e9  # a time in seconds: float32 keeps two minutes of it
 GENERATOR = torch.Generator().manual_seed(3)
@@ -152,3 +153,22 @@ def test_float64_inside_a_forward_that_float32_holds_is_compiled(tmp_path):
     step = jaxtrain.compile(module, loss_of, torch.optim.AdamW(module.parameters(), 1e-2))
     step(pairs(WITHIN.float())[0])
     assert step.torch is None
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.factor * grad, None
+
+
+def test_an_own_gradient_follows_a_number_of_float64_in_the_batch():
+    def loss(module, batch):
+        return F.mse_loss(Reversed.apply(module(batch[0]), batch[2]), batch[1])
+
+    data = [(*batch, np.float64(-0.1 * number)) for number, batch in enumerate(batches(4))]
+    check(*pair(), loss, data)

@@ -68,6 +68,7 @@ class HostProgram:
         for node in part.module.graph.nodes:
             if node in wanted and node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].args = without_mark(node.target, copies[node].args)
         graph.output([copies[node] for node in self._targets])
         self.module = torch.fx.GraphModule({}, graph)
 
@@ -81,6 +82,11 @@ class HostProgram:
             for node in self._needed
         ]
         return None if any(value is None for value in values) else values
+
+
+def without_mark(target: Any, arguments: tuple) -> tuple:
+    """Return an operator's arguments as torch takes them: `detach` of a residual carries a mark of the record's."""
+    return arguments[:1] if target is torch.ops.aten.detach.default else arguments
 
 
 def is_size(node: torch.fx.Node) -> bool:
@@ -107,6 +113,8 @@ def _tensor(value: Any) -> Any:
         value = np.asarray(value)
     if isinstance(value, jax.Array) or (isinstance(value, torch.Tensor) and not value.is_cpu):
         return None
+    if isinstance(value, np.generic):
+        value = np.array(value)
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value) if value.dtype.kind in "biuf" and value.flags.writeable else to_torch(value)
     if isinstance(value, torch.Tensor):

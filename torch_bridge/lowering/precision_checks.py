@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.errors import source_line
-from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols
+from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols, without_mark
 
 TOLERANCE = 1e-3  # of the largest value; of the entries, where they are integers or truth values
 MOST_ELEMENTS = 10**8  # of weights and batch together, with which a graph is run twice on the host
@@ -73,7 +73,7 @@ class PrecisionChecks:
         nodes = [node for node in self._graph.graph.nodes if node.op == "placeholder"]
         given = [_as_recorded(node, value) for node, value in zip(nodes, values, strict=True)]
         try:
-            exact = self._run(torch.fx.Interpreter, given)
+            exact = self._run(_InTorch, given)
         except Exception as error:  # an operator of a record's own, which torch does not run
             log.info("float64 inside a graph is not looked at: %s", error)
             return ""
@@ -95,7 +95,14 @@ class PrecisionChecks:
             return pytree.tree_leaves(kind(self._graph).run(*given))
 
 
-class _InFloat32(torch.fx.Interpreter):
+class _InTorch(torch.fx.Interpreter):
+    """Runs a graph by torch's own operators."""
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        return super().call_function(target, without_mark(target, args), kwargs)
+
+
+class _InFloat32(_InTorch):
     """Runs a graph with every float64 tensor rounded to what float32 holds."""
 
     def run_node(self, n: torch.fx.Node) -> Any:

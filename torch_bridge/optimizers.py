@@ -5,7 +5,7 @@ Only what torch says is read here; the rules themselves are in `jaxtrain.optim.t
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -193,14 +193,18 @@ def write_state(
     parameters: list[list[torch.Tensor]],
     names: list[list[str]],
     state: Mapping[str, Mapping[str, Any]],
+    wanted: Callable[[torch.Tensor, str], bool] = lambda parameter, name: True,
 ) -> None:
-    """Put state back into the optimizer, in place where it has tensors already, as its own step() would have."""
+    """Put state back into the optimizer, in place where it has tensors already, as its own step() would have.
+
+    wanted: tells of a parameter and the name of a part of its state if that is to be written."""
     state = to_host(dict(state))
     with torch.no_grad():
         for group, keys in zip(parameters, names, strict=True):
             for parameter, key in zip(group, keys, strict=True):
                 for name, value in state.get(key, {}).items():
-                    _write_entry(optimizer.state[parameter], name, to_torch(value), parameter)
+                    if wanted(parameter, name):
+                        _write_entry(optimizer.state[parameter], name, to_torch(value), parameter)
 
 
 def _write_entry(entries: dict[str, Any], name: str, new: torch.Tensor, parameter: torch.Tensor) -> None:

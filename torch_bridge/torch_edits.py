@@ -207,18 +207,27 @@ class OptimizerEdits:
 
     def note(self) -> None:
         """Take the present state for the one to compare with."""
-        self._state, self._size, self._marks = self.optimizer.state, len(self.optimizer.state), self._look()
+        self._state = self.optimizer.state
+        self._held = {parameter: dict(entries) for parameter, entries in self._state.items()}
+        self._marks = self._look()
 
     def changed(self, values: bool) -> bool:
-        """Return True where another state was loaded, or the state reset. values: look at every entry too."""
+        """Return True where the state, an entry of it or a part of an entry is another object. values: or was written
+        to."""
         state = self.optimizer.state
-        if state is not self._state or len(state) != self._size:
+        if state is not self._state or len(state) != len(self._held):
             return True
+        for parameter, held in self._held.items():
+            entries = state.get(parameter, {})
+            if len(entries) != len(held) or any(entries.get(name) is not value for name, value in held.items()):
+                return True
         return values and self._look() != self._marks
 
+    def untouched(self, parameter: torch.Tensor, name: str) -> bool:
+        """Return True where this part of the parameter's entry is the object that it was."""
+        now, held = self.optimizer.state.get(parameter, {}), self._held.get(parameter, {})
+        return now.get(name) is held.get(name)
+
     def _look(self) -> list:
-        return [
-            (id(key), name, id(value), value._version if isinstance(value, torch.Tensor) else value)
-            for key, entries in self.optimizer.state.items()
-            for name, value in entries.items()
-        ]
+        parts = (value for entries in self._held.values() for value in entries.values())
+        return [value._version if isinstance(value, torch.Tensor) else value for value in parts]

@@ -22,8 +22,7 @@ MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most c
 
 
 class CompiledStep:
-    """One compiled update; made by `compile` and `compile_many`. `count`: calls so far. `clip_norm` may be set between
-    calls."""
+    """One compiled update, made by `compile` and `compile_many`. count: calls so far. clip_norm: may be set anew."""
 
     def __init__(
         self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
@@ -90,6 +89,8 @@ class CompiledStep:
             self._write_state()
             self.updates = self._look()
         elif self.updates.edited():
+            self._write_state()
+            self._state_awaited = None
             self.opt_state = self.updates.state({key: self.weights.arrays[key] for key in self.updates.keys})
 
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
@@ -257,8 +258,7 @@ class CompiledStep:
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = self.optimizer.state_dict()
         else:
-            leaves, _ = jax.tree.flatten(self.opt_state)
-            state["optimizer"] = [np.asarray(leaf) for leaf in leaves]
+            state["optimizer"] = [np.asarray(leaf) for leaf in jax.tree.leaves(self.opt_state)]
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         waiting = self.grads if self.torch is None else self.torch.gradients()

@@ -114,8 +114,7 @@ class SeveralUpdates:
         return any(part.regrouped() for part in self.parts)
 
     def edited(self) -> bool:
-        edited = [part.edited() for part in self.parts]  # all are asked: each may refuse
-        return any(edited)
+        return any(part.edited() for part in self.parts)
 
     def write_back(self, state: Sequence[Any]) -> None:
         for part, one in zip(self.parts, state, strict=True):

@@ -54,9 +54,8 @@ class Updates(Protocol):
         ...
 
     def edited(self) -> bool:
-        """Return True where the user's object holds another state than was read or written last; `state` takes it.
-
-        Raises UserError where that would throw newer state away."""
+        """Return True where the user's object holds another state than was read or written last: after `write_back`,
+        `state` takes it."""
         ...
 
     def write_back(self, state: Any) -> None:
@@ -187,25 +186,24 @@ class TorchUpdate:
         )
 
     def edited(self) -> bool:
-        changed = self._edits.changed(values=not self.ahead)
-        if changed and self.ahead:
-            raise UserError(
-                f"the state of {type(self.optimizer).__name__} was changed in torch while the compiled step held a "
-                "newer one: call step.sync() before you load or reset it"
-            )
-        return changed
+        return self._edits.changed(values=not self.ahead)
 
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
-        if self.ahead:
-            self.write({key: state[key] for key in self._updated})
-            self.ahead = False
+        if not self.ahead:
+            return
+        newest = {key: state[key] for key in self._updated}
+        self.ahead = False
+        if self._edits.changed(values=False):  # what the user has put there stays, and `edited` tells of it
+            self.write(newest, wanted=self._edits.untouched)
+        else:
+            self.write(newest)
             self._edits.note()
 
-    def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put the state of updated parameters into torch's object."""
+    def write(self, state: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+        """Put the state of updated parameters into torch's object. options: of `write_state`."""
         names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
         self.bridge.write_state(
-            self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}
+            self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}, **options
         )
 
     def _compare(self) -> None:

@@ -1,5 +1,6 @@
 """What a loop changes in torch between two compiled steps counts, whichever way it is written."""
 
+import collections
 import copy
 import os
 import pickle
@@ -50,6 +51,34 @@ def scale_moments(module, optimizer, start):
         entries["exp_avg"].mul_(0.5)
 
 
+def reset_in_place(module, optimizer, start):
+    optimizer.state.clear()
+
+
+def reset_by_assignment(module, optimizer, start):
+    optimizer.state = collections.defaultdict(dict)
+
+
+def forget_one(module, optimizer, start):
+    del optimizer.state[module[0].weight]
+
+
+def replace_parts(module, optimizer, start):
+    for entries in optimizer.state.values():
+        entries["step"] = torch.tensor(1.0)
+        entries["exp_avg"] = torch.zeros_like(entries["exp_avg"])
+
+
+def replace_one_part_unread(module, optimizer, start):
+    optimizer.state[module[0].weight]["step"] = torch.tensor(1.0)
+
+
+def begin_amsgrad(module, optimizer, start):
+    optimizer.param_groups[0]["amsgrad"] = True
+    for parameter, entries in optimizer.state.items():
+        entries["max_exp_avg_sq"] = torch.zeros(parameter.shape)
+
+
 def new_group(module, optimizer, start):
     held = optimizer.param_groups[0]["params"]
     optimizer.param_groups[0]["params"] = held[:2]
@@ -64,7 +93,10 @@ def own_forward(module, optimizer, start):
     module[1].forward = torch.relu
 
 
-EDITS = [decay, assign, one_entry, replace, new_layer, reset, scale_moments, new_group, hook, own_forward]
+EDITS = [
+    decay, assign, one_entry, replace, new_layer, reset, scale_moments, reset_in_place, reset_by_assignment, forget_one,
+    replace_parts, replace_one_part_unread, begin_amsgrad, new_group, hook, own_forward,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["after a sync", "as torch has it"])

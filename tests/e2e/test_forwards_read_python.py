@@ -6,9 +6,10 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.compiler import is_exporting
 
 import jaxtrain
-from tests.e2e.loops import assert_same, batches
+from tests.e2e.loops import assert_same, batches, check, pair
 
 pytestmark = pytest.mark.slow
 
@@ -155,3 +156,18 @@ def test_so_does_what_a_decorated_forward_reads():
     trained(theirs, in_torch)
     trained(ours, lambda module, optimizer: jaxtrain.compile(module, loss, optimizer))
     assert_same(theirs, ours)
+
+
+class AskingForCompilers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, x):
+        compiled = torch.compiler.is_compiling() or torch._dynamo.is_compiling() or is_exporting()
+        return self.linear(x) * (2 if compiled else 1)
+
+
+def test_a_forward_that_asks_for_a_compiler_is_told_of_none():
+    check(*pair(AskingForCompilers))

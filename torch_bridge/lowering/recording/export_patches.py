@@ -20,6 +20,7 @@ from torch_bridge.lowering.python.effects import only_reading
 from torch_bridge.lowering.python.seeded_draws import Draws, Unseeded
 from torch_bridge.lowering.recording import (
     batch_statistics,
+    compiler_flags,
     data_sizes,
     distribution_checks,
     gradients,
@@ -64,6 +65,7 @@ def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> It
         _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         stack.enter_context(from_numpy_takes_tensors())
+        stack.enter_context(compiler_flags.unseen_by_users())
         plain = stack.enter_context(PlainFunctions(module))
         if validates:
             begin, look_at_sample = distribution_checks.checked(plain.known.validated)

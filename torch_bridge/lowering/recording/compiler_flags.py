@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_bridge.lowering.python_names import of_library_file
+from torch_bridge.lowering.python.names import of_library_file
 
 _OLD_NAMES = ("torch._utils", "torch._dynamo.external_utils")  # of the same function, which they call
 
@@ -31,7 +31,7 @@ def _is_compiling() -> bool:
 
 
 def _is_exporting() -> bool:
-    from torch_bridge.lowering import compiler_flags
+    from torch_bridge.lowering.recording import compiler_flags
 
     return torch.compiler._is_exporting_flag and not compiler_flags.asked_by_user()
 

@@ -171,3 +171,15 @@ class AskingForCompilers(nn.Module):
 
 def test_a_forward_that_asks_for_a_compiler_is_told_of_none():
     check(*pair(AskingForCompilers))
+
+
+class SkippingALook(AskingForCompilers):
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and bool((x > 1e9).all()):
+            return self.linear(x.clamp(max=1e9))
+        return self.linear(x)
+
+
+def test_a_forward_whose_branch_without_a_compiler_looks_at_values_takes_the_other(caplog):
+    check(*pair(SkippingALook))
+    assert "asks for a compiler and is told yes" in caplog.text

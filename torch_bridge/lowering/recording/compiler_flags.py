@@ -1,6 +1,7 @@
 """While a module is recorded, the user's own code is told what torch tells it: that no compiler is at work.
 
-Libraries (transformers, torch itself) are told of the export, where they leave out looks at values.
+Libraries (transformers, torch itself) are told of the export, where they leave out looks at values. A user's own code
+is told of it too where its branch without a compiler cannot be recorded.
 """
 
 import contextlib
@@ -13,38 +14,46 @@ import torch
 from torch_bridge.lowering.python.names import of_library_file
 
 _OLD_NAMES = ("torch._utils", "torch._dynamo.external_utils")  # of the same function, which they call
+_ASKED: list[str] = []  # lines of the user's own that have asked, in the record that is being made
 
 
-def asked_by_user() -> bool:
-    """Return True if the user's own code has called the caller of this, by whichever name of it."""
+def user_asks() -> bool:
+    """Return True if the user's own code has called the caller of this, by whichever name of it; note the line."""
     frame: Any = sys._getframe(2)
     while frame.f_globals.get("__name__") in _OLD_NAMES:
         frame = frame.f_back
-    return not of_library_file(frame.f_code.co_filename)
+    if of_library_file(frame.f_code.co_filename):
+        return False
+    _ASKED.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return True
 
 
 def _is_compiling() -> bool:
-    from torch_bridge.lowering import compiler_flags  # the globals of this code are torch.compiler's
+    from torch_bridge.lowering.recording import compiler_flags  # the globals of this code are torch.compiler's
 
     told = torch.compiler._is_compiling_flag and not torch.jit.is_scripting()
-    return told and not compiler_flags.asked_by_user()
+    return told and not compiler_flags.user_asks()
 
 
 def _is_exporting() -> bool:
     from torch_bridge.lowering.recording import compiler_flags
 
-    return torch.compiler._is_exporting_flag and not compiler_flags.asked_by_user()
+    return torch.compiler._is_exporting_flag and not compiler_flags.user_asks()
 
 
 @contextlib.contextmanager
-def unseen_by_users() -> Iterator[None]:
-    """Around a record. The functions stay the same objects: user's code may have imported them by name."""
+def unseen_by_users(unseen: bool) -> Iterator[list[str]]:
+    """Around a record. Gives the lines of the user's own code that ask; not unseen: it is told of the export.
+
+    The functions stay the same objects: user's code may have imported them by name.
+    """
     pairs = [(torch.compiler.is_compiling, _is_compiling), (torch.compiler.is_exporting, _is_exporting)]
     kept = [(function, function.__code__) for function, _ in pairs]
+    _ASKED.clear()
     try:
-        for function, other in pairs:
+        for function, other in pairs if unseen else ():
             function.__code__ = other.__code__
-        yield
+        yield _ASKED
     finally:
         for function, code in kept:
             function.__code__ = code

@@ -123,11 +123,14 @@ def _export(
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
     program: Any = None
-    error, obstacles = None, []
+    error, obstacles, asking = None, [], ""
     watch = python_state.Watch(module)
     forms = (listed(pytree.tree_map(_any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
-    for sizes in forms:
-        with quiet(), recordable(module, graded) as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+    attempts = [(sizes, False) for sizes in forms]
+    while attempts:
+        sizes, compiling = attempts.pop(0)
+        recording = recordable(module, graded, compiling)
+        with quiet(), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
@@ -143,8 +146,10 @@ def _export(
             except Exception as caught:  # anything the module's own code may raise while it is recorded
                 error = error or caught
                 if sizes is None or not _symbols_stood_in_the_way(caught):
-                    obstacles = _obstacles_of(module, inputs, error, plain)
-                    break
+                    obstacles = obstacles or _obstacles_of(module, inputs, error, plain)
+                    if compiling or not plain.asks_for_compilers:
+                        break
+                    attempts, asking = [(sizes, True) for sizes in forms], plain.asks_for_compilers[0]
                 watch.restore()
                 inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
     if error is not None:
@@ -162,6 +167,10 @@ def _export(
         left.update(watch.names())
     if checks is not None:
         checks += [*plain.known.checks, *plain.known.validated]
+    if compiling:
+        log.warning(
+            "%s: %s asks for a compiler and is told yes: the other branch is not one program", _name(module), asking
+        )
     for line in dict.fromkeys(plain.known.checks):
         log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
     if frozen_state:

@@ -37,10 +37,13 @@ from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 
 
 @contextlib.contextmanager
-def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> Iterator["PlainFunctions"]:
+def recordable(
+    module: torch.nn.Module | None = None, graded: bool = True, compiling: bool = False
+) -> Iterator["PlainFunctions"]:
     """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors.
 
-    module: the one that is recorded. graded: False where torch would call it without gradients.
+    module: the one that is recorded. graded: False where torch would call it without gradients. compiling: tell the
+    user's own code that a compiler is at work.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(RECORDING_LOCK)
@@ -65,8 +68,8 @@ def recordable(module: torch.nn.Module | None = None, graded: bool = True) -> It
         _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         stack.enter_context(from_numpy_takes_tensors())
-        stack.enter_context(compiler_flags.unseen_by_users())
         plain = stack.enter_context(PlainFunctions(module))
+        plain.asks_for_compilers = stack.enter_context(compiler_flags.unseen_by_users(not compiling))
         if validates:
             begin, look_at_sample = distribution_checks.checked(plain.known.validated)
             _swap(stack, torch.distributions.Distribution, "__init__", begin)
@@ -202,6 +205,7 @@ class PlainFunctions(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module | None = None):
         super().__init__()
         self.reads: list[str] = []
+        self.asks_for_compilers: list[str] = []  # lines
         self.known = KnownValues(module)
         self.masks = EqualMasks()
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is

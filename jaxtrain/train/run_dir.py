@@ -3,7 +3,6 @@
 import importlib.metadata as metadata
 import json
 import pathlib
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from flax import nnx
 from jaxtrain import config_io, redaction, strict_json
 from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import git
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, trains
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
@@ -29,12 +29,11 @@ def same(one: str | pathlib.Path, other: str | pathlib.Path) -> bool:
 def environment(devices: int) -> dict[str, Any]:
     """Return what a result depends on: the devices of its mesh, versions, git revision."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "device": f"{devices} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "versions": {name: metadata.version(name) for name in names},
-        "git": git.stdout.strip() or None,
+        "git": git.revision(),
     }
 
 

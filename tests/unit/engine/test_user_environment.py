@@ -10,6 +10,7 @@ import pytest
 
 from jaxtrain import Trainer, TrainingConfig, UserError, commands, run, strict_json
 from jaxtrain.runtime.terminal import is_terminal
+from jaxtrain.train import run_dir
 
 
 def test_a_name_that_yaml_takes_for_a_number_stays_a_name(config):
@@ -70,3 +71,8 @@ def test_a_dry_run_misses_the_file_that_the_run_would_start_from(tmp_path, capsy
     arguments = ["--config", "configs/digits_tiny.yaml", "--dry-run", f"run.dir={tmp_path}/r"]
     assert run.main([*arguments, f"init_from={tmp_path}/w.pt"]) == 2
     assert f"init_from: {tmp_path}/w.pt: no such file or folder" in capsys.readouterr().err
+
+
+def test_a_machine_without_git_has_no_revision(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert run_dir.environment(1)["git"] is None

@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import json
 import pathlib
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
 from jaxtrain.original_configs import leaves
+from jaxtrain.runtime import git
 
 PARAM_LENGTH = 500  # characters that every store takes
 
@@ -67,8 +67,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 def git_sha() -> str:
     """The revision of the folder that the script runs in, "unknown" outside a repository."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    return git.revision() or "unknown"
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

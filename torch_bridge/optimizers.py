@@ -24,6 +24,7 @@ OWN_UPDATE = {
     "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
 }
 PER_STEP = ("differentiable",)
+ASKED_AGAIN = 3  # steps of a scheduler of which two copies must give the same
 
 
 def rule_name(optimizer: torch.optim.Optimizer) -> str:
@@ -124,7 +125,7 @@ def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -
     """The options of every group now, and after each further `scheduler.step()`, `rows` times in all.
 
     Copies are stepped, over parameters of one element; the objects themselves stay as they are. scheduler: or None.
-    Raises UserError where it cannot be copied, or ends before.
+    Raises UserError where it cannot be copied, ends before, or gives other numbers when it is asked again.
     """
     if scheduler is None:
         yield options_of(optimizer)
@@ -134,7 +135,7 @@ def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -
     for entries in optimizer.state.values():  # a scheduler reads none of it
         memo |= {id(value): value for value in entries.values() if isinstance(value, torch.Tensor)}
     try:
-        optimizer, scheduler = copy.deepcopy((optimizer, scheduler), memo)
+        first, again = (copy.deepcopy((optimizer, scheduler), dict(memo)) for _ in range(2))
     except Exception as error:
         raise UserError(
             f"scheduler: {type(scheduler).__name__} cannot be copied to read its rates ahead ({type(error).__name__}: "
@@ -142,8 +143,15 @@ def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -
         ) from error
     yield options_of(optimizer)
     for row in range(1, rows):
-        step_scheduler(optimizer, scheduler, 1, f"the run takes {rows} of its steps; it ends at {row}")
-        yield options_of(optimizer)
+        for copied in (first, again)[: 1 + (row <= ASKED_AGAIN)]:
+            step_scheduler(*copied, 1, f"the run takes {rows} of its steps; it ends at {row}")
+        options = options_of(first[0])
+        if row <= ASKED_AGAIN and options != options_of(again[0]):
+            raise UserError(
+                f"scheduler: two copies of this {type(scheduler).__name__} give different numbers at step {row}: its "
+                "function draws them or counts its calls, and the run asks ahead; let them follow from its argument"
+            )
+        yield options
 
 
 def step_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, times: int, why: str = "") -> None:

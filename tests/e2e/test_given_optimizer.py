@@ -1,6 +1,7 @@
 """Optimizers and schedulers of the user's own in a Trainer: equal to torch's over 100 steps, and resumed exactly."""
 
 import copy
+import itertools
 import json
 
 import jax
@@ -301,6 +302,10 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
     short = lr_scheduler.OneCycleLR(adam, 1e-2, total_steps=5)
     with pytest.raises(UserError, match="the run takes 9 of its steps"):
         train(tmp_path, module, adam, short, steps=9)
+    calls = itertools.count()
+    counting = lr_scheduler.LambdaLR(adam, lambda step: 0.9 ** next(calls))
+    with pytest.raises(UserError, match="two copies of this LambdaLR give different numbers at step 1"):
+        train(tmp_path, module, adam, counting, steps=9)
 
 
 @pytest.mark.slow

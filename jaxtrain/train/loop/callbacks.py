@@ -1,14 +1,15 @@
 """Objects of the user's own that a run calls at its turning points."""
 
 import difflib
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, shortened
 from jaxtrain.train.user.module_reads import ModuleReads
 
 HOOKS = {
@@ -82,7 +83,11 @@ class Control:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Send numbers to metrics.jsonl and the trackers, at the present step."""
-        self.logged |= {name: float(value) for name, value in values.items()}
+        for name, value in values.items():
+            try:
+                self.logged[name] = float(value)
+            except (TypeError, ValueError):
+                raise UserError(f"trainer.run.log: {name} is {shortened(value)}, wanted a number") from None
 
     def take(self, name: str) -> Any:
         """The request, which is then none any more."""
@@ -98,6 +103,8 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None, reads: ModuleReads | None = None):
+        if not isinstance(callbacks, Iterable):
+            raise UserError(f"callbacks: {type(callbacks).__name__} is one object; give a list, callbacks=[...]")
         self.callbacks, self.trainer, self.reads = list(callbacks), trainer, reads
         for callback in self.callbacks:
             _check(callback)
@@ -186,3 +193,17 @@ def _check(callback: Any) -> None:
         raise UserError(f"callbacks: {name}.{unknown[0]}: no such hook{hint} There are {', '.join(HOOKS)}")
     if not hooks:
         raise UserError(f"callbacks: {name} has no hook; there are {', '.join(HOOKS)}")
+    for hook in filter(lambda hook: callable(getattr(callback, hook)), hooks):
+        _check_signature(f"{name}.{hook}", getattr(callback, hook), HOOKS[hook])
+
+
+def _check_signature(name: str, hook: Any, wanted: str) -> None:
+    """Refuse what would fail, or do nothing, when it is called, maybe after hours."""
+    if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
+        raise UserError(f"callbacks: {name} is async or yields, so that a call does nothing; wanted def {name}{wanted}")
+    try:
+        inspect.signature(hook).bind(*wanted.split(","))
+    except ValueError:  # a builtin's is unknown
+        return
+    except TypeError as error:
+        raise UserError(f"callbacks: {name}{inspect.signature(hook)}: {error}; wanted {wanted}") from None

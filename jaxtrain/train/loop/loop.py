@@ -268,7 +268,7 @@ class Loop:
             metrics = self.program.evaluate()
         self.record.evaluation_due = False
         self.record.on_evaluation_end(step, metrics)
-        self._tell("on_evaluation_end", step, metrics)
+        self._tell("on_evaluation_end", step, dict(metrics))
         with clock.phase("evaluation"):
             self.pictures.log(step, self.tracker)
 

@@ -220,14 +220,44 @@ class Misspelt:
     def on_step_ended(self, trainer, step, metrics): ...
 
 
+class Async:
+    async def on_epoch_end(self, trainer, epoch): ...
+
+
+class TooFew:
+    def on_epoch_end(self, epoch): ...
+
+
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
         (Misspelt(), r"on_step_ended: no such hook, did you mean on_step_end\(trainer, step, metrics\)"),
         (object(), "object has no hook"),
+        (Async(), r"Async.on_epoch_end is async or yields.*wanted def .*\(trainer, epoch\)"),
+        (TooFew(), r"TooFew.on_epoch_end\(epoch\): too many positional arguments; wanted \(trainer, epoch\)"),
         (Recorder, r"Recorder is a class; give an object, Recorder\(\)"),
     ],
 )
 def test_an_object_that_would_never_be_called_is_refused_before_training(tmp_path, callback, words):
     with pytest.raises(UserError, match=words):
         trainer(tmp_path, [callback])
+
+
+def test_a_callback_without_a_list_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"Recorder is one object; give a list"):
+        trainer(tmp_path, Recorder())
+
+
+def test_what_a_hook_writes_into_its_metrics_stays_its_own(tmp_path):
+    class Writes:
+        def on_evaluation_end(self, trainer, step, metrics):
+            metrics["loss"] = -1.0
+
+    history = trainer(tmp_path, [Writes()]).train()
+    assert min(history["best_val_loss"], history["val_history"][-1]["loss"]) > 0
+
+
+def test_a_logged_text_is_named(tmp_path):
+    note = lambda trainer, step, metrics: trainer.run.log({"phase": "warm"})
+    with pytest.raises(UserError, match="trainer.run.log: phase is warm, wanted a number"):
+        trainer(tmp_path, [Every(1, note)]).train()

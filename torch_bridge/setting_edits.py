@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from jaxtrain.errors import UserError
 from torch_bridge import optimizers
 from torch_bridge.awaited import plainly
 from torch_bridge.lowering.python.inputs import PythonInputs
@@ -17,6 +18,19 @@ BEFORE = "do that before Trainer(...) is made"
 TRAIN = "call train() on it again"
 MODE, NUMBERS, VALUES = "mode", "numbers", "values"  # kinds of edits that may count between two runs
 NO_NUMBERS = {"params", "foreach", "fused", "capturable"}  # options that change no number of an update
+
+
+def refuse_modes_around() -> None:
+    """Raise UserError within torch.autocast or inference_mode, of which a compiled run would take over a part."""
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise UserError(
+            "torch.autocast is on around Trainer(...) or train(), and a compiled run casts by its own settings: leave "
+            "it out, and set precision.policy to bf16 or fp16"
+        )
+    if torch.is_inference_mode_enabled():
+        raise UserError(
+            "torch.inference_mode is on around Trainer(...) or train(), and nothing trains in it: leave it out"
+        )
 
 
 class Edit(NamedTuple):

@@ -174,3 +174,16 @@ def test_changes_that_a_next_run_would_not_follow_are_refused(tmp_path, name):
     change(made)
     with pytest.raises(UserError, match=rf"{words}.*make a new Trainer"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), "torch.autocast is on .* set precision.policy to bf16 or fp16"),
+        (torch.inference_mode, "torch.inference_mode is on .*: leave it out"),
+    ],
+)
+def test_torchs_modes_around_a_run_are_refused(tmp_path, mode, words):
+    trainer = Objects().trainer(tmp_path)
+    with mode(), pytest.raises(UserError, match=words):
+        trainer.train()

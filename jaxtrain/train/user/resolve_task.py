@@ -88,6 +88,9 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
         return task  # recorded before
     if task is not None or config.task is not None:
         raise UserError("a torch module is a task of its own: leave `task` out, and name its loss with loss=...")
+    from torch_bridge.setting_edits import refuse_modes_around
+
+    refuse_modes_around()
     if source is None:
         raise UserError(
             "a torch module needs its dataset: Trainer(module, train_dataset, val_dataset, config, loss=...)"

@@ -35,6 +35,7 @@ class CompiledSettings:
     def begin(self, program: Any) -> None:
         """Begin a run. Raises UserError where something was changed since Trainer(...), or since the last run, and
         the run would not follow."""
+        self._kinds.refuse_modes_around()
         edits, self._found = self._edits.all(), None
         for edit in edits:
             if edit.kind == self._kinds.MODE and self._edits.training_modes() == self._edits.recorded:

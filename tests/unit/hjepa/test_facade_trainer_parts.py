@@ -57,6 +57,15 @@ def test_paths_in_a_config_do_not_keep_its_checkpoints_from_loading(tmp_path):
     assert trainer.current_epoch == 2
 
 
+def test_a_mock_of_a_model_moves_its_own_target(tmp_path):
+    trainer, model = tiny(tmp_path, compiled=False), mock.Mock()
+    context, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    model.context_encoder, model.target_encoder = context, target
+    trainer.model = model
+    trainer._update_target_encoder(0.0)
+    assert torch.equal(target.weight, context.weight)
+
+
 def test_it_is_constructed_of_mocks(tmp_path):
     model, loader, optimizer = mock.MagicMock(), mock.MagicMock(), mock.Mock()
     model.to.return_value = model

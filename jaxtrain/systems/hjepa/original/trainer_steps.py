@@ -103,13 +103,17 @@ class TrainerSteps(TrainerParts):
         whole number is a step. A model without a target_encoder stays as it is (1.0)."""
         if momentum is None or (isinstance(momentum, int) and not isinstance(momentum, bool)):
             momentum = self.ema_scheduler(self.global_step if momentum is None else momentum)
-        model = getattr(self.model, "module", self.model)
+        model = self._with("target_encoder")
         target, context = (getattr(model, name, None) for name in ("target_encoder", "context_encoder"))
         if target is None or context is None:
             return 1.0
         for theirs, ours in zip(context.parameters(), target.parameters(), strict=True):
             ours.mul_(momentum).add_(theirs, alpha=1 - momentum)
         return float(momentum)
+
+    def _with(self, attribute: str) -> Any:
+        """The model where it has the attribute, else the one inside it (DataParallel, DistributedDataParallel)."""
+        return self.model if hasattr(self.model, attribute) else getattr(self.model, "module", self.model)
 
     def _compute_collapse_metrics(self, context_features, target_features) -> dict[str, float]:
         """context_std, context_norm, context_eff_rank and the target's, of features [batch, ...]."""
@@ -268,7 +272,7 @@ class TrainerSteps(TrainerParts):
         settings = (self.config.get("training") or {}).get("online_eval") or {}
         if not settings.get("enabled") or self.val_loader is None:
             return {}
-        model = getattr(self.model, "module", self.model)
+        model = self._with("extract_features")
         if not hasattr(model, "extract_features"):
             raise UserError(f"training.online_eval: {type(model).__name__} has no extract_features(images, level=0)")
         return settings
@@ -276,7 +280,7 @@ class TrainerSteps(TrainerParts):
     @torch.no_grad()
     def _features(self, loader: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Unit features [row, width] and labels [row] of a loader's first rows."""
-        model = getattr(self.model, "module", self.model)
+        model = self._with("extract_features")
         training, rows, labels = model.training, [], []
         model.eval()
         for batch in loader:

@@ -9,3 +9,7 @@ class UnknownOption(UserError, TypeError):
 
 class OtherModel(UserError, RuntimeError):
     """A checkpoint whose weights do not fit the model."""
+
+
+class MissingFile(UserError, FileNotFoundError):
+    """A file of the recording that is not there."""

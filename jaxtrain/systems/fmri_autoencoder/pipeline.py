@@ -10,6 +10,7 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder import audio, cache, hrf, text, video, volumes
 from jaxtrain.systems.fmri_autoencoder.config import Data, HeadOptions
+from jaxtrain.systems.fmri_autoencoder.errors import MissingFile
 from jaxtrain.systems.fmri_autoencoder.extras import require
 from jaxtrain.systems.fmri_autoencoder.sources import split_volumes
 from jaxtrain.systems.fmri_autoencoder.synthetic import ANNOTATIONS_NAME, FILM_NAME, VOLUME_FOLDER
@@ -143,7 +144,7 @@ class Pipeline:
         wanted = sorted(present) if self.data.subjects == "all" else self.data.subjects
         missing += [str(folder / volumes.FILE_NAME.format(s)) for s in wanted or [1] if s not in present]
         if missing:
-            raise UserError(
+            raise MissingFile(
                 f"data.data_dir: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''} missing. To try without "
                 "the film: python -m jaxtrain.systems.fmri_autoencoder.prepare --synthetic --data-dir DIR"
             )

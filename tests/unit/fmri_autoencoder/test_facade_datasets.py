@@ -61,3 +61,10 @@ def test_features_of_a_recording_are_shared_film_and_scaled_voxels():
     assert np.shares_memory(shared["video_features"], stimuli["video"])
     assert shared["video_features"].shape == (2, 3, 2)
     np.testing.assert_array_equal(shared["fmri_features"][:, 0, 0], [1, 2])
+
+
+@pytest.mark.parametrize("kind", [SherlockDataset, MultimodalDataset])
+def test_a_recording_that_is_not_there_is_a_missing_file(kind, tmp_path):
+    for error in (UserError, FileNotFoundError):
+        with pytest.raises(error, match=r"stimuli_Sherlock\.m4v"):
+            kind(tmp_path, subjects=[1])

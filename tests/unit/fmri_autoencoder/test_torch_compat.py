@@ -1,5 +1,6 @@
 """Scripts written for the original run after changing their imports."""
 
+import os
 import pickle
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import launch
 from jaxtrain.systems import fmri_autoencoder
 from jaxtrain.systems.fmri_autoencoder.original.datasets import KINDS
 from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
@@ -120,9 +122,26 @@ def test_a_file_without_weights_is_refused(tmp_path):
         SherlockAutoencoder.load_checkpoint(tmp_path / "m.pt")
 
 
-def test_setting_up_a_single_process_changes_nothing():
+@pytest.fixture
+def no_launcher(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever the test sets
+        monkeypatch.delenv(name)
+
+
+def test_setting_up_a_single_process_names_the_originals_address(no_launcher):
     fmri_autoencoder.setup_distributed(rank=0, world_size=1, backend="nccl")
     fmri_autoencoder.cleanup_distributed()
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "12355")
+
+
+def test_processes_without_a_launcher_join_by_rank_and_number(no_launcher, monkeypatch):
+    joined = []
+    monkeypatch.setattr(launch, "setup_distributed", joined.append)
+    fmri_autoencoder.setup_distributed(1, 2)
+    (found,) = joined
+    assert (found.process, found.processes, found.local, found.locals) == (1, 2, 1, 2)
+    assert found.coordinator == "localhost:12356"
 
 
 def test_an_unknown_scheduler_is_named(tmp_path):

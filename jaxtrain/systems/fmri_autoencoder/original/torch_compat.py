@@ -1,5 +1,6 @@
 """The original's names, for scripts that change only their imports. Training itself runs in JAX."""
 
+import os
 from typing import Any
 
 from jaxtrain.errors import UserError
@@ -33,11 +34,21 @@ def prepare_for_distributed(model, device_ids=None, output_device=None, find_unu
     return model
 
 
-def setup_distributed(rank: int | None = None, world_size: int | None = None, backend: str | None = None) -> None:
-    """Join the other processes; rank and number are read from the launcher's environment. backend: not used."""
+def setup_distributed(rank: int | None = None, world_size: int | None = None, backend: str = "nccl") -> None:
+    """Join the other processes: the launcher's, else the `world_size` of this machine, of which this one is `rank`.
+
+    MASTER_ADDR and MASTER_PORT become localhost and 12355 where nobody set them, as there. backend: not used.
+    """
     from jaxtrain.runtime import launch
 
-    launch.setup_distributed()
+    found = launch.detect()
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "12355")
+    if found.processes == 1 and world_size is not None and world_size > 1:
+        given = {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+        given |= {name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        found = launch.detect({**os.environ, **given})
+    launch.setup_distributed(found)
 
 
 def cleanup_distributed() -> None:

@@ -316,3 +316,15 @@ def test_an_epoch_has_its_progress_bar(tmp_path, monkeypatch):
 def test_a_model_that_is_no_module_is_refused(tmp_path):
     with pytest.raises(UserError, match="the model is str, wanted a torch.nn.Module"):
         make(tmp_path, model="autoencoder")
+
+
+def test_batches_of_one_raise_as_batch_norm_does(tmp_path):
+    with pytest.raises(ValueError, match="expects more than 1 value per channel when training"):
+        make(tmp_path / "run", batch_size=1).train()
+
+
+def test_a_batch_of_more_than_all_samples_is_told(tmp_path, capsys):
+    trainer = make(tmp_path / "run", batch_size=64)
+    trainer._say_banner()
+    assert "Batch size: 64 (one batch of all samples in training)" in capsys.readouterr().out
+    assert (trainer.train_loader.batch_size, trainer.val_loader.batch_size) == (16, 64)

@@ -109,6 +109,11 @@ def train(trainer: Any) -> None:
     from jaxtrain.train.trainer import Trainer as Engine
 
     config, settings = trainer.config, trainer.settings
+    if trainer.train_loader.batch_size == 1:
+        raise UserError(
+            "Trainer: training on batches of 1 (config.batch_size, or as many samples), wanted 2 or more: BatchNorm "
+            "expects more than 1 value per channel when training"
+        )
     update = {"evaluation": settings.evaluation.model_copy(update={"patience": None})}  # the trainer's own rule stops
     if _asks_to_validate(trainer):
         update["evaluation"] = update["evaluation"].model_copy(update={"every_epochs": None, "every_steps": None})

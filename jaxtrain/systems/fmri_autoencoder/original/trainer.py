@@ -83,10 +83,10 @@ class Trainer:
             self.load_checkpoint(self.config.resume_from)
 
     def _loader(self, dataset, train: bool) -> torch.utils.data.DataLoader:
-        workers = self.config.num_workers
+        workers, batch = self.config.num_workers, self.config.batch_size
         return torch.utils.data.DataLoader(
             dataset,
-            batch_size=max(1, min(self.config.batch_size, len(dataset))),
+            batch_size=max(1, min(batch, len(dataset))) if train else batch,
             shuffle=train,
             drop_last=train,
             num_workers=workers,
@@ -382,7 +382,8 @@ class Trainer:
         lines += [f"Train samples: {len(self.train_dataset)}"]
         lines += [] if self.val_dataset is None else [f"Val samples: {len(self.val_dataset)}"]
         config = self.config
-        lines += [f"Batch size: {config.batch_size}", f"Learning rate: {config.learning_rate}"]
+        fewer = "" if config.batch_size <= len(self.train_dataset) else " (one batch of all samples in training)"
+        lines += [f"Batch size: {config.batch_size}{fewer}", f"Learning rate: {config.learning_rate}"]
         lines += [f"Number of epochs: {config.num_epochs}", f"Mixed precision: {config.use_mixed_precision}", rule]
         self._say("\n".join(lines))
 

@@ -328,3 +328,14 @@ def test_a_batch_of_more_than_all_samples_is_told(tmp_path, capsys):
     trainer._say_banner()
     assert "Batch size: 64 (one batch of all samples in training)" in capsys.readouterr().out
     assert (trainer.train_loader.batch_size, trainer.val_loader.batch_size) == (16, 64)
+
+
+def test_workers_leave_a_dataset_of_a_local_class_to_this_process(tmp_path, capsys):
+    class Local(Dataset):
+        pass
+
+    config = giblet.TrainingConfig(checkpoint_dir=str(tmp_path), log_dir=str(tmp_path), batch_size=8, num_workers=2)
+    trainer = giblet.Trainer(giblet.create_autoencoder(**CALM), Local(16), Dataset(5), config)
+    assert "not by 2 workers: Can't pickle local object" in capsys.readouterr().out
+    assert (trainer.train_loader.num_workers, trainer.val_loader.num_workers) == (0, 2)
+    assert len(next(iter(trainer.train_loader))["fmri"]) == 8

@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
 
-__all__ = ["Made", "load_weights", "options_of", "read", "settings_of", "train", "unwrapped"]
+__all__ = ["Made", "load_weights", "options_of", "read", "settings_of", "train", "unwrapped", "workers_of"]
 STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
 
 
@@ -258,6 +259,17 @@ class Follower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
             setattr(self.trainer, name, value)
+
+
+def workers_of(dataset: Any, wanted: int, say: Callable[[str], None]) -> int:
+    """Worker processes of a loader: none, which is said, where they could not import the dataset's class."""
+    try:
+        pickle.dumps(type(dataset))
+    except (pickle.PicklingError, AttributeError) as error:
+        if wanted:
+            say(f"samples are read in this process, not by {wanted} workers: {error}. Define the class in a module")
+        return 0
+    return wanted
 
 
 def bar(title: str, **options: Any) -> tqdm:

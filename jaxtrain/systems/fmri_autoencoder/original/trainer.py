@@ -83,7 +83,7 @@ class Trainer:
             self.load_checkpoint(self.config.resume_from)
 
     def _loader(self, dataset, train: bool) -> torch.utils.data.DataLoader:
-        workers, batch = self.config.num_workers, self.config.batch_size
+        workers, batch = engine_run.workers_of(dataset, self.config.num_workers, self._say), self.config.batch_size
         return torch.utils.data.DataLoader(
             dataset,
             batch_size=max(1, min(batch, len(dataset))) if train else batch,

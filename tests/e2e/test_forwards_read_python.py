@@ -183,3 +183,19 @@ class SkippingALook(AskingForCompilers):
 def test_a_forward_whose_branch_without_a_compiler_looks_at_values_takes_the_other(caplog):
     check(*pair(SkippingALook))
     assert "asks for a compiler and is told yes" in caplog.text
+
+
+class AskingForTypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, x):
+        types = [type(x) is torch.Tensor, type(self.linear.weight) in (nn.Parameter,), type(len(x)) is int]
+        return self.linear(x) * (1 + sum([*types, isinstance(x.shape[0], int), isinstance(len(x) / 2, float)]))
+
+
+def test_a_forward_that_asks_for_types_is_told_those_of_torch():
+    check(*pair(AskingForTypes), data=[*batches(2), *batches(2, rows=5), *batches(2, rows=4)])
+    assert "type" not in globals()

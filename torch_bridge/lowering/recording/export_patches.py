@@ -30,6 +30,7 @@ from torch_bridge.lowering.recording import (
     padded_encoder,
     plain_formulas,
     sequence_losses,
+    shown_types,
 )
 from torch_bridge.lowering.recording.equal_masks import EqualMasks
 from torch_bridge.lowering.recording.known_values import KnownValues
@@ -68,6 +69,7 @@ def recordable(
         _swap(stack, torch.random, "default_generator", Unseeded(torch.random.default_generator, _seeded_by_torch))
         _swap(stack, torch.autograd.graph, "register_multi_grad_hook", _refuse_multi_grad_hook)
         stack.enter_context(from_numpy_takes_tensors())
+        stack.enter_context(shown_types.as_in_torch())
         plain = stack.enter_context(PlainFunctions(module))
         plain.asks_for_compilers = stack.enter_context(compiler_flags.unseen_by_users(not compiling))
         if validates:

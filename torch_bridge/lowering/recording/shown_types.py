@@ -1,0 +1,76 @@
+"""While a module is recorded, `type` and `isinstance` tell the user's own code what they tell it in torch.
+
+Torch hands a record tensors of a class of its own, and sizes that are no int; code of the user's that asks would take
+another way than it does in torch. Libraries know of both and are told the truth.
+"""
+
+import builtins
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
+
+_NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+
+
+class _Shown(type):
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        return builtins.type(*arguments, **options) if len(arguments) > 1 else _type_of(*arguments)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, builtins.type)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, builtins.type)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is builtins.type
+
+    __hash__ = builtins.type.__hash__
+
+
+class _Type(type, metaclass=_Shown):
+    """Stand for `type`."""
+
+
+def _type_of(value: Any) -> type:
+    kind = builtins.type(value)
+    if kind in (FakeTensor, FunctionalTensor):
+        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+    return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    number = _NUMBERS.get(builtins.type(value))
+    return isinstance(value, kinds) or (number is not None and isinstance(number, kinds))
+
+
+@contextlib.contextmanager
+def as_in_torch() -> Iterator[None]:
+    """Around a record: the names stand in the globals of the user's modules, before those of the builtins."""
+    shown = {"type": _Type, "isinstance": _is_instance}
+    changed = [(names, key) for names in _globals_of_users() for key in shown if key not in names]
+    try:
+        for names, key in changed:
+            names[key] = shown[key]
+        yield
+    finally:
+        for names, key in changed:
+            names.pop(key, None)
+
+
+def _globals_of_users() -> list[dict[str, Any]]:
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) if isinstance(module, types.ModuleType) else ""
+        own = name.partition(".")[0] not in OWN_STATE and not of_library_file(file) if file else name == "__main__"
+        if own:
+            found[id(module)] = vars(module)  # a script's is there under two names
+    return list(found.values())

@@ -58,6 +58,7 @@ _BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # rea
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _WRITER = type(csv.writer(io.StringIO()))
+_MACHINERY = "torch_bridge.", "jaxtrain.compiled_step."  # of compiled forwards and steps
 
 
 class PythonInputs:
@@ -225,7 +226,7 @@ class _Walk:
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
         if isinstance(value, (torch.Tensor, logging.Logger)) or id(value) in self._seen or depth > DEPTH:
             return
-        if type(value).__module__.partition(".")[0] == "torch_bridge":  # machinery of a compiled forward
+        if type(value).__module__.startswith(_MACHINERY):
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             if not of_library(value):

@@ -193,8 +193,10 @@ def _check(callback: Any) -> None:
         raise UserError(f"callbacks: {name}.{unknown[0]}: no such hook{hint} There are {', '.join(HOOKS)}")
     if not hooks:
         raise UserError(f"callbacks: {name} has no hook; there are {', '.join(HOOKS)}")
-    for hook in filter(lambda hook: callable(getattr(callback, hook)), hooks):
-        _check_signature(f"{name}.{hook}", getattr(callback, hook), HOOKS[hook])
+    for name_of_hook in hooks:
+        function = getattr(callback, name_of_hook)
+        if callable(function):
+            _check_signature(f"{name}.{name_of_hook}", function, HOOKS[name_of_hook])
 
 
 def _check_signature(name: str, hook: Any, wanted: str) -> None:

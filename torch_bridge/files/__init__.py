@@ -128,9 +128,11 @@ def _is_safetensors(path: pathlib.Path) -> bool:
             first = file.read(9)
     except OSError:
         return named
+    if first[8:] == b"{":  # after the length of the header, any eight bytes
+        return True
     if named and first.startswith((b"PK\x03\x04", b"\x80")):
         raise UserError(f"{path}: is a file of torch.save under a safetensors name; rename it to {path.stem}.pt")
-    return named or first[8:] == b"{"
+    return named
 
 
 INDEX = ".index.json"  # what the list of a sharded model's files is called

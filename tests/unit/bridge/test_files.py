@@ -276,6 +276,15 @@ def test_files_under_names_of_another_kind_are_told_by_their_bytes(tmp_path):
         files.load((tmp_path / "b.pt").rename(tmp_path / "b.safetensors"))
 
 
+def test_a_safetensors_header_may_have_any_length(tmp_path):
+    lengths = set()
+    for size in range(1, 200, 4):
+        path = files.save({"a" * size: torch.ones(1)}, tmp_path / f"{size}.safetensors")
+        lengths.add(path.read_bytes()[0])
+        assert [*files.load(path)] == ["a" * size]
+    assert 0x80 in lengths  # with which a pickle begins
+
+
 def test_a_sharded_models_index_is_a_name_of_its_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SHARD_BYTES", 100)
     files.save_folder({"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)}, {}, tmp_path)

@@ -94,7 +94,7 @@ _KINDS: dict[str, Callable] = {
 
 
 def _bounds_of(node: torch.fx.Node) -> list[Bounds]:
-    kind = _KINDS.get(str(node.target).removeprefix("aten.").partition(".")[0])
+    kind = _KINDS.get(str(node.target).removeprefix("aten.").removeprefix("torch_bridge.").partition(".")[0])
     if kind is None or not isinstance(node.target, torch._ops.OpOverload):
         return []
     where = source_line(getattr(node, "stack_trace", None) or "", own=True)

@@ -196,6 +196,16 @@ class AskingForTypes(nn.Module):
         return self.linear(x) * (1 + sum([*types, isinstance(x.shape[0], int), isinstance(len(x) / 2, float)]))
 
 
+class KeyedBySizes(AskingForTypes):
+    def forward(self, x):
+        known = {"8": 3.0, "(5, 6)": 7.0}
+        return self.linear(x) * known.get(f"{x.shape[0]}", 1.0) * known.get(str(tuple(x.shape)), 1.0)
+
+
+def test_the_text_of_a_size_may_be_a_key():
+    check(*pair(KeyedBySizes), data=[*batches(2), *batches(2, rows=5), *batches(2, rows=4)])
+
+
 def test_a_forward_that_asks_for_types_is_told_those_of_torch():
     check(*pair(AskingForTypes), data=[*batches(2), *batches(2, rows=5), *batches(2, rows=4)])
     assert "type" not in globals()

@@ -174,12 +174,15 @@ def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Ca
 
 
 def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
-    """The text of a size: where the module's code asks, the number that it will be."""
+    """The text of a size: where the module's code asks, its digits, which fix the size as int(size) does; of one that
+    depends on values, the number that it will be."""
 
     def text(size, how: str = ""):
         asker = _caller(sys._getframe(1))
         if asker.partition(".")[0] in ("torch", "torch_bridge") and asker != printing.__name__:
             return plain(size, *([how] if plain.__name__ == "__format__" else []))
+        if not free_unbacked_symbols(size):
+            return format(int(size), how)  # it may be a key
         return prints.mark(torch.scalar_tensor(size, dtype=torch.int64), how)
 
     return text

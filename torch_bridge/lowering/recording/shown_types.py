@@ -1,4 +1,4 @@
-"""While a module is recorded, `type` and `isinstance` tell the user's own code what they tell it in torch.
+"""While a module is recorded, the user's own code sees the types that it sees in torch.
 
 Torch hands a record tensors of a class of its own, and sizes that are no int; code of the user's that asks would take
 another way than it does in torch. Libraries know of both and are told the truth.
@@ -20,34 +20,19 @@ from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 
 
-class _Shown(type):
-    def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        return builtins.type(*arguments, **options) if len(arguments) > 1 else _type_of(*arguments)
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, builtins.type)
-
-    def __subclasscheck__(cls, kind: type) -> bool:
-        return issubclass(kind, builtins.type)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is builtins.type
-
-    __hash__ = builtins.type.__hash__
-
-
-class _Type(type, metaclass=_Shown):
-    """Stand for `type`."""
-
-
-def _type_of(value: Any) -> type:
-    kind = builtins.type(value)
+def _type(*arguments: Any, **options: Any) -> Any:
+    if len(arguments) != 1 or options:
+        return builtins.type(*arguments, **options)
+    value, kind = arguments[0], builtins.type(arguments[0])
     if kind in (FakeTensor, FunctionalTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
+    if isinstance(kinds, tuple):
+        return any(_is_instance(value, kind) for kind in kinds)
+    kinds = builtins.type if kinds is _type else kinds
     number = _NUMBERS.get(builtins.type(value))
     return isinstance(value, kinds) or (number is not None and isinstance(number, kinds))
 
@@ -55,7 +40,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 @contextlib.contextmanager
 def as_in_torch() -> Iterator[None]:
     """Around a record: the names stand in the globals of the user's modules, before those of the builtins."""
-    shown = {"type": _Type, "isinstance": _is_instance}
+    shown = {"type": _type, "isinstance": _is_instance}
     changed = [(names, key) for names in _globals_of_users() for key in shown if key not in names]
     try:
         for names, key in changed:

@@ -144,6 +144,14 @@ def test_further_values_of_a_loss_are_logged(tmp_path):
     assert epoch["size"] > 0
 
 
+def test_a_loss_per_class_is_refused_with_its_shape(tmp_path):
+    def loss(output, batch):
+        return (output - F.one_hot(batch["label"].long(), 10)).pow(2).mean(0)
+
+    with pytest.raises(UserError, match=r"^the loss returned a tensor of shape \(10,\), wanted a scalar, or one value"):
+        Trainer(Small(), digits(), None, config(tmp_path), loss=loss).train()
+
+
 def test_batch_norm_over_a_single_row_is_refused_before_training_as_torch_does(tmp_path):
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     rows = torch.utils.data.Subset(digits(), range(9))

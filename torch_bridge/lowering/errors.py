@@ -43,6 +43,10 @@ class UnsupportedModel(ValueError):
         super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}".rstrip())
 
 
+class NoLoss(UserError):
+    """A loss function returned something else than a loss. Torch could not train with it either."""
+
+
 class CannotRecord(UserError):
     """A loss cannot be one program. Torch can go on with it."""
 

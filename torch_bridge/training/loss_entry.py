@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
-from torch_bridge.lowering.errors import located
+from torch_bridge.lowering.errors import NoLoss, located
 from torch_bridge.training.batch_plan import BatchView, Plan
 
 
@@ -30,14 +30,14 @@ class LossEntry(torch.nn.Module):
         self.plan = plan
 
     def forward(self, batch: dict):
-        first, *others = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
-        for rows in others:
-            if rows == first:  # a collate function may give as many as it likes
-                torch._check(rows == first)
+        sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
+        for rows in sizes[1:]:
+            if rows == sizes[0]:  # a collate function may give as many as it likes
+                torch._check(rows == sizes[0])
         if self.criterion is None:
-            return _parts_of(own_loss(self.plan.call(self.wrapped_module, batch)))
+            return _parts_of(own_loss(self.plan.call(self.wrapped_module, batch)), sizes)
         output = self.plan.call(self.wrapped_module, batch, with_target=False)
-        return _parts_of(self._criterion(output, batch))
+        return _parts_of(self._criterion(output, batch), sizes)
 
     def _criterion(self, output, batch):
         loss = located(cast(Callable, self.criterion))
@@ -46,15 +46,20 @@ class LossEntry(torch.nn.Module):
         return self.plan.compares.call(loss, main_output(output) if takes_target(loss) else output, batch)
 
 
-def _parts_of(found: Any) -> dict[str, Any]:
-    """Raises UserError for what is no loss."""
+def _parts_of(found: Any, sizes: Sequence[Any]) -> dict[str, Any]:
+    """sizes: how many rows the batch's tensors have. Raises NoLoss for what is no loss."""
     value, *rest = found if isinstance(found, tuple) and found else (found,)
     logged = [item for item in rest if isinstance(item, Mapping)]
     weights = [item for item in rest if not isinstance(item, Mapping)]
     if not isinstance(value, torch.Tensor) or len(logged) > 1 or len(weights) > 1:
-        raise UserError(
+        raise NoLoss(
             f"the loss returned {type(found).__name__}, wanted a tensor, (tensor, weight) or (tensor, dict of values "
             "to log)"
+        )
+    if value.numel() != 1 and not any(value.shape[0] == rows for rows in sizes):
+        raise NoLoss(
+            f"the loss returned a tensor of shape {tuple(value.shape)}, wanted a scalar, or one value per sample; "
+            "torch computes gradients of scalars alone. Return its .mean() or .sum()"
         )
     scalar = lambda x: x.mean() if isinstance(x, torch.Tensor) and x.dim() else x * torch.ones(())
     parts = {str(name): scalar(item) for name, item in (logged[0] if logged else {}).items()}

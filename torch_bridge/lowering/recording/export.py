@@ -26,6 +26,7 @@ from torch_bridge.lowering.errors import (
     ADVICE_READY,
     ADVICE_RECORD,
     ADVICE_WRITTEN,
+    NoLoss,
     Obstacle,
     UnsupportedModel,
     WritesOutside,
@@ -143,6 +144,8 @@ def _export(
                 gradients.enclose(program.graph_module)
                 error = None
                 break
+            except NoLoss:
+                raise
             except Exception as caught:  # anything the module's own code may raise while it is recorded
                 error = error or caught
                 if sizes is None or not _symbols_stood_in_the_way(caught):

@@ -210,9 +210,14 @@ def write_state(
     with torch.no_grad():
         for group, keys in zip(parameters, names, strict=True):
             for parameter, key in zip(group, keys, strict=True):
-                for name, value in state.get(key, {}).items():
+                for name, value in sorted(state.get(key, {}).items(), key=_after_the_count):
                     if wanted(parameter, name):
                         _write_entry(optimizer.state[parameter], name, to_torch(value), parameter)
+
+
+def _after_the_count(entry: tuple[str, Any]) -> bool:
+    """Order a new state as torch's optimizers make it: the count of steps, then the moments."""
+    return entry[0] != "step"
 
 
 def _write_entry(entries: dict[str, Any], name: str, new: torch.Tensor, parameter: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ from torch_bridge.lowering.python.places import value_at
 from torch_bridge.lowering.python.varying import Varying
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
-from torch_bridge.lowering.recording.objects import Contents, put_together, take_apart
+from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.replicas import Forwards, Replicas
@@ -107,7 +107,7 @@ class LossEntry(torch.nn.Module):
         with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
-                given = self.batch_type(given)
+                given = mapping_of(self.batch_type, given)
             with self.looked_at(given):
                 outputs = with_fields(located(self.loss_fn)(*self.arguments, given))
             for name in outputs[1] if _with_parts(outputs) else ():

@@ -1,6 +1,7 @@
 """Loops of a user's own around `jaxtrain.compile`: each is written twice, for torch and for the compiled step, and
 gives the same losses and the same weights."""
 
+import collections
 import copy
 import warnings
 
@@ -211,6 +212,29 @@ def test_a_gradient_penalty():
         return F.mse_loss(out, batch[1]) + 0.1 * slope.square().sum(1).mean()
 
     check(*pair(), loss_fn=loss)
+
+
+@pytest.mark.parametrize("kind", [collections.defaultdict, collections.OrderedDict, collections.UserDict])
+def test_batches_are_mappings_of_any_class(kind, caplog):
+    def loss(module, batch):
+        assert isinstance(batch, kind)
+        return F.mse_loss(module(batch["x"]), batch["y"])
+
+    data = [kind() for _ in range(3)]
+    for made, (x, y) in zip(data, batches(3), strict=True):
+        made.update(x=x, y=y)
+    check(*pair(), loss_fn=loss, data=data)
+    assert "in torch" not in caplog.text
+
+
+def test_a_new_state_has_torchs_entries_in_torchs_order():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    mse(theirs, batches(1)[0]).backward()
+    their_optimizer.step()
+    step = jaxtrain.compile(ours, mse, optimizer)
+    step(batches(1)[0])
+    step.sync()
+    assert list(optimizer.state_dict()["state"][0]) == list(their_optimizer.state_dict()["state"][0])
 
 
 def test_named_batches_and_values_to_log():

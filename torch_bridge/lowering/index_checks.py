@@ -19,7 +19,7 @@ from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols, num
 log = logging.getLogger(__name__)
 
 
-class IndexOutOfBounds(UserError):
+class IndexOutOfBounds(UserError, IndexError):
     """Names an index of a batch that torch would refuse. row: which of the batch holds it, where that is known."""
 
     def __init__(self, text: str, row: int | None):

@@ -109,8 +109,9 @@ def test_evaluation_refuses_ids_too():
     step = jaxtrain.compile(module, cross_entropy, torch.optim.SGD(module.parameters(), 0.1))
     forward = step.eval()
     torch.testing.assert_close(forward(IDS), module.eval()(IDS).detach())
-    with pytest.raises(UserError, match="the batch holds embedding row"):
+    with pytest.raises(UserError, match="the batch holds embedding row") as caught:
         forward(IDS + 3)
+    assert isinstance(caught.value, IndexError)  # as a script that catches torch's may expect
 
 
 class Items(torch.utils.data.Dataset):

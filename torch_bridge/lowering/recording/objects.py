@@ -70,6 +70,16 @@ def take_apart(batch: Any) -> Any:
     return batch if all(map(_is_exported, pytree.tree_leaves(batch))) else _apart(batch, ())
 
 
+def mapping_of(kind: Any, entries: Mapping) -> Any:
+    """Make a Mapping of this class, which may take entries when it is made, as UserDict, or later, as defaultdict."""
+    try:
+        return kind(entries)
+    except TypeError:
+        made = kind()
+        made.update(entries)
+        return made
+
+
 class Contents:
     """Remember which values containers and objects hold."""
 

@@ -7,6 +7,7 @@ what has one; mutated buffers become outputs.
 import copy
 import logging
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -50,6 +51,7 @@ from torch_bridge.lowering.recording.tracking import untrack
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 
 log = logging.getLogger(__name__)
+_TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 # Lowered for graphs that hold them already, but views, copies or kernels of torch's own: taken apart where torch can.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
@@ -171,11 +173,9 @@ def _export(
     if checks is not None:
         checks += [*plain.known.checks, *plain.known.validated]
     if compiling:
-        log.warning(
-            "%s: %s asks for a compiler and is told yes: the other branch is not one program", _name(module), asking
-        )
-    for line in dict.fromkeys(plain.known.checks):
-        log.warning("%s: the check at %s is taken as passed: values are not looked at in JAX", _name(module), line)
+        _warn_once(module, f"{asking} asks for a compiler and is told yes: the other branch is not one program")
+    for line in plain.known.checks:
+        _warn_once(module, f"the check at {line} is taken as passed: values are not looked at in JAX")
     if frozen_state:
         raise UnsupportedModel(_name(module), merge(frozen_state), python_state.ADVICE_STATE)
     obstacles = [*_obstacles(program), *_written_parameters(program)]
@@ -210,6 +210,14 @@ def check_read(module: torch.nn.Module, read: Mapping[str, str], written: Collec
 
 def _name(module) -> str:
     return type(getattr(module, "wrapped_module", module)).__name__
+
+
+def _warn_once(module: torch.nn.Module, text: str) -> None:
+    """Log a warning about the user's module once, however often the module is recorded."""
+    told = _TOLD.setdefault(getattr(module, "wrapped_module", module), set())
+    if text not in told:
+        told.add(text)
+        log.warning("%s: %s", _name(module), text)
 
 
 def _any_size(leaf):

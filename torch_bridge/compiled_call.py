@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.runtime import compile_cache, gpus
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
+from torch_bridge.exchange import refuse_own_class
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
@@ -69,6 +70,9 @@ class CompiledCall:
     def __call__(self, batch: Any) -> Any:
         """Raises UserError that lists what cannot be recorded, with its lines."""
         leaves, spec = pytree.tree_flatten((take_apart(batch),))
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                refuse_own_class(leaf)
         if odd := [type(leaf).__name__ for leaf in leaves if type(leaf).__hash__ is None]:
             raise CannotRecord(f"it takes a {odd[0]}, which is no tensor, number or container of these")
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None

@@ -12,7 +12,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import in_host_memory
-from torch_bridge.lowering.errors import WideIntegers
+from torch_bridge.lowering.errors import StaysInTorch, WideIntegers
 
 LARGE_BYTES = 1 << 18  # from here on a copy takes longer than dlpack's 20 us
 QUEUED = 2  # programs beside the newest one: the device never waits for Python, and few batches are held
@@ -95,11 +95,24 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     return narrowed(tensor.detach()).numpy()
 
 
+def refuse_own_class(tensor: torch.Tensor) -> None:
+    """Raise StaysInTorch for a tensor of a user's own subclass: its methods would not be called by a program."""
+    if _is_own_class(type(tensor)):
+        raise StaysInTorch(f"it is given a {type(tensor).__name__}, a tensor class with methods of its own")
+
+
+@functools.cache
+def _is_own_class(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("torch", "torchvision")
+
+
 def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     """Return a batch's tensor as an array in host memory, or on its GPU where JAX computes on GPUs too.
 
     There it is a copy, so that torch may write to the tensor at once; `Queue` keeps it while a program reads it.
+    Raises StaysInTorch for a tensor of a user's own class.
     """
+    refuse_own_class(tensor)
     if not tensor.is_cuda or tensor.dtype not in _ON_GPUS or jax.default_backend() != "gpu":
         return in_host_memory(tensor)
     tensor = tensor.detach()

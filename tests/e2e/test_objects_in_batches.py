@@ -187,6 +187,26 @@ def test_a_forward_that_changes_its_object_runs_in_torch(caplog):
     assert "changes a list, dict or object that it is given" in caplog.text
 
 
+class Doubled(torch.Tensor):
+    def mean(self):
+        return super().mean() * 2
+
+
+@pytest.mark.parametrize("accelerate", [False, True])
+def test_methods_of_an_own_tensor_class_are_called(accelerate, caplog):
+    torch.manual_seed(0)
+    ours, batch = torch.nn.Linear(4, 3), torch.randn(8, 4).as_subclass(Doubled)
+    loss = lambda module, batch: module(batch + batch.mean()).square().mean()
+    expected = loss(ours, batch).item()
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1)
+    if accelerate:
+        found = loss(Accelerator(cpu=True).prepare(ours), batch).item()
+    else:
+        found = jaxtrain.compile(ours, loss, optimizer)(batch).item()
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert "Doubled, a tensor class with methods of its own" in caplog.text
+
+
 def test_a_loop_of_ever_new_shapes_goes_on_in_torch(caplog):
     """The eighth shape is told; where 64 batches have 64 shapes, torch runs the rest, to the same weights."""
     ends = []

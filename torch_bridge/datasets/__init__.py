@@ -1,4 +1,4 @@
-"""torch's Datasets and DataLoaders as sources (torch_bridge.sources): their items come out as numpy."""
+"""Wrap torch's Datasets and DataLoaders as sources (torch_bridge.sources) whose items are numpy."""
 
 from collections.abc import Iterator
 from typing import Any

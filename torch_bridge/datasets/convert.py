@@ -1,4 +1,4 @@
-"""Tensors <-> numpy arrays, inside any nesting of dicts, lists and tuples."""
+"""Convert tensors to numpy arrays and back, inside nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from jaxtrain.errors import UserError
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
-_VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such number: its bits cross as integers
+_VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16)}  # numpy has no such dtype: the bits are passed as integers
 _VIEWS |= {getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in _FLOAT8}
 _KINDS = "? u1 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()
 _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind) for kind in _KINDS}
@@ -18,12 +18,13 @@ _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for ten
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors -> arrays, without a copy where they lie in host memory; bfloat16 kept, other values as they are."""
+    """Convert tensors to arrays, without a copy if they are in host memory. Keep bfloat16; return other values
+    unchanged."""
     return with_arrays(value, in_host_memory)
 
 
 def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
-    """Put `array_of(tensor)` in every tensor's place. Raises UserError for a tensor that is no dense array."""
+    """Replace every tensor by `array_of(tensor)`. Raises UserError for a tensor that is not a dense array."""
     if isinstance(value, torch.Tensor):
         if not is_dense(value):
             raise _not_dense(value)
@@ -43,7 +44,7 @@ def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def in_host_memory(tensor: torch.Tensor) -> np.ndarray:
-    """Return a dense tensor as an array, which shares its memory where it can."""
+    """Return a dense tensor as an array that shares its memory where possible."""
     if tensor.dtype in _VIEWS:
         bits, own = _VIEWS[tensor.dtype]
         return tensor.detach().cpu().view(bits).numpy().view(own)
@@ -51,9 +52,9 @@ def in_host_memory(tensor: torch.Tensor) -> np.ndarray:
 
 
 def join(values: Sequence[Any], empty: Callable[..., np.ndarray] = np.empty) -> np.ndarray | None:
-    """Stack tensors into one array [batch, ...]; None where they differ in kind, dtype or shape.
+    """Stack tensors into one array [batch, ...]; return None if they differ in type, dtype or shape.
 
-    empty: gives the memory, as np.empty.
+    empty: allocates the result, as np.empty does.
     """
     first = values[0]
     if set(map(type, values)) != {torch.Tensor} or not is_dense(first):
@@ -69,7 +70,7 @@ def join(values: Sequence[Any], empty: Callable[..., np.ndarray] = np.empty) -> 
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one array of numbers in memory."""
+    """Return True if a tensor is one plain array of numbers in memory."""
     return not (tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
@@ -85,7 +86,7 @@ def _not_dense(tensor: torch.Tensor) -> UserError:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """A numpy (or host JAX) array as a tensor of its own; bfloat16 kept."""
+    """Copy a numpy (or host JAX) array into a new tensor; keep bfloat16."""
     array = np.array(array)
     if array.dtype in _BACK:
         bits, own = _BACK[array.dtype]

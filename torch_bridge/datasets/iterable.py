@@ -1,4 +1,4 @@
-"""Iterable torch Datasets: samples in the order in which they come."""
+"""Iterable torch Datasets, read in the order in which they yield their samples."""
 
 import copy
 import itertools
@@ -15,9 +15,9 @@ from torch_bridge.sources import Seeded, SequentialSource, divided
 
 
 class IterableSource(TorchHooks, SequentialSource):
-    """An IterableDataset, read by one process: its order would otherwise depend on their number.
+    """An IterableDataset, read by one process: with several, the order would depend on their number.
 
-    Where it shards itself by `get_worker_info`, pass a DataLoader, whose number of workers is part of the order then.
+    If the dataset shards itself by `get_worker_info`, pass a DataLoader: its number of workers then defines the order.
     """
 
     def __init__(self, dataset: IterableDataset):
@@ -50,10 +50,11 @@ class IterableSource(TorchHooks, SequentialSource):
         return IterableSource(part)
 
     def _whole(self) -> "IterableSource":
-        """Return the dataset as it is, a copy where that is possible: whoever tries its places moves it."""
+        """Return a source of the unsharded dataset, copied if possible: testing its `state_dict` support moves its
+        position."""
         try:
             return IterableSource(copy.deepcopy(self.dataset))
-        except Exception:  # it holds what cannot be copied: an open file, a connection
+        except Exception:  # the dataset holds something that cannot be copied: an open file, a connection
             whole = IterableSource(self.dataset)
             whole.tells_places = False
             return whole

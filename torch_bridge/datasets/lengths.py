@@ -1,4 +1,4 @@
-"""Ask datasets and samplers of the user's for their length."""
+"""Read the lengths of a user's datasets and samplers."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch_bridge.sources import raised
 
 
 def length_of(dataset: Any) -> int:
-    """Return `len(dataset)`. Raises DataError where that raises."""
+    """Return `len(dataset)`. Raises DataError if that raises."""
     try:
         return len(dataset)
     except BaseException as error:
@@ -14,9 +14,9 @@ def length_of(dataset: Any) -> int:
 
 
 def promised_length(stream: Any) -> int | None:
-    """Return `len(stream)`, or None where it has none: a stream of unknown length often inherits one.
+    """Return `len(stream)`, or None if it has no length: a stream of unknown length often inherits a `__len__`.
 
-    Raises DataError where it raises anything but that it has none.
+    Raises DataError if `len` raises anything but TypeError, NotImplementedError or AttributeError.
     """
     try:
         return len(stream)

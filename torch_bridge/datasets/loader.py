@@ -1,7 +1,7 @@
-"""A whole DataLoader: its sampler, batch_sampler, collate_fn, generator and worker_init_fn are kept.
+"""Sources for DataLoaders, which keep the loader's sampler, batch_sampler, collate_fn, generator and worker_init_fn.
 
-It is taken apart, not iterated: its sampler says which samples, our workers read them, so that a run resumes in the
-middle of an epoch without reading what came before, on any number of processes.
+The loader is not iterated. Its sampler chooses the samples and jaxtrain's own workers read them, so that a run can
+resume in the middle of an epoch without reading the samples before it, on any number of processes.
 """
 
 import itertools
@@ -22,14 +22,14 @@ from torch_bridge.datasets.own_generators import generators_in
 from torch_bridge.datasets.sampler_order import SamplerOrder
 from torch_bridge.sources import BatchOrder, OrderedSource, Seeded, SequentialSource
 
-ENDLESS = 20  # times as many draws as the dataset has samples: a sampler that goes on does not end
-KEYS = 2**30  # keys that are no positions have numbers from here on
-SAME_BATCHES = ("torch", "torchdata", "accelerate")  # packages whose loaders give what torch's DataLoader gives
+ENDLESS = 20  # a sampler that yields this many times the dataset's length counts as endless
+KEYS = 2**30  # keys that are not positions are numbered from here on
+SAME_BATCHES = ("torch", "torchdata", "accelerate")  # packages whose loaders yield the batches of torch's
 DEFAULTS = (_utils.collate.default_collate, _utils.collate.default_convert)
 
 
 def from_loader(loader: data.DataLoader) -> Any:
-    """Return the source for a DataLoader. Raises UserError for one whose class makes the batches itself."""
+    """Return the source for a DataLoader. Raises UserError if a subclass builds the batches itself."""
     for method in ("__iter__", "_get_iterator"):
         owner = next(base for base in type(loader).__mro__ if method in vars(base))
         if owner.__module__.partition(".")[0] not in SAME_BATCHES:
@@ -44,7 +44,7 @@ def from_loader(loader: data.DataLoader) -> Any:
 
 
 class Collated:
-    """A collate_fn of the user's: torch in, numpy out."""
+    """A user's collate_fn whose tensors are converted to numpy."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -54,7 +54,7 @@ class Collated:
 
 
 class _LoaderHooks(TorchHooks):
-    """Hold a DataLoader's reading options."""
+    """Reading options of a DataLoader."""
 
     def __init__(self, loader: data.DataLoader):
         self.dataset = loader.dataset
@@ -84,7 +84,7 @@ class LoaderSource(_LoaderHooks, OrderedSource):
     def __init__(self, loader: data.DataLoader):
         super().__init__(loader)
         self._size = self._length(loader)
-        self._keys: list[Any] = []  # of the sampler's that are no positions
+        self._keys: list[Any] = []  # keys of the sampler that are not positions
         self._numbers: dict[Any, int] = {}
         sampler, self.batch_size = _global_order(loader)
         self.constant = _is_torchs(sampler)
@@ -97,10 +97,10 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         self.draws_at_once |= type(own) is data.WeightedRandomSampler
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_order": None}  # workers are told what to read
+        return self.__dict__ | {"_order": None}  # workers receive positions and need no order
 
     def _length(self, loader: data.DataLoader) -> int:
-        """The dataset's, or the sampler's where that has none: torch asks for no other."""
+        """Return the dataset's length or, if it has none, the sampler's: torch needs no other."""
         found = [promised_length(part) for part in (loader.dataset, loader.sampler, loader.batch_sampler)]
         if found == [None] * len(found):
             raise without_length(loader.dataset)
@@ -117,7 +117,7 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         return self.dataset[self._key(index)]
 
     def __getattr__(self, name: str) -> Any:
-        """`__getitems__`, which torch's loader prefers, exists where the dataset has it."""
+        """Provide `__getitems__`, which torch's loader prefers, if the dataset has it."""
         if name == "__getitems__" and hasattr(self.__dict__.get("dataset"), name):
             return self._many
         raise AttributeError(name)
@@ -127,7 +127,8 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         return list(items) if self.collate is None else items
 
     def position(self, key: Any) -> int:
-        """Return the number of what a sampler gives: a position, or any key that the dataset takes."""
+        """Return the integer for what a sampler yields: a position, or a number assigned to any other key of the
+        dataset."""
         if isinstance(key, numbers.Integral) or (isinstance(key, torch.Tensor) and not key.is_floating_point()):
             return int(key)
         known = key if isinstance(key, Hashable) else repr(key)
@@ -155,7 +156,7 @@ class LoaderSource(_LoaderHooks, OrderedSource):
 
 
 def _is_torchs(batches: Any) -> bool:
-    """Return whether an order is made by torch's own samplers, which keep nothing between epochs but a generator."""
+    """Return True if the order is made by torch's own samplers, whose only state between epochs is a generator."""
     kinds = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
     return type(batches) is data.BatchSampler and type(batches.sampler) in (*kinds, data.DistributedSampler)
 
@@ -165,10 +166,10 @@ def _generator_of(batches: data.BatchSampler) -> torch.Generator | None:
 
 
 def _global_order(loader: data.DataLoader) -> tuple[Any, int | None]:
-    """The batches over all processes, and their size where it is fixed.
+    """Return the batches over all processes, and their size if it is fixed.
 
-    A DistributedSampler gives each process its share; here every process knows the whole order and takes its rows of
-    it: the same samples in every global batch, without the repeated ones that make its shares even.
+    A DistributedSampler gives each process its own share. Here every process knows the whole order and takes its rows
+    of it: the global batches hold the same samples, without the repeated ones that make torch's shares equal.
     """
     batches, sampler = loader.batch_sampler, loader.sampler
     if type(batches) is not data.BatchSampler:
@@ -183,7 +184,7 @@ def _global_order(loader: data.DataLoader) -> tuple[Any, int | None]:
 
 
 class LoaderSequence(_LoaderHooks, SequentialSource):
-    """A DataLoader over an IterableDataset, or one whose items are batches already (batch_size=None)."""
+    """A DataLoader over an IterableDataset, or one whose items are already batches (batch_size=None)."""
 
     def __init__(self, loader: data.DataLoader):
         super().__init__(loader)
@@ -198,7 +199,8 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         self.size = None if self.ready_made else promised_length(loader.dataset)
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
-        """Of several workers each ends its share with a short batch, which `len(loader)` does not count."""
+        """Return the number of batches per epoch. With several workers each share ends in a short batch, which
+        `len(loader)` does not count."""
         if self.workers == 1 or self.size is None or self.batch_size is None:
             return self.steps
         shares = (len(range(worker, self.size, self.workers)) for worker in range(self.workers))
@@ -228,7 +230,8 @@ class LoaderSequence(_LoaderHooks, SequentialSource):
         return part
 
     def _in_order(self, epoch: int, worker: int, workers: int, seeded: Seeded) -> Iterator[Any]:
-        """Every worker draws the same order and takes its share; epochs before this one are drawn to get there."""
+        """Yield this worker's share of an epoch. Every worker draws the same order, and first draws all earlier
+        epochs."""
         if epoch < self._next:
             self._order, self._next = self._fresh.fresh(), 0
         while self._next <= epoch:

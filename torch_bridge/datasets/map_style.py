@@ -1,4 +1,4 @@
-"""Map-style torch Datasets."""
+"""Sources for map-style torch Datasets."""
 
 import contextlib
 import random
@@ -17,7 +17,7 @@ from torch_bridge.sources import ForeignSource
 
 
 class TorchRandom:
-    """torch's global generator of the CPU."""
+    """torch's global CPU generator."""
 
     get = staticmethod(torch.default_generator.get_state)
     set = staticmethod(torch.default_generator.set_state)
@@ -37,7 +37,7 @@ class TorchHooks(ForeignSource):
         return [TorchRandom()]
 
     def enter_worker(self, worker: int, workers: int, seed: int) -> None:
-        """As torch's own workers begin: one thread, seeds, `get_worker_info`, the user's worker_init_fn."""
+        """Set up the process as torch's workers do: one thread, seeds, `get_worker_info`, the user's worker_init_fn."""
         torch.set_num_threads(1)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
@@ -57,8 +57,8 @@ class TorchHooks(ForeignSource):
             torch_worker._worker_info = before
 
     def enter_thread(self) -> None:
-        """One thread for each operation, as in torch's workers and its pinning thread: a second OpenMP team beside the
-        main thread's takes several times as long. The main thread keeps its number."""
+        """Limit operations of this thread to one thread each, as in torch's workers and its pinning thread: a second
+        OpenMP team beside the main thread's is several times slower. The main thread keeps its setting."""
         torch.set_num_threads(1)
 
     def unkept_generators(self) -> list[str]:
@@ -70,13 +70,13 @@ class TorchHooks(ForeignSource):
 
 
 def _reduce_tensor(tensor: torch.Tensor):
-    """A tensor as its numpy array, whose data workers share."""
+    """Pickle a tensor as its numpy array, whose data workers share."""
     if tensor.device.type != "cpu":
         raise UserError(
             f"data.num_workers: the dataset holds a tensor on {tensor.device}, which worker processes cannot share; "
             "keep it on the CPU, or set data.num_workers=0"
         )
-    if tensor.is_shared() and tensor.untyped_storage().filename is None:  # not one that is mapped from a file
+    if tensor.is_shared() and tensor.untyped_storage().filename is None:  # a tensor mapped from a file is allowed
         raise UserError(
             "data.num_workers: the dataset holds a tensor in shared memory (share_memory_()), of which each worker "
             "process would get a copy: to save memory leave share_memory_() out, as workers share the pages of large "
@@ -94,7 +94,7 @@ def _restore_tensor(array: np.ndarray, requires_grad: bool) -> torch.Tensor:
 
 
 class TorchSource(TorchHooks):
-    """A map-style torch Dataset whose items come out as numpy."""
+    """A map-style torch Dataset whose items are converted to numpy."""
 
     def __init__(self, dataset: Any, worker_init_fn: Callable[[int], None] | None = None):
         if not hasattr(dataset, "__len__"):
@@ -113,25 +113,25 @@ class TorchSource(TorchHooks):
         check_length(self.dataset, self._size, epoch)
 
     def __getattr__(self, name: str) -> Any:
-        """`__getitems__`, which torch's own loader prefers, exists where the dataset has it."""
+        """Provide `__getitems__`, which torch's own loader prefers, if the dataset has it."""
         if name == "__getitems__" and hasattr(self.__dict__.get("dataset"), name):
             return lambda indices: [to_numpy(item) for item in self.dataset.__getitems__(indices)]
         raise AttributeError(name)
 
 
 def without_length(dataset: Any) -> UserError:
-    """Return what to say of a map-style Dataset without a length."""
+    """Return the error for a map-style Dataset without a length."""
     return UserError(f"{type(dataset).__name__} has no __len__; a map-style Dataset needs it, or make it iterable")
 
 
 def set_epoch(value: Any, epoch: int) -> None:
-    """Tell a dataset or sampler the epoch, where it wants to know (DistributedSampler's protocol)."""
+    """Call `set_epoch` of a dataset or sampler if it has that method (DistributedSampler's protocol)."""
     if hasattr(value, "set_epoch"):
         value.set_epoch(epoch)
 
 
 def check_length(dataset: Any, size: int, epoch: int) -> None:
-    """Raise UserError where a dataset is no longer as long as when its order was made."""
+    """Raise UserError if the dataset's length has changed since its order was made."""
     now = length_of(dataset)
     if now != size:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Random generators that a dataset or a collate function holds itself, which nothing seeds or restores."""
+"""Find random generators that a dataset or collate function holds itself; a run neither seeds nor restores them."""
 
 import itertools
 import random
@@ -13,12 +13,12 @@ KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Ran
 PROCESS = (torch.default_generator, np.random.random_sample.__self__, random.random.__self__)  # the global ones
 LEAVES = (type, types.ModuleType, np.ndarray, torch.Tensor, *KINDS)
 DEEPEST = 6
-MOST = 4096  # objects that are looked at
-LISTED = 64  # entries of a list or dict that are looked at
+MOST = 4096  # objects visited at most
+LISTED = 64  # entries of a list or dict visited at most
 
 
 def generators_in(value: Any, place: str) -> dict[str, Any]:
-    """Return the generators among an object's attributes, and among those of what it holds, by their place."""
+    """Return all generators in an object's attributes, lists and dicts, searched recursively, by their path."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""The order of a DataLoader's sampler, drawn as torch draws it, and what the user changes in it between epochs."""
+"""Draw the order of a DataLoader's sampler as torch does, and apply the user's changes to it between epochs."""
 
 import copy
 import hashlib
@@ -16,10 +16,10 @@ from torch_bridge.datasets.map_style import set_epoch
 
 
 class SamplerOrder:
-    """The order of a DataLoader's sampler, epoch by epoch, as torch draws it.
+    """Order of a DataLoader's sampler, epoch by epoch, drawn as torch draws it.
 
-    A sampler may keep generators, counters and pools of its own, so it is copied as a whole, before its first draw:
-    every pass begins from such a copy, and the user's own object stays as it was. The dataset is not copied.
+    A sampler may hold generators, counters and pools, so it is copied as a whole before its first draw. Every pass
+    starts from such a copy, and the user's own object is not changed. The dataset is not copied.
     """
 
     def __init__(self, loader: data.DataLoader, sampler: Any):
@@ -35,14 +35,14 @@ class SamplerOrder:
 
     @property
     def _shared(self) -> dict[int, Any]:
-        """The dataset and what it holds, by id."""
+        """Return the dataset and the values of its attributes, by id."""
         kept = (self._dataset, *getattr(self._dataset, "__dict__", {}).values())
         others = {} if self._beside is None else self._beside._shared
         return others | {id(value): value for value in kept}
 
     def _copied(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
-            return copy.deepcopy(parts, self._shared)  # deepcopy's memo: taken for copied already
+            return copy.deepcopy(parts, self._shared)  # used as deepcopy's memo, so that these are not copied
         except (TypeError, ValueError, RuntimeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"the DataLoader's {type(parts[0]).__name__} cannot be copied ({type(error).__name__}: {error}), so a "
@@ -50,22 +50,22 @@ class SamplerOrder:
             ) from None
 
     def interleave(self, other: "SamplerOrder", passes: Callable[[int], int]) -> None:
-        """Draw passes of another loader, which shares a generator, between the epochs. passes: how many lie between
-        the beginnings of an epoch and of the one before it."""
+        """Draw passes of another loader, which shares a generator, between the epochs. passes: epoch number -> how many
+        passes lie between the starts of the previous epoch and this one."""
         self._passes = passes
         if self._beside is not other:
             self._beside, self._live = other, (*self._live[:2], *other._live[:2])
             self._parts = self._copied(self._live)
 
     def fresh(self) -> "SamplerOrder":
-        """Return the order from its beginning."""
+        """Return a copy of the order, at its beginning."""
         other = copy.copy(self)
         other._parts = self._copied(self._parts)
         return other
 
     def follow(self, others: Iterable["SamplerOrder"]) -> bool:
-        """Take over what the user has changed in the sampler and the generators since the last look, here and in orders
-        that were begun from this one. Return whether anything was."""
+        """Apply the user's changes to the sampler and generators since the last check to this order and to `others`,
+        which were started from it. Return True if there were any."""
         now, seen = self._contents(self._live), self._seen or self._contents(self._parts)
         changed = [key for key, content in now.items() if content != seen.get(key)]
         self._seen = now
@@ -77,12 +77,12 @@ class SamplerOrder:
                 own = _owners(order._parts)[owner]
                 if name is not None and not isinstance(value, torch.Generator):
                     setattr(own, name, value)
-                elif order is not self:  # from here on; earlier epochs are drawn again as they were
+                elif order is not self:  # only orders already begun: earlier epochs must be drawn again as before
                     (own if name is None else getattr(own, name)).set_state(value.get_state())
         return bool(changed)
 
     def _contents(self, parts: tuple[Any, ...]) -> dict[tuple[int, str | None], bytes | None]:
-        """Describe what a sampler, the one inside it and the loader's generator hold, by digests."""
+        """Return digests of the attributes of the sampler, of the sampler inside it, and of the loader's generator."""
         owners, shared = _owners(parts), self._shared
         found: dict[tuple[int, str | None], bytes | None] = {}
         for number, owner in enumerate(owners):
@@ -94,7 +94,7 @@ class SamplerOrder:
         return found
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Draw the next epoch, the `number`-th; whoever asks seeds torch's global generator.
+        """Draw the next epoch, the `number`-th. The caller must seed torch's global generator.
 
         Source: torch.utils.data.dataloader._BaseDataLoaderIter.
         """
@@ -107,7 +107,7 @@ class SamplerOrder:
         return _begun(sampler, generator, self._workers, keeps_seed)
 
     def _pass_by(self, other: "SamplerOrder", times: int) -> None:
-        """Draw whole passes of the loader beside; torch's global generator stays where it was."""
+        """Draw whole passes of the other loader; leave torch's global generator unchanged."""
         sampler, generator = self._parts[2:]
         state = torch.get_rng_state()
         for _ in range(times):
@@ -118,23 +118,23 @@ class SamplerOrder:
 
 
 def _begun(sampler: Any, generator: torch.Generator | None, workers: int, keeps_seed: bool) -> Iterator[Any]:
-    """Begin a pass as torch's loader does."""
+    """Start a pass as torch's loader does."""
     drawn = iter(sampler)
     if not keeps_seed:
         torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of torch's workers
         if workers:
-            drawn = iter(sampler)  # begins a second time
+            drawn = iter(sampler)  # torch starts the sampler twice when it has workers
     return drawn
 
 
 def _owners(parts: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """Return the batch sampler, the sampler inside it and the loader's generator, of which the last two may be None."""
+    """Return the batch sampler, the sampler inside it and the loader's generator; the last two may be None."""
     sampler, generator = parts[:2]
     return sampler, getattr(sampler, "sampler", None), generator
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles values by their content alone. shared: objects that count as they are, by id."""
+    """Pickle values by content alone. shared: objects by id that are compared by identity."""
 
     def __init__(self, file: io.BytesIO, shared: Mapping[int, Any]):
         super().__init__(file, protocol=5)
@@ -152,10 +152,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _content(value: Any, shared: Mapping[int, Any]) -> bytes | None:
-    """Return a digest of what a value holds; None where it cannot be told, as of an iterator."""
+    """Return a digest of a value's content; None if it cannot be pickled, such as an iterator."""
     file = io.BytesIO()
     try:
         _Pickler(file, shared).dump(value)
-    except Exception:  # whatever an object of the user's raises as it is pickled
+    except Exception:  # pickling a user's object may raise anything
         return None
     return hashlib.sha256(file.getvalue()).digest()

@@ -1,4 +1,4 @@
-"""Write a file or folder beside its place and move it there when complete, so that nobody finds a half of it."""
+"""Write a file or folder to a temporary path and rename it when complete, so that no reader sees a partial one."""
 
 import contextlib
 import os
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, shared: bool = False, durable: bool = False) -> Iterator[pathlib.Path]:
-    """Yield a path to write to; afterwards it becomes `path`. An error deletes it and leaves `path` as it was.
+    """Yield a temporary path to write to and rename it to `path` afterwards. On an error, delete it and keep `path`.
 
-    What stands beside its place is removed first, never written through: in a folder from elsewhere it may be a link.
-    Folders that `path` lies in are made. shared: other processes may write the same file at the same time. durable: the
-    file is on the disk, not only in the system's memory, when it gets its name.
+    Anything already at the temporary path is removed first, never written through: in a folder from elsewhere it may be
+    a link. Parent folders of `path` are created. shared: other processes may write the same file at the same time.
+    durable: sync the file to disk before it is renamed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f".{os.getpid()}" if shared else ""
-    aside = path.with_name(f".{path.name}{own}.part")  # hidden from a search for names that begin like it
+    aside = path.with_name(f".{path.name}{own}.part")  # hidden from searches for names that start like it
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside)
     else:

@@ -1,7 +1,7 @@
-"""Tensors whose newest values lie elsewhere for now: whoever reads or writes one has them fetched first.
+"""Tensors whose newest values are elsewhere, such as on the device: the first read or write fetches them.
 
-Meanwhile the tensors are of a subclass, as torch's own uninitialized parameters are, whose __torch_function__ fetches
-and puts the class back; shapes, gradients and the like are answered at once.
+Until then the tensors have a subclass, as torch's uninitialized parameters do. Its __torch_function__ fetches the
+values and restores the class; shapes, gradients and other metadata are answered without a fetch.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 
-plainly = torch._C.DisableTorchFunctionSubclass  # a context in which these tensors are read as they are
+plainly = torch._C.DisableTorchFunctionSubclass  # a context that reads these tensors without fetching them
 
 _PROPERTIES = (
     "shape dtype device layout requires_grad grad is_leaf ndim is_cpu is_cuda is_meta is_sparse is_quantized is_nested "
@@ -35,7 +35,7 @@ _WITHOUT_VALUES |= {torch.Tensor.requires_grad.__set__, torch.Tensor.grad.__set_
 
 
 class Awaited:
-    """Some tensors and where their values come from. fetch: called before the first one is read or written."""
+    """Tensors whose values are out of date. fetch: called before the first of them is read or written."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], fetch: Callable[[], None]):
         self._tensors, self._fetch = list(tensors), fetch
@@ -43,28 +43,28 @@ class Awaited:
         self._process = os.getpid()
 
     def hold(self) -> None:
-        """Begin to wait: from now on the values are out of date."""
+        """Mark the values as out of date from now on."""
         self._classes = [type(tensor) for tensor in self._tensors]
         for tensor, kind in zip(self._tensors, self._classes, strict=True):
-            tensor._awaited = self  # so that this lives as long as one of them does, and no longer
+            tensor._awaited = self  # keeps this object alive exactly as long as one of the tensors
             tensor.__class__ = _awaited(kind)
 
     def release(self) -> None:
-        """End waiting: they are what they were before."""
+        """Mark the values as up to date: restore the tensors' own classes."""
         for tensor, kind in zip(self._tensors, self._classes, strict=False):
             tensor.__class__ = kind
             del tensor._awaited
         self._classes = []
 
     def fetch(self) -> None:
-        """Get the values; `fetch` is to release the tensors. Raises UserError in a forked process, which has no
-        devices."""
+        """Fetch the values; the `fetch` callback must call `release`. Raises UserError in a forked process, which
+        cannot use the devices."""
         if os.getpid() != self._process:
             raise UserError(
                 "a worker process reads weights that were trained after it was started: call step.sync() before you "
                 "start workers that use the module"
             )
-        if "torch._dynamo" in sys.modules:  # inside torch.compile, which would compile this too
+        if "torch._dynamo" in sys.modules:  # torch.compile would otherwise compile the fetch too
             undisturbed: Any = torch.compiler.disable
             undisturbed(self._fetch)()
         else:
@@ -72,7 +72,7 @@ class Awaited:
 
 
 class _Awaited:
-    """Answer for a tensor that waits: stands before its own class."""
+    """Mixin put before a tensor's own class while its values are out of date."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -92,7 +92,7 @@ class _Awaited:
 
 
 def settle(values: Iterable[Any]) -> None:
-    """Fetch what is awaited among these values."""
+    """Fetch the values of all out-of-date tensors among `values`."""
     for value in values:
         if isinstance(value, _Awaited):
             value._awaited.fetch()
@@ -104,14 +104,14 @@ def _awaited(kind: type) -> type:
 
 
 def state_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that a torch optimizer keeps; none of an optimizer of another kind."""
+    """Return the state tensors of a torch optimizer; an empty list for any other kind of optimizer."""
     entries = getattr(optimizer, "state", {}).values()
     return [value for state in entries for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
-    """Have a method called before torch's code gives out, loads or steps an optimizer, as long as its object lives for
-    other reasons."""
+    """Call `method` before the optimizer steps and before its state dict is saved or loaded. Only a weak reference to
+    the method's object is kept."""
     weak = weakref.WeakMethod(method)
 
     def call(*_: Any) -> None:
@@ -119,7 +119,7 @@ def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
         if found is not None:
             found()
 
-    call.of_a_compiled_step = True  # type: ignore[attr-defined]  # and none of the user's own
+    call.of_a_compiled_step = True  # type: ignore[attr-defined]  # not a hook of the user's own
     for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
         register = getattr(optimizer, f"register_{moment}_hook", None)
         if register is not None:
@@ -128,12 +128,12 @@ def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
 
 
 _TRAINED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by compiled steps
-_THEIRS: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers of compiled steps
+_THEIRS: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that compiled steps use
 
 
 def refuse_other_optimizers(tensors: Iterable[torch.Tensor], optimizers: Iterable[Any]) -> None:
-    """Have `step()` raise UserError for an optimizer that holds some of these tensors, is none of these optimizers, and
-    finds no gradient: a compiled step leaves none."""
+    """Make `step()` raise UserError for any optimizer outside `optimizers` that holds some of these tensors and finds
+    no gradients: a compiled step leaves none."""
     if not _THEIRS:
         register_optimizer_step_pre_hook(_check_gradients)
     _TRAINED.update((id(tensor), tensor) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The state of a torch optimizer that lies elsewhere for now: whoever reads or replaces it has it fetched first."""
+"""Torch optimizer state whose newest values are elsewhere: reading or replacing it fetches them first."""
 
 import functools
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from typing import Any
 
 
 class AwaitedState:
-    """Has a method called before `optimizer.state` is used. fetch: ends with `release`."""
+    """Call `fetch` before `optimizer.state` is used. fetch: must end by calling `release`."""
 
     def __init__(self, optimizer: Any, fetch: Callable[[], None]):
         self._optimizer, self._fetch = optimizer, fetch
         self._kind: type | None = None
 
     def hold(self) -> None:
-        """Begin to wait: from now on the state is out of date."""
+        """Mark the state as out of date from now on."""
         self._kind = type(self._optimizer)
         vars(self._optimizer)["_fetch_state"] = self._fetch
         self._optimizer.__class__ = _awaited(self._kind)
 
     def release(self) -> None:
-        """End waiting: the optimizer is what it was before."""
+        """Mark the state as up to date: restore the optimizer's own class."""
         if self._kind is not None:
             self._optimizer.__class__, self._kind = self._kind, None
             del self._optimizer._fetch_state

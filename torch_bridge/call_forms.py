@@ -1,11 +1,11 @@
-"""How losses and metrics of a user's own are called: (output, batch), (output, target), or with further entries."""
+"""Work out how to call a user's loss or metric: (output, batch), (output, target), or with further batch entries."""
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-TARGETS = ("labels", "label", "target", "targets", "y")  # entries of a batch that are the target, the first found
+TARGETS = ("labels", "label", "target", "targets", "y")  # names of a target in a batch; the first found counts
 _NAMES = {*TARGETS, "t", "gt", "truth", "true", "y_true", "ytrue", "tgt", "ground_truth"}
 _OUTPUTS = set("output outputs out logits pred preds prediction predictions y_pred ypred y_hat yhat scores".split())
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -13,8 +13,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Hold what a function is called with. positional: the entry of each, None for the output. named: (argument,
-    entry)."""
+    """Arguments of a loss call. positional: the batch entry for each, None for the output. named: (argument name, batch
+    entry) pairs."""
 
     positional: tuple[str | None, ...]
     named: tuple[tuple[str, str], ...] = ()
@@ -25,8 +25,7 @@ class Arguments:
 
 
 def names_target(function: Callable) -> bool:
-    """Tell whether one of the function's first two arguments is named as a target is, and the other may be the
-    output."""
+    """Return True if one of the first two arguments is named like a target and the other may be the output."""
     names = [p.name for p in _parameters(function)]
     return len(names) > 1 and (_is(names[1], _NAMES) or _swapped(names))
 
@@ -34,11 +33,11 @@ def names_target(function: Callable) -> bool:
 def arguments_of(
     function: Callable, entries: Sequence[str], target: str | None, free: Sequence[str] = (), compares: bool = True
 ) -> Arguments | None:
-    """Find what a function is called with besides the output, by its arguments' names; None where they don't tell.
+    """Match a function's argument names to batch entries; return None where the names are not enough.
 
-    entries: names of the batch's. target: the one that outputs are compared with. free: for a dataset of tuples, those
-    that the module does not take, which the arguments get in order if they are as many. compares: the second argument
-    is the target, whatever its name.
+    entries: names of the batch's entries. target: the entry that outputs are compared with. free: for a dataset of
+    tuples, the entries that the module does not take; if their number fits, the arguments get them in order. compares:
+    the second argument is the target, whatever its name.
     """
     parameters = _parameters(function)
     names = [p.name for p in parameters]
@@ -72,17 +71,17 @@ def needed_arguments(function: Callable) -> list[str]:
 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:
-    """The arguments by position, then by name alone; [] for a function without a signature."""
+    """Return the positional parameters, then the keyword-only ones; [] for a function without a signature."""
     try:
         found = inspect.signature(getattr(function, "forward", function)).parameters.values()
-    except (TypeError, ValueError):  # of a function without a signature nothing is known
+    except (TypeError, ValueError):  # no signature available, as for some built-in functions
         return []
     named = [p for p in found if p.kind is p.KEYWORD_ONLY]
     return [*(p for p in found if p.kind in _POSITIONAL), *named]
 
 
 def _swapped(names: Sequence[str]) -> bool:
-    """Tell whether the target comes first: (y_true, y_pred), as scikit-learn and Keras have it."""
+    """Return True if the target comes first: (y_true, y_pred), as in scikit-learn and Keras."""
     return len(names) > 1 and _is(names[0], _NAMES) and _is(names[1], _OUTPUTS)
 
 
@@ -91,5 +90,5 @@ def _is(name: str, known: Collection[str]) -> bool:
 
 
 def _from_torch(function: Callable) -> bool:
-    """Tell whether torch wrote it: its `weight` and `pos_weight` are no entries of a batch."""
+    """Return True for a function or module of torch itself: its `weight` and `pos_weight` are not batch entries."""
     return (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0] == "torch"

@@ -1,4 +1,4 @@
-"""Two sides of one computation, layer by layer: what is recorded of each, and how far they are from each other."""
+"""Record two implementations of one computation layer by layer and measure how far their outputs differ."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,12 @@ from torch_bridge import layouts
 from torch_bridge.datasets import to_numpy
 
 Records = list[tuple[str, list[np.ndarray]]]
-OUTPUTS, GRADIENTS = 1e-4, 1e-3  # relative L2 that rounding may reach in float32, over many layers
+OUTPUTS, GRADIENTS = 1e-4, 1e-3  # accepted relative L2: what float32 rounding may reach over many layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One comparison. size: relative L2 distance; limit: what is accepted."""
+    """Result of one comparison. size: relative L2 distance. limit: the largest distance accepted."""
 
     kind: str  # "output", "loss" or "gradient"
     name: str
@@ -36,7 +36,8 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Differences: layers in the order in which they finish, the loss, gradients from the last layer to the first."""
+    """All differences: layers in the order in which they finish, the loss, gradients from the last layer to the
+    first."""
 
     differences: list[Difference]
     unmatched: list[str]  # layers that only one side has, or whose outputs have other shapes
@@ -64,9 +65,9 @@ class Report:
 
 @contextlib.contextmanager
 def recording_flax(model: nnx.Module) -> Iterator[Records]:
-    """Collect the outputs of every layer that is called meanwhile, in the order in which they finish.
+    """Collect the outputs of all layers called inside the context, in the order in which they finish.
 
-    Layers that run inside a JAX transformation (scan, remat) have no outputs to show.
+    Layers that run inside a JAX transformation (scan, remat) have traced outputs and are left out.
     """
     names: dict[int, str] = {}
     _name_modules(model, (), names)
@@ -104,7 +105,7 @@ def recording_flax(model: nnx.Module) -> Iterator[Records]:
 
 @contextlib.contextmanager
 def recording_torch(module: torch.nn.Module) -> Iterator[Records]:
-    """Collect the outputs of every layer that is called meanwhile, in the order in which they finish."""
+    """Collect the outputs of all layers called inside the context, in the order in which they finish."""
     records: Records = []
 
     def hook(name):  # copies: a later layer may write in place
@@ -126,7 +127,7 @@ def _name_modules(module: nnx.Pytree, path: tuple, names: dict[int, str]) -> Non
 
 
 def modules(module: nnx.Pytree) -> Iterator[nnx.Pytree]:
-    """Every module inside this one."""
+    """Yield every module inside this one, at any depth."""
     for _, value in layouts.children(module):
         if isinstance(value, nnx.Pytree):
             yield value
@@ -134,12 +135,13 @@ def modules(module: nnx.Pytree) -> Iterator[nnx.Pytree]:
 
 
 def arrays_of(outputs: Any) -> list[np.ndarray]:
-    """Every array in any nesting of dicts, lists and tuples."""
+    """Return all arrays in nested dicts, lists and tuples."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "shape")]
 
 
 def distances(ours: Records, theirs: Records, valid: np.ndarray, unmatched: dict) -> Iterator[tuple[str, float]]:
-    """(layer, distance) for the layers of both sides: the n-th call of a name here with the n-th there."""
+    """Yield (layer, distance) for layers that both sides have. The n-th call of a name is compared with the n-th call
+    on the other side."""
     calls: dict[str, list[list[np.ndarray]]] = {}
     for name, arrays in theirs:
         calls.setdefault(name, []).append(arrays)
@@ -160,7 +162,8 @@ def _rows(array: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray, scale: float = 0.0) -> float:
-    """Relative to the larger of the norm and `scale`. NaN on both sides in the same place is agreement."""
+    """Return the L2 distance relative to the larger of the norm of `theirs` and `scale`. NaN at the same place on both
+    sides counts as equal."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     both = np.isnan(ours) & np.isnan(theirs) | (ours == theirs)
     size = np.linalg.norm(np.where(both, 0, ours - theirs))

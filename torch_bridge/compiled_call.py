@@ -1,11 +1,11 @@
-"""Torch code compiled by JAX inside a torch program: tensors in, tensors in torch's autograd graph out.
+"""Torch code compiled by JAX, called from a torch program. Outputs are tensors in torch's autograd graph.
 
     call = CompiledCall(module, lambda module, batch: loss_fn(module(batch["x"]), batch["y"]))
     loss = call(batch)
     loss.backward()                 # fills the parameters' grad
     optimizer.step()
 
-What happens to the loss before backward(), and to the gradients before the update, stays torch's.
+Operations on the loss before backward(), and on the gradients before the update, stay in torch.
 """
 
 import contextlib
@@ -39,23 +39,25 @@ from torch_bridge.module_tensors import snapshot
 from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
 from torch_bridge.torch_edits import structure_of
 
-TOLD_SHAPES, MOST_SHAPES = 8, 64  # of a module's inputs
-MOST_STRUCTURES = 8  # other modules, hooks or tied weights, each of which has records of its own
-IN_TORCH = Inside()  # no part of a module runs compiled
+TOLD_SHAPES, MOST_SHAPES = 8, 64  # input shapes of a module: number to warn at, most to compile for
+MOST_STRUCTURES = 8  # variants of modules, hooks or tied weights; each has its own records
+IN_TORCH = Inside()  # inside this context nothing runs compiled
 
 log = logging.getLogger(__name__)
 
 
 class ChangesPython(CannotRecord):
-    """A call that would have to be repeated in Python. It may be so only the first time."""
+    """A call that changes Python attributes, which a compiled call would not do. Tolerated unless the next call does so
+    too."""
 
 
 class CompiledCall:
-    """`function(*modules, batch)` with the modules' parameters as they are at every call.
+    """Call `function(*modules, batch)`, compiled, with the modules' parameters as they are at each call.
 
-    module: a torch module, or several by name. function: torch code that gives tensors in any nesting. Outputs are
-    differentiable where they are in torch; parameters that no output depends on get no gradient; buffers that the call
-    changes are written. Modes and requires_grad count as they are at the call, random numbers follow torch.manual_seed.
+    module: a torch module, or several by name. function: torch code that returns tensors in any nesting. Outputs are
+    differentiable where they are in torch. Parameters that no output depends on get no gradient. Buffers that the call
+    changes are written back. Train/eval modes and requires_grad are read at each call; random numbers follow
+    torch.manual_seed.
     """
 
     def __init__(self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable):
@@ -68,7 +70,7 @@ class CompiledCall:
         self._structure: tuple | None = None
 
     def __call__(self, batch: Any) -> Any:
-        """Raises UserError that lists what cannot be recorded, with its lines."""
+        """Run the compiled function. Raises UserError listing what cannot be recorded, with line numbers."""
         leaves, spec = pytree.tree_flatten((take_apart(batch),))
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -90,7 +92,7 @@ class CompiledCall:
             raise ChangesPython(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
         leaves = [*leaves, *numbers]
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
-        if id(graph) not in self._programs:  # the record keeps its graphs
+        if id(graph) not in self._programs:  # ids stay unique: the record keeps its graphs alive
             if unfit := graph.unfit(leaves, tensors):
                 raise CannotRecord(unfit)
             if moved and differ_twice(graph.module):  # a gradient penalty is likely
@@ -112,7 +114,8 @@ class CompiledCall:
         return outputs
 
     def _follow(self, structure: tuple) -> None:
-        """Record anew where modules, hooks or tied weights are others than before; go back to what was here already."""
+        """Select the records for these modules, hooks and tied weights; start new ones for a structure not seen
+        before."""
         if structure == self._structure:
             return
         if structure not in self._structures:
@@ -123,7 +126,8 @@ class CompiledCall:
         self.record, self._programs, self._graphs = self._structures[structure]
 
     def _graph(self, leaves: list, spec: Any, modes: tuple, own: type | None) -> tuple[Graph, list]:
-        """The graph for these inputs, and Python's numbers that it takes: looked up, where they were here before."""
+        """Return the graph for these inputs, from the cache if possible, and the Python numbers that it takes as
+        inputs."""
         forms = [_form(leaf) for leaf in leaves]
         python, numbers = self.record.python()
         key = spec, modes, own, tuple((f.shape, f.dtype) if hasattr(f, "shape") else (type(f), f) for f in forms)
@@ -135,13 +139,13 @@ class CompiledCall:
 
 
 class CompiledForward:
-    """Stand in for a module's `forward`: `module.forward = CompiledForward(module)`.
+    """Replacement for a module's `forward`: `module.forward = CompiledForward(module)`.
 
-    own: the forward that was set on the module itself, in place of its class's. Copies of the module have a stand-in of
-    their own; pickles have the plain forward. While the module is recorded as a part of another, and inside
-    torch.compile, torch.func, torch.jit and torch.utils.checkpoint, its plain forward runs. Where the forward cannot be
-    recorded, torch runs it around the compiled parts, and a warning says why. A call that changes Python's attributes
-    runs in torch, and so do all further ones if the next does too.
+    own: a forward that was set on the module itself rather than on its class. A copy of the module gets its own
+    CompiledForward; a pickle gets the plain forward. The plain forward runs while the module is recorded as part of
+    another, and inside torch.compile, torch.func, torch.jit and torch.utils.checkpoint. Where the forward cannot be
+    recorded, torch runs it around its compiled parts, and a warning says why. A call that changes Python attributes
+    runs in torch; if the next call changes some too, all later ones do.
     """
 
     def __init__(self, module: torch.nn.Module, own: Callable | None = None):
@@ -151,11 +155,11 @@ class CompiledForward:
         self._call: CompiledCall | None = None
         self._shapes: set[tuple] = set()
         self._told: set[str] = set()
-        self._changed = False  # the last call changed something in Python
-        self._apart = self._whole = False  # torch runs this forward: its parts are compiled, or run in torch too
+        self._changed = False  # the last call changed Python attributes
+        self._apart = self._whole = False  # torch runs this forward; its parts run compiled, or in torch too
 
     @property
-    def __wrapped__(self) -> Callable:  # the class's at this moment: a record puts other ones in place of torch's
+    def __wrapped__(self) -> Callable:  # read at each call: recording temporarily replaces forwards of torch's classes
         return self._own or type(self.__self__).forward.__get__(self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +181,7 @@ class CompiledForward:
         except CannotRecord as error:
             refused = error
         if fails_in_torch(refused):
-            return self.__wrapped__(*args, **kwargs)  # raises torch's own
+            return self.__wrapped__(*args, **kwargs)  # raises torch's own error
         if isinstance(refused, ChangesPython) and not self._changed:
             self._call, self._changed = None, True
             return self._in_torch(f"{refused}; recorded at its next call if that changes no more", args, kwargs)
@@ -189,7 +193,7 @@ class CompiledForward:
         return self(*args, **kwargs)
 
     def _in_torch(self, reason: str, args: tuple, kwargs: dict) -> Any:
-        """This call with all its parts in torch. Tells the reason once."""
+        """Run this call and all its parts in torch. Log each reason once."""
         if reason not in self._told:
             self._told.add(reason)
             log.info("a call of %s runs in torch: %s", type(self.__self__).__name__, reason)
@@ -197,14 +201,14 @@ class CompiledForward:
             return self.__wrapped__(*args, **kwargs)
 
     def _too_many(self, inputs: Any) -> bool:
-        """Note the shapes of a call; True where they are new and as many as shall be compiled have been."""
+        """Record the shapes of a call; return True if they are new and MOST_SHAPES have been compiled already."""
         key = self.__self__.training, tuple(getattr(leaf, "shape", None) for leaf in pytree.tree_leaves(inputs))
         if key in self._shapes:
             return False
         name, known = type(self.__self__).__name__, len(self._shapes)
         if known == MOST_SHAPES:
             log.warning("%s has been compiled for %d shapes; further ones run in torch", name, known)
-            self._shapes.add(())  # told
+            self._shapes.add(())  # makes the count exceed MOST_SHAPES, so that this is logged once
         if known >= MOST_SHAPES:
             return True
         self._shapes.add(key)
@@ -214,7 +218,7 @@ class CompiledForward:
 
     @property
     def __func__(self) -> "_Unbound":
-        """The forward without its module, as of a bound method: accelerate binds it anew around autocast."""
+        """Return the forward as an unbound function, as of a bound method: accelerate rebinds it around autocast."""
         return _Unbound(self.__wrapped__.__func__)
 
     @property
@@ -242,7 +246,7 @@ class _Unbound:
 
 
 def _on_inputs(own: Callable | None) -> Callable:
-    """The forward as a function of (module, (args, kwargs)). own: one that was set on the module itself."""
+    """Return the forward as a function of (module, (args, kwargs)). own: a forward set on the module itself."""
 
     def run(module: torch.nn.Module, inputs: tuple) -> Any:
         args, kwargs = inputs
@@ -252,14 +256,14 @@ def _on_inputs(own: Callable | None) -> Callable:
 
 
 def _traced() -> bool:
-    """Tell whether torch.compile, torch.export, torch.jit, torch.func or forward-mode differentiation runs the code
-    with values of its own."""
+    """Return True inside torch.compile, torch.export, torch.jit, torch.func or forward-mode differentiation, where
+    values are not plain tensors."""
     inside = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
     return inside or torch._C._functorch.maybe_current_level() is not None
 
 
 def _recomputed(frame: types.FrameType | None) -> bool:
-    """Tell whether torch.utils.checkpoint runs the code: what autograd saves has to be the same the second time."""
+    """Return True inside torch.utils.checkpoint, where autograd must save the same tensors in the recomputation."""
     while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
         frame = frame.f_back
     return frame is not None
@@ -267,7 +271,7 @@ def _recomputed(frame: types.FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def compiled_forwards(module: torch.nn.Module) -> Iterator[None]:
-    """While active, the module and its parts that have parameters run compiled wherever torch code calls them."""
+    """Inside the context, run the module and its parts with parameters compiled wherever torch code calls them."""
     before = {inner for inner in module.modules() if "forward" in vars(inner)}
     for inner in (module, *parts_of(module)):
         compile_forward(inner)
@@ -280,19 +284,21 @@ def compiled_forwards(module: torch.nn.Module) -> Iterator[None]:
 
 
 def compile_forward(module: torch.nn.Module) -> None:
-    """Let the module's forward run compiled from now on, where it has one that is its class's."""
+    """Make the module's forward run compiled from now on. Does nothing if the forward was set on the module itself or
+    its class defines none."""
     unset = {torch.nn.Module.forward, *(base.forward for base in type(module).__mro__[1:] if _is_shell(base))}
     if type(module).forward not in unset and "forward" not in vars(module):
         module.forward = CompiledForward(module)
 
 
 def _is_shell(kind: type) -> bool:
-    """Return True for Lightning's module class, whose forward only says that there is none."""
+    """Return True for Lightning's module class, whose forward only raises that it is not implemented."""
     return kind.__name__ == "LightningModule"
 
 
 def parts_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The outermost parts that compute with parameters; containers are looked into."""
+    """Yield the outermost submodules that have parameters and a forward; containers such as ModuleList are descended
+    into."""
     for child in module.children():
         if type(child).forward is torch.nn.Module.forward:
             yield from parts_of(child)
@@ -305,32 +311,32 @@ def _is_finite(leaf: Any) -> bool:
 
 
 def _form(leaf: Any) -> Any:
-    """Shape and dtype of a tensor, which is all that recording looks at."""
+    """Return the shape and dtype of a tensor, which is all that recording needs; other values as they are."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return jax.ShapeDtypeStruct(tuple(leaf.shape), to_numpy(leaf.new_empty(0, device="cpu")).dtype)
 
 
 class _Program:
-    """A graph in torch's hands. reached: the parameters that a gradient of its outputs reaches."""
+    """A graph that torch can call. reached: names of the parameters that a gradient of its outputs reaches."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         self.reached = graph.differentiable()
-        self.constants: dict[int, Any] = {}  # outputs that are no tensors; known once traced
+        self.constants: dict[int, Any] = {}  # outputs that are not tensors, by index; known after tracing
         self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches)
-        self._draws: bool | None = None  # whether it takes random numbers; known once traced
+        self._draws: bool | None = None  # whether it draws random numbers; known after tracing
         self._carrying: dict[frozenset[str], list[bool]] = {}
 
     def __call__(
         self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, torch.Tensor]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """own: the module's tensors, for those that it hands on as they are."""
+        """Run the graph. own: the module's tensors, for outputs that are such a tensor unchanged."""
         before = torch.get_rng_state() if self._draws is None else None
         seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
         tensors, changed = self.run(state, leaves, seed)
         if before is not None and not self._draws:
-            torch.set_rng_state(before)  # a call without random numbers leaves those that torch draws next as they were
+            torch.set_rng_state(before)  # no random numbers drawn: undo the draw of the seed
         if trained not in self._carrying:
             self._carrying[trained] = self.graph.carries_gradient(set(trained))
         feed = iter(tensors)
@@ -345,7 +351,7 @@ class _Program:
         return self.graph.in_torch(outputs), changed
 
     def _reaches(self, given: Sequence[bool]) -> tuple:
-        """Tell of each argument of `run` if gradients of these results reach it."""
+        """Return for each argument of `run` whether gradients of these results reach it."""
         places = range(len(self.graph.carries_gradient(set())))
         outputs = (place for place in places if place not in self.constants)  # changed buffers follow
         found = self.graph.differentiable([place for place, has in zip(outputs, given, strict=False) if has])
@@ -361,7 +367,7 @@ class _Program:
 
 
 class _CountedRngs(Rngs):
-    """Random keys that remember if one was taken."""
+    """Random keys that record whether any key was drawn."""
 
     drawn = False
 

@@ -1,1 +1,1 @@
-"""A torch module in torch and in JAX, measured side by side: layers, loss, gradients, updates."""
+"""Compare a torch module in torch and in JAX side by side: layers, loss, gradients, updates."""

@@ -1,4 +1,4 @@
-"""Outputs that the layers of a torch module gave while its recorded graph ran in JAX."""
+"""Record the outputs of a torch module's layers while its recorded graph runs in JAX."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch_bridge.from_torch import PREFIX
 
 
 class LayerRecord:
-    """Collects, for every call of a submodule, the values that leave it: those that its later nodes do not use alone.
+    """Collect, for every submodule call, the values that are used outside that call.
 
-    A submodule's outputs are among them; a value that it computes for another layer may be, too.
+    The submodule's outputs are among them. A value that it computes for another layer may be too.
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule):
@@ -33,7 +33,7 @@ class LayerRecord:
 
     @staticmethod
     def _stack(node: torch.fx.Node) -> dict[str, str]:
-        """The submodule calls around a node: a key for each -> the submodule's path."""
+        """Return the submodule calls around a node: {key of the call: path of the submodule}."""
         stack = node.meta.get("nn_module_stack") or {}
         return {key: path.removeprefix(PREFIX) for key, (path, _) in stack.items() if path.startswith(PREFIX)}
 
@@ -41,15 +41,15 @@ class LayerRecord:
         self._values = {key: [] for key in self._order}
 
     def observe(self, node: torch.fx.Node, value: Any) -> None:
-        """Take a node's value, if it leaves a submodule."""
+        """Keep the value of a node if it is used outside its submodule call."""
         for key in self._calls.get(node, ()):
             self._values[key] += [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "shape")]
 
     def outputs(self) -> list[list[Any]]:
-        """The values of every call, calls in the order in which they end."""
+        """Return the values of every call, in the order in which the calls end."""
         self._names = [self._paths[key] for key in self._order]
         return [self._values[key] for key in self._order]
 
     def named(self, outputs: list[list[np.ndarray]]) -> Records:
-        """The same with the submodules' names, for values that left the device."""
+        """Return fetched `outputs` as (submodule name, arrays) pairs."""
         return [(name, [*map(np.asarray, values)]) for name, values in zip(self._names, outputs, strict=True)]

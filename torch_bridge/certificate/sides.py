@@ -1,4 +1,4 @@
-"""One batch through a torch module and its loss, in torch and in JAX: every layer, the loss, gradients, buffers."""
+"""Run one batch through a torch module and its loss in torch and in JAX; compare layers, loss, gradients, buffers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,13 +19,17 @@ from torch_bridge.module_tensors import narrow, snapshot, to_array
 from torch_bridge.training.loss_entry import LossEntry
 from torch_bridge.training.torch_task import TorchTask
 
-ROUNDING = 1e-3  # of the largest gradient: differences of smaller ones are not told from rounding
+ROUNDING = 1e-3  # relative to the largest gradient: below this, differences count as rounding
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """layers: (name, outputs) in the order in which they finish; in JAX an output's candidates. gradients: by
-    parameter, zeros where none flows. buffers: floating ones after the call, by name."""
+    """Results of one batch on one side.
+
+    layers: (name, outputs) in the order in which the calls finish; for JAX, candidates for a layer's outputs.
+    gradients: by parameter, zeros where there is none. buffers: changed floating-point buffers after the call. changed:
+    names of all tensors that the call changed.
+    """
 
     layers: Records
     loss: np.ndarray
@@ -35,13 +39,13 @@ class Side:
 
 
 def modules_of(definition: TorchTask) -> dict[str, torch.nn.Module]:
-    """The module, and the loss where it has parameters of its own."""
+    """Return the module under the name "", and under "loss" the loss module if it is trained too."""
     loss = {} if definition.trained_loss is None else {"loss": definition.trained_loss}
     return {"": definition.module, **loss}
 
 
 def tensors_of(definition: TorchTask) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Every parameter and buffer by its name in the record, and tied names -> the one that stands for them."""
+    """Return all parameters and buffers by their names in the record, and {tied name: the name that represents it}."""
     modules = modules_of(definition)
     if len(modules) == 1:
         return snapshot({"module": definition.module})
@@ -52,7 +56,7 @@ def tensors_of(definition: TorchTask) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def torch_batch(entries: Mapping[str, Any], double: bool = False) -> dict[str, torch.Tensor]:
-    """Tensors of a batch in torch's own integer width. double: floats in float64."""
+    """Return a batch as tensors, int32 as int64, torch's default. double: floats in float64."""
 
     def one(value: Any) -> torch.Tensor:
         tensor = to_torch(value)
@@ -64,7 +68,7 @@ def torch_batch(entries: Mapping[str, Any], double: bool = False) -> dict[str, t
 
 
 def loss_in_torch(definition: TorchTask, batch: Mapping[str, Any], double: bool = False) -> torch.Tensor:
-    """The loss as a user's loop computes it, in the mode that the module is in."""
+    """Compute the loss as a user's loop does, in the module's current mode."""
     entries = torch_batch({key: batch[key] for key in definition.entries}, double)
     device = next((p.device for p in definition.module.parameters()), torch.device("cpu"))
     entries = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), entries)
@@ -72,7 +76,7 @@ def loss_in_torch(definition: TorchTask, batch: Mapping[str, Any], double: bool 
 
 
 def in_torch(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> Side:
-    """Run torch's eager code. The module's gradients and buffers change."""
+    """Run torch's eager code forward and backward. Changes the module's gradients, buffers and mode."""
     for module in modules_of(definition).values():
         module.train(training)
         module.zero_grad(set_to_none=True)
@@ -90,21 +94,21 @@ def in_torch(definition: TorchTask, batch: Mapping[str, Any], training: bool) ->
 
 
 class JaxSide:
-    """The recorded graph of a definition's loss, compiled with its gradient: once per mode and shape."""
+    """Recorded graph of a definition's loss, compiled with its gradient once per mode and shape."""
 
     def __init__(self, definition: TorchTask):
         self.definition = definition
         self._programs: dict[int, tuple[LayerRecord, Any]] = {}
 
     def __call__(self, batch: Mapping[str, Any], training: bool) -> Side:
-        """Compute from the module's present weights; torch sees nothing of it."""
+        """Compute from the module's current weights; the module itself is not changed."""
         definition = self.definition
         entries = {key: batch[key] for key in definition.entries}
         graph, leaves = definition.loss_record.graph((entries,), training)
         tensors, aliases = tensors_of(definition)
         arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
         trained = {n for n, p in tensors.items() if isinstance(p, torch.nn.Parameter) and p.requires_grad}
-        if id(graph) not in self._programs:  # the record keeps its graphs
+        if id(graph) not in self._programs:  # ids stay unique: the record keeps its graphs alive
             self._programs[id(graph)] = _program(graph, aliases, training)
         record, run = self._programs[id(graph)]
         params, others = ({n: a for n, a in arrays.items() if (n in trained) == own} for own in (True, False))
@@ -118,7 +122,7 @@ class JaxSide:
 
 
 def _program(graph: Graph, aliases: Mapping[str, str], training: bool) -> tuple[LayerRecord, Any]:
-    """Return the layers' outputs, and (trained arrays, other arrays, inputs) -> the loss with it and all gradients."""
+    """Return the layer record and a compiled function: (trained, other arrays, inputs) -> loss with aux, gradients."""
     record = LayerRecord(graph.module)
 
     def compute(params: dict[str, Any], others: dict[str, Any], given: list) -> Any:
@@ -133,10 +137,10 @@ def _program(graph: Graph, aliases: Mapping[str, str], training: bool) -> tuple[
 
 
 def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple[list[Difference], list[str]]:
-    """Torch's layers in their order with the nearest of JAX's outputs of the same shape; and those without any.
+    """Compare each torch layer's outputs with the nearest JAX output of the same shape; also return unmatched layers.
 
-    An output that nothing uses, one of a list of hidden states say, has no counterpart: it is left out where every one
-    of JAX's belongs to another output.
+    A torch output that nothing uses, such as one of a list of hidden states, has no counterpart in JAX. It is left out
+    if all JAX candidates belong to other outputs.
     """
     calls: dict[str, list[list[np.ndarray]]] = {}
     for name, candidates in ours.layers:
@@ -158,12 +162,12 @@ def layer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> tuple
 
 
 def _distances(output: np.ndarray, candidates: list[np.ndarray]) -> dict[int, float]:
-    """The distance of each candidate of the output's shape, by its place."""
+    """Return the distance of every candidate with the output's shape, by its index."""
     return {place: distance(other, output) for place, other in enumerate(candidates) if other.shape == output.shape}
 
 
 def gradient_differences(ours: Side, theirs: Side, limit: float = GRADIENTS) -> list[Difference]:
-    """Every parameter's gradient, from the last layer to the first."""
+    """Compare the gradient of every parameter, from the last layer to the first."""
     largest = max((float(np.linalg.norm(grad)) for grad in theirs.gradients.values()), default=0.0)
     return [
         Difference("gradient", name, distance(ours.gradients[name], grad, ROUNDING * largest), limit)
@@ -172,8 +176,8 @@ def gradient_differences(ours: Side, theirs: Side, limit: float = GRADIENTS) -> 
 
 
 def buffer_differences(ours: Side, theirs: Side, limit: float = OUTPUTS) -> list[Difference]:
-    """Buffers that the call changed on either side; relative as gradients are: the running mean of what has none is
-    rounding."""
+    """Compare the buffers that the call changed on either side. Distances are relative to at least ROUNDING times the
+    largest buffer, as for gradients: a running mean near zero is only rounding."""
     largest = max((float(np.linalg.norm(buffer)) for buffer in theirs.buffers.values()), default=0.0)
     return [
         Difference("buffer", name, distance(ours.buffers[name], theirs.buffers[name], ROUNDING * largest), limit)

@@ -1,4 +1,4 @@
-"""The plain torch loop that a certificate compares with, on the user's own objects, which are put back afterwards."""
+"""Plain torch training loop for certificates. It runs on the user's own objects, which are restored afterwards."""
 
 import contextlib
 import copy
@@ -20,7 +20,8 @@ from torch_bridge.training.torch_task import TorchTask
 
 @dataclasses.dataclass(frozen=True)
 class TorchParts:
-    """Hold what a torch loop steps with. by_epoch: the scheduler steps after every epoch, else after every update."""
+    """Optimizer, scheduler and clipping of a torch loop. by_epoch: the scheduler steps after every epoch, otherwise
+    after every update."""
 
     optimizer: torch.optim.Optimizer
     scheduler: Any = None
@@ -30,7 +31,7 @@ class TorchParts:
 
 @dataclasses.dataclass(frozen=True)
 class TorchRun:
-    """losses: of every update. state: parameters and buffers after the last, by name."""
+    """Result of a torch run. losses: one per update. state: parameters and buffers after the last update, by name."""
 
     losses: list[float]
     state: dict[str, np.ndarray]
@@ -38,7 +39,8 @@ class TorchRun:
 
 @contextlib.contextmanager
 def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator[None]:
-    """Work on the module with tensors of their own; weights, modes, gradients, optimizer and attributes come back."""
+    """Work on copies of the module's tensors; restore weights, modes, gradients, optimizer and attributes at the
+    end."""
     modules = list(modules_of(definition).values())
     watches = [Watch(module) for module in modules]
     modes = [(inner, inner.training) for module in modules for inner in module.modules()]
@@ -56,7 +58,7 @@ def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator
         for watch in watches:
             watch.restore()
         for held, before in buffers:
-            held.update(before)  # module.double() puts others in their place
+            held.update(before)  # module.double() replaces the buffers by other tensors
         for tensor, data, grad in kept:
             tensor.grad = None
             tensor.data = data
@@ -71,9 +73,9 @@ def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator
 
 @contextlib.contextmanager
 def without_dropout(definition: TorchTask) -> Iterator[bool]:
-    """Set every rate of dropout to 0: of torch's layers, and numbers named so in modules and their configurations.
+    """Set every dropout rate to 0: in torch's layers, and in attributes of modules and configs named like it.
 
-    Gives whether there was any.
+    Yields True if there was any nonzero rate.
     """
     changed: list[tuple[Any, str, Any]] = []
     held: dict[int, Any] = {}
@@ -96,7 +98,8 @@ def without_dropout(definition: TorchTask) -> Iterator[bool]:
 
 
 def draws_numbers(definition: TorchTask, batch: Mapping[str, Any], training: bool) -> tuple[float, float] | None:
-    """The loss under two seeds where they differ, so that the two sides could not draw the same numbers."""
+    """Return the losses under two seeds if they differ, else None. A difference means that torch and JAX could not draw
+    the same random numbers."""
     found = []
     for seed in (0, 1):
         with borrowed(definition), torch.no_grad():
@@ -114,9 +117,10 @@ def train(
     double: bool = False,
     autocast: bool = False,
 ) -> TorchRun:
-    """One update per batch. double: all in float64. autocast: forward and loss under torch.autocast in bfloat16."""
+    """Make one update per batch. double: compute all in float64. autocast: run forward and loss under torch.autocast in
+    bfloat16."""
     with borrowed(definition, parts), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's about the order of scheduler and optimizer
+        warnings.simplefilter("ignore")  # torch warns about the order of scheduler and optimizer steps
         for module in modules_of(definition).values():
             module.train()
             if double:
@@ -144,8 +148,11 @@ def train(
 def returned(
     definition: TorchTask, state: Mapping[str, Any], path: pathlib.Path, batch: Mapping[str, Any]
 ) -> tuple[list[tuple[str, bool]], np.ndarray]:
-    """A state dict as a file, loaded with strict=True into the emptied module: whether each tensor kept its bits, and
-    torch's loss with them in evaluation mode. The module keeps them: call it while the module is `borrowed`."""
+    """Save a state dict to a file and load it with strict=True into the zeroed module.
+
+    Returns (name, whether its bits are unchanged) for each tensor, and torch's loss with them in evaluation mode. The
+    module keeps the loaded values: call this inside `borrowed`.
+    """
     files.save(state, path)
     modules = modules_of(definition)
     with torch.no_grad():
@@ -167,10 +174,11 @@ def returned(
 
 
 def of_config(definition: TorchTask, keys: Mapping[str, tuple[str, bool]], rates: Mapping, optim: Any, factor) -> Any:
-    """torch's optimizer for the section `optim`, and its schedule; None where torch.optim has no such rule.
+    """Build torch's optimizer and schedule for the config section `optim`; None where torch.optim has no such
+    optimizer.
 
-    keys: parameter -> (its group, whether it decays). rates: lr and weight_decay by group. factor: update -> factor on
-    the rates.
+    keys: parameter -> (its group, whether it decays). rates: lr and weight_decay by group. factor: update number ->
+    factor on the learning rates.
     """
     tensors, _ = tensors_of(definition)
     groups: dict[tuple[str, bool], list[torch.Tensor]] = {}

@@ -1,8 +1,8 @@
-"""Does the export do in torch what the model does in JAX? `python -m torch_bridge.verify --run runs/digits`.
+"""Check that an export computes in torch what the model does in JAX: `python -m torch_bridge.verify --run runs/digits`.
 
-With --module instead, a torch module of the user's own is compared with its form in JAX (jaxtrain.train.verification).
-Runs the task's plain torch twin with the exported weights beside the JAX model on real batches, and compares the
-outputs of every layer, the loss and the gradients. Exit code 0 where all agree, 1 where something departs.
+Runs the task's plain torch twin with the exported weights and the JAX model on real batches, and compares the outputs
+of every layer, the loss and the gradients. With --module instead, compares a user's own torch module with its form in
+JAX (jaxtrain.train.verification). Exit code 0 if all agree, 1 if anything differs.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def _verify_module(arguments: argparse.Namespace) -> int:
     if arguments.data is None:
         raise UserError("verify: --module needs --data PKG:FUNCTION, which gives the training Dataset")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
     torch.manual_seed(0)
     module = _call(arguments.module, "--module")
     if not isinstance(module, torch.nn.Module):
@@ -109,13 +109,13 @@ def _verify_module(arguments: argparse.Namespace) -> int:
 
 
 def _call(path: str, key: str, *given: Any) -> Any:
-    """Call the function at `package:name`. Raises UserError for one that is not there, or that raises."""
+    """Call the function at `package:name`. Raises UserError if it does not exist or raises."""
     made = find(path.replace(":", "."), key)
     try:
         return made(*given)
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code does
+    except Exception as error:  # the user's code may raise anything
         words = " ".join(str(error).split())[:300]
         raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error
 
@@ -148,7 +148,7 @@ def _verify_run(arguments: argparse.Namespace) -> int:
 
 
 def compare(task: Any, config: Any, model: nnx.Module, twin: torch.nn.Module, batches: Sequence[Mapping]) -> Report:
-    """Every layer's outputs on all batches; loss and gradients on the first. twin: in evaluation mode."""
+    """Compare every layer's outputs on all batches; loss and gradients on the first. twin: in evaluation mode."""
     found: dict[str, Difference] = {}
     unmatched: dict[str, None] = {}
     for batch in batches:
@@ -194,7 +194,7 @@ def _loss_and_gradients(task: Any, config: Any, model: nnx.Module, twin: torch.n
 
 
 def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any) -> str:
-    """One line: the metrics on both sides over the whole dataset, and the largest difference of the outputs.
+    """Return one line: the metrics on both sides over the whole dataset, and the largest difference of the outputs.
 
     weights: a .pt file, read by torch itself and loaded into the task's torch twin with strict=True.
     """
@@ -240,7 +240,7 @@ def _load_twin(task: Any, config: Any, state: Mapping[str, torch.Tensor]) -> tor
 
 
 def _loader(task: Any, config: Any, source: Any) -> Loader:
-    """The whole split once, in order, on this process."""
+    """Load the whole split once, in order, on this process."""
     wanted = config.data.eval_batch_size or config.data.batch_size
     size = own_batch_size(source, least=wanted) or wanted
     stream = make_stream(source, size, config.seed, False, False, False)

@@ -1,1 +1,2 @@
-"""A user's torch module with its loss, for training: which batch entries it takes, its loss as one graph."""
+"""Prepare a user's torch module and loss for training: find the batch entries that it takes, record the loss as one
+graph."""

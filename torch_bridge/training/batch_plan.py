@@ -1,4 +1,4 @@
-"""Which entries of a batch a module takes, and which one is the target."""
+"""Decide which batch entries a module takes, and which one is the target."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class BatchView(dict):
-    """A batch as a loss function sees it: `batch["labels"]`, and `batch[1]` for a dataset of tuples."""
+    """The batch that a loss function gets: `batch["labels"]`, and `batch[1]` for a dataset of tuples."""
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(str(key) if isinstance(key, int) else key)
@@ -22,14 +22,13 @@ class BatchView(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Hold how a module is called on a batch.
+    """How to call a module on a batch.
 
-    positional, named: batch entries that the module is called with. target: the entry that a loss module compares
-    with, or None; where the module takes it by name too, it is left out when only outputs are wanted. whole: entries of
-    the one argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms.
-    compares: what a loss is called with besides the output; None: the whole batch. asks: forward gives no outputs
-    without the target, which it is then called with for outputs too. spread: the positional entry is a tuple or a dict
-    of the arguments.
+    positional, named: batch entries that the module is called with. target: the entry that a loss module compares with,
+    or None; if the module takes it by name too, it is left out when only outputs are wanted. whole: entries of the one
+    argument of `forward(self, batch)`, a dict or, for a dataset of tuples, a list; empty for other forms. compares:
+    arguments of the loss besides the output; None: the whole batch. asks: forward requires the target, so that it is
+    passed for outputs too. spread: the positional entry is a tuple or a dict of the arguments.
     """
 
     positional: tuple[str, ...]
@@ -42,8 +41,8 @@ class Plan:
 
     @classmethod
     def of_pair(cls, module: torch.nn.Module, batch: Mapping[str, Any]) -> "Plan | None":
-        """Return the plan for a dataset of (arguments, target), where the arguments are a tuple or dict of those that
-        forward asks for."""
+        """Return the plan for a dataset of (arguments, target) if the arguments are a tuple or dict that fits forward,
+        else None."""
         if list(batch) != ["0", "1"]:
             return None
         given, parameters = batch["0"], inspect.signature(module.forward).parameters
@@ -64,8 +63,9 @@ class Plan:
         target: str | None,
         own_loss: bool = False,
     ) -> "Plan":
-        """keys: the batch's entries, without valid and index. own_loss: the module computes its loss, so it takes all
-        that it has arguments for. Raises UserError where the two do not meet."""
+        """Derive the plan from forward's signature. keys: the batch's entries, without valid and index. own_loss: the
+        module computes its loss, so it gets all entries that it has arguments for. Raises UserError if signature and
+        entries do not fit."""
         parameters = inspect.signature(module.forward).parameters
         for key in [*(inputs or ()), *([target] if target else ())]:
             if key not in keys:
@@ -87,25 +87,26 @@ class Plan:
             rest = [key for key in keys if key not in positional and key not in named]
             target = rest[0] if len(rest) == 1 else None
         _check(module, parameters, positional, named, keys)
-        taken = parameters.get(target) if target in named else None  # None too where **kwargs takes it
+        taken = parameters.get(target) if target in named else None  # None too if **kwargs takes it
         asks = taken is not None and taken.default is inspect.Parameter.empty
         return cls(tuple(positional), tuple(named), target, asks=asks)
 
     @classmethod
     def whole_batch(cls, module: torch.nn.Module, keys: Sequence[str], plan: "Plan") -> "Plan | None":
-        """Return the plan of `forward(self, batch)`, where the signature allows it and `plan` passes one entry."""
+        """Return the plan of `forward(self, batch)` if the signature allows it and `plan` passes one entry, else
+        None."""
         arguments = _positional(inspect.signature(module.forward).parameters)
         if len(arguments) != 1 or len(plan.positional) != 1 or plan.named or (_is_tuple(keys) and len(keys) == 1):
             return None
         return cls((), (), plan.target, tuple(keys))
 
     def free(self, keys: Sequence[str]) -> list[str]:
-        """Return the entries of a dataset of tuples that the module does not take, beyond the first."""
+        """Return the entries of a dataset of tuples that the module does not take, except the first."""
         taken = {*keys[:1], *self.positional, *self.named}
         return [key for key in keys if key not in taken] if _is_tuple(keys) else []
 
     def call(self, module: torch.nn.Module, batch: dict[str, Any], with_target: bool = True) -> Any:
-        """The module on its entries of the batch; torch tensors or arrays, a torch module or a converted one."""
+        """Call the module, torch or converted, on its entries of the batch, torch tensors or arrays."""
         if self.whole:
             entries = {key: batch[key] for key in self.whole}
             return module(list(entries.values()) if _is_tuple(self.whole) else entries)
@@ -133,7 +134,7 @@ def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Par
 
 
 def _rest(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return the name of `*args`."""
+    """Return the name of the `*args` parameter, or None."""
     return next((name for name, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
 
 
@@ -142,7 +143,8 @@ def _takes(parameters: Mapping[str, inspect.Parameter], kind: Any) -> bool:
 
 
 def _leading(parameters: Mapping[str, inspect.Parameter], keys: Sequence[str], own_loss: bool) -> list[str]:
-    """The first entries of a tuple, as many as forward asks for; all that it takes where it computes the loss."""
+    """Return the first entries of a tuple: as many as forward requires, or all that it accepts if it computes the
+    loss."""
     arguments = _positional(parameters)
     required = sum(p.default is p.empty for p in arguments)
     if _takes(parameters, inspect.Parameter.VAR_POSITIONAL):

@@ -1,4 +1,4 @@
-"""A loss and its gradients in torch itself, in evaluation mode: to see if two forms of a batch are worth the same."""
+"""Compute a loss and its gradients in torch, in evaluation mode, to check if two forms of a batch are equivalent."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -15,7 +15,7 @@ from torch_bridge.lowering.recording_lock import quiet
 
 
 def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch: Any) -> tuple[float, dict]:
-    """The loss of a batch of arrays, and its gradients by parameter. Modes and random numbers stay as they were."""
+    """Return the loss of a batch of arrays, and its gradients by parameter. Restores modes and random state."""
     modes = [(inner, inner.training) for inner in module.modules()]
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     tensors = _tensors(batch)
@@ -32,7 +32,7 @@ def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch
 
 
 def _tensors(batch: Any) -> Any:
-    """The batch with tensors in place of arrays, in its own containers: transformers' BatchEncoding too."""
+    """Replace arrays in a batch by tensors; keep its containers, including transformers' BatchEncoding."""
     if isinstance(batch, Mapping):
         inner = {key: _tensors(value) for key, value in batch.items()}
         return inner if type(batch) is dict else cast(Callable, type(batch))(inner)
@@ -43,28 +43,28 @@ def _tensors(batch: Any) -> Any:
 
 
 def uses_batch_statistics(module: torch.nn.Module) -> bool:
-    """Return True where padding would enter statistics over a batch."""
+    """Return True if the module computes statistics over a batch, which padding would change."""
     return any(isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) for inner in module.modules())
 
 
 def has_collate(loader: Any) -> bool:
-    """Return True for a loader over a map-style data set whose batches a collate function makes."""
+    """Return True for a loader over a map-style dataset whose batches a collate function makes."""
     dataset: Any = getattr(loader, "dataset", None)
     sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset) > 1
     return sized and rows_of(loader) is not None and callable(getattr(loader, "collate_fn", None))
 
 
 def rows_of(loader: Any) -> int | None:
-    """Samples of a batch, by the loader or by its batch sampler; None where batches are not put together at all."""
+    """Return the batch size of the loader or its batch sampler; None if it makes no batches."""
     own = getattr(loader, "batch_size", None)
     return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if own is None else own
 
 
 def unnoticed(dataset: Any, collate: Callable, look: Callable[[], Any]) -> Any:
-    """Return what `look` gives, which reads samples that nobody asked for; None where it cannot go unnoticed (the data
-    set writes to a file, or logs).
+    """Return the result of `look`, which reads extra samples; None if that would have visible effects (the dataset
+    writes to a file, or logs).
 
-    What they change in Python, generators and counters of the data set's own, is put back; what they print is dropped.
+    Changes in Python, such as the dataset's own generators and counters, are undone; printed output is dropped.
     """
     read = lambda index: collate([dataset.__getitem__(index)])  # by a name that is followed, in torch's Subset too
     own = generators_in(dataset, "dataset") | generators_in(collate, "collate_fn")

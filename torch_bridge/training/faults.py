@@ -1,4 +1,4 @@
-"""The first operator and module of a torch computation whose result or gradient is not finite."""
+"""Find the first operator and module of a torch computation whose result or gradient is not finite."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,12 @@ ITSELF = "the model itself"
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """kind: "output" or "gradient". what: "NaN" or "infinity". module: its path and class. operator, line: of torch and
-    of the user's code, "" where unknown. rows: places in the batch; empty where it is not by sample."""
+    """A non-finite result or gradient.
+
+    kind: "output" or "gradient". what: "NaN" or "infinity". module: its path and class. operator, line: the torch
+    operator and the line of the user's code, "" if unknown. rows: affected rows of the batch; empty if the value is not
+    per sample.
+    """
 
     kind: str
     what: str
@@ -40,7 +44,8 @@ class Fault:
 
 @dataclasses.dataclass
 class Found:
-    """loss: None where it could not be computed. output, gradient: the first faults. gradients: names of parameters."""
+    """Result of a search. loss: None if it could not be computed. output, gradient: the first faults. gradients: names
+    of parameters with a non-finite gradient."""
 
     loss: float | None = None
     output: Fault | None = None
@@ -49,10 +54,10 @@ class Found:
 
 
 def find(module: torch.nn.Module, loss: Callable[[], torch.Tensor], rows: int) -> Found:
-    """Compute a loss of the module and its gradients, looking at every result. rows: of the batch.
+    """Compute a loss of the module and its gradients, checking every result. rows: batch size.
 
-    The gradient's is looked for where all outputs are finite. An infinity that the code itself writes (a mask of -inf)
-    is none; neither is what follows from one that was given.
+    A faulty gradient is searched for if all outputs are finite. An infinity that the code itself writes (a mask of
+    -inf) is not a fault, nor is any result computed from a non-finite input.
     """
     found = Found()
     watch = _Watch(module, rows)
@@ -78,7 +83,7 @@ def find(module: torch.nn.Module, loss: Callable[[], torch.Tensor], rows: int) -
         what, name = watch.backward[0] if watch.backward else ("NaN", ITSELF)
         line = lines[0] if lines else watch.lines.get(name, "")
         found.gradient = Fault("gradient", what, name, f"the backward pass of {operator}" if operator else "", line)
-    if operator:  # the search stopped there
+    if operator:  # anomaly detection stopped the backward pass there
         module.zero_grad()
         loss().backward()
     named_gradients = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
@@ -87,21 +92,21 @@ def find(module: torch.nn.Module, loss: Callable[[], torch.Tensor], rows: int) -
 
 
 def silence_dropout(module: torch.nn.Module) -> None:
-    """Put dropout layers in evaluation mode: torch would draw other noise than a step in JAX did."""
+    """Put dropout layers in evaluation mode: torch would draw other random numbers than the JAX step did."""
     for layer in module.modules():
         if isinstance(layer, torch.nn.modules.dropout._DropoutNd):
             layer.eval()
 
 
 class _Watch(TorchFunctionMode):
-    """Looks at the result of every torch function that is called, and knows in which module."""
+    """Check the result of every torch function that is called, and track which module calls it."""
 
     def __init__(self, module: torch.nn.Module, rows: int):
         super().__init__()
         self.module, self.rows = module, rows
         self.fault: Fault | None = None
         self.backward: list[tuple[str, str]] = []
-        self.lines: dict[str, str] = {}  # by module: where it was called
+        self.lines: dict[str, str] = {}  # module -> line of its call
         self._within: list[str] = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -129,7 +134,7 @@ class _Watch(TorchFunctionMode):
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
-        """Follow the calls of modules, and the gradients of their outputs."""
+        """Track calls of modules and check the gradients of their outputs, inside the context."""
         handles = []
         for path, layer in self.module.named_modules():
             name = f"{path or ITSELF} ({type(layer).__name__})"
@@ -171,7 +176,7 @@ def _strange(value: torch.Tensor) -> bool:
 
 
 def _infinite(leaf: Any) -> bool:
-    """Tell what is not finite already: a number that the code wrote, or a tensor that came so."""
+    """Return True for an input that is already not finite: a number written in the code, or a tensor."""
     if isinstance(leaf, torch.Tensor):
         return _strange(leaf)
     return isinstance(leaf, float) and not math.isfinite(leaf)

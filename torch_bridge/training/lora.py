@@ -1,4 +1,4 @@
-"""Low-rank adapters in any torch module, under PEFT's names. Source: Hu et al. 2021."""
+"""Low-rank adapters (LoRA) for any torch module, under PEFT's names. Source: Hu et al. 2021."""
 
 import difflib
 import fnmatch
@@ -26,7 +26,7 @@ NONE = "lora: the module has no adapters; train with lora.rank, as lora: {rank: 
 
 
 class LoraLayer(nn.Module):
-    """base_layer(x) + alpha / rank * B A dropout(x), with the attributes that PEFT's layer has. B starts at 0."""
+    """Compute base_layer(x) + alpha / rank * B A dropout(x), with the attributes of PEFT's layer. B starts at 0."""
 
     base_layer: Any
     lora_A: Any
@@ -53,7 +53,7 @@ class LoraLayer(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """That of the layer without its adapter, for code that asks for its dtype or device."""
+        """Return the base layer's weight, for code that reads its dtype or device."""
         return self.base_layer.weight
 
     @property
@@ -67,9 +67,10 @@ class LoraLayer(nn.Module):
 
 
 def adapt(module: nn.Module, config: LoraConfig, seed: int) -> None:
-    """Put adapters into the module, in place, as peft.get_peft_model does, and freeze all else but `modules_to_save`.
+    """Add adapters to the module, in place, as peft.get_peft_model does; freeze all else except `modules_to_save`.
 
-    A module that has them already keeps them. Raises UserError for a pattern that matches no layer that takes one.
+    A module that has such adapters already keeps them. Raises UserError for a pattern that matches no suitable layer,
+    and for existing adapters of another rank or scale.
     """
     present = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
     if present:
@@ -101,7 +102,7 @@ def adapt(module: nn.Module, config: LoraConfig, seed: int) -> None:
 
 
 def check_used(module: nn.Module, graphs: Iterable[Graph]) -> None:
-    """Raise UserError for an adapter that some recorded forward pass does not go through."""
+    """Raise UserError for an adapter that a recorded forward pass does not use."""
     wanted = {name for name, _ in module.named_parameters() if name.endswith(A)}
     for graph in graphs:
         idle = sorted(wanted - graph.differentiable())
@@ -113,7 +114,7 @@ def check_used(module: nn.Module, graphs: Iterable[Graph]) -> None:
 
 
 def merge(module: nn.Module) -> nn.Module:
-    """Put the plain layers back, in place, their weights with the adapters in them: PEFT's `merge_and_unload`."""
+    """Merge the adapters into the weights of the plain layers, in place, as PEFT's `merge_and_unload`."""
     state = merged_state(module, {key: to_numpy(value) for key, value in module.state_dict().items()})
     for name, layer in _layers(module).items():
         parent, _, attribute = name.rpartition(".")
@@ -123,7 +124,7 @@ def merge(module: nn.Module) -> nn.Module:
 
 
 def merged_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict without adapters that does the same, computed as it is read. module: one that `adapt` changed."""
+    """Return an equivalent state dict without adapters, computed on use. module: one that `adapt` changed."""
     layers = _layers(module)
     plain = {}
     for key, value in state.items():
@@ -141,7 +142,7 @@ def merged_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 def merged_folder(
     module: nn.Module, state: Mapping[str, Any], folder: pathlib.Path, meta: Mapping[str, Any] | None = None
 ) -> pathlib.Path:
-    """Write model.safetensors with the adapters in the weights, and config.json where the model is transformers'."""
+    """Write model.safetensors with merged adapters, and config.json if it is a transformers model."""
     if not _layers(module):
         raise UserError(NONE)
     files.save(merged_state(module, state), folder / "model.safetensors")
@@ -152,10 +153,10 @@ def merged_folder(
 
 
 def save(module: nn.Module, folder: str | pathlib.Path, state: Mapping[str, Any] | None = None) -> pathlib.Path:
-    """Write the adapters as PEFT reads them: `PeftModel.from_pretrained(base, folder)`.
+    """Write the adapters in PEFT's format, for `PeftModel.from_pretrained(base, folder)`.
 
-    module: one that `adapt` changed. state: its state dict, where that of the module is not what is wanted. Raises
-    UserError for a module without adapters.
+    module: one that `adapt` changed. state: a state dict to write in place of the module's own. Raises UserError for a
+    module without adapters.
     """
     layers = _layers(module)
     if not layers:
@@ -186,7 +187,7 @@ def _layers(module: nn.Module) -> dict[str, LoraLayer]:
 
 
 def _trains_whole(layer: nn.Module, adapted: Iterable[nn.Module]) -> bool:
-    """Tell whether every parameter of a module trains, as those of modules_to_save, and none is an adapter's."""
+    """Return True if every parameter of a module trains, as in modules_to_save, and none belongs to an adapter."""
     parameters = list(layer.parameters())
     factors = {id(p) for x in adapted for p in x.parameters()}
     return bool(parameters) and all(p.requires_grad and id(p) not in factors for p in parameters)
@@ -212,13 +213,13 @@ def _chosen(named: Mapping[str, nn.Module], config: LoraConfig, saved: Collectio
 
 
 def _fused(named: Mapping[str, nn.Module]) -> set[str]:
-    """Names of the layers whose weights nn.TransformerEncoderLayer reads without calling them, in evaluation."""
+    """Return the names of layers whose weights nn.TransformerEncoderLayer reads in evaluation without calling them."""
     layers = [f"{name}." if name else "" for name, x in named.items() if isinstance(x, nn.TransformerEncoderLayer)]
     return {f"{name}{part}" for name in layers for part in ("linear1", "linear2", "self_attn.out_proj")}
 
 
 def _matching(named: Mapping[str, nn.Module], patterns: Sequence[str], key: str, fits: Any) -> list[str]:
-    """Names of the submodules that some pattern matches, as a whole or by their end, as PEFT's target_modules."""
+    """Return the names of submodules that any pattern matches, in full or at the end, as PEFT's target_modules."""
     found: dict[str, None] = {}
     for pattern in patterns:
         hit = [n for n in named if n and (fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}"))]
@@ -240,12 +241,12 @@ def _takes_adapter(layer: nn.Module) -> bool:
 
 
 def _is_conv1d(layer: Any) -> bool:
-    """Tell a Conv1D of transformers (GPT-2): a Linear layer whose weight is [in, out]."""
+    """Return True for a Conv1D of transformers (GPT-2): a Linear layer whose weight is [in, out]."""
     return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") and layer.weight.dim() == 2
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
-    """Width of the input, width of the output."""
+    """Return the widths of the input and the output."""
     into, out = layer.weight.shape if _is_conv1d(layer) else reversed(layer.weight.shape)
     return into, out
 
@@ -255,7 +256,7 @@ def _rank(layer: LoraLayer) -> int:
 
 
 def _merged(weight: Any, down: Any, up: Any, scale: float, turned: bool) -> np.ndarray:
-    """`merged_weight`; turned: of a weight [in, out]."""
+    """Return `merged_weight`. turned: the weight is [in, out]."""
     if turned:
         return merged_weight(np.asarray(weight).T, down, up, scale).T
     return merged_weight(weight, down, up, scale)

@@ -1,4 +1,4 @@
-"""A torch module's call and its loss as one torch module, to be recorded as one graph."""
+"""Combine a torch module's call and its loss in one torch module, to record them as one graph."""
 
 import dataclasses
 import inspect
@@ -16,11 +16,11 @@ from torch_bridge.training.batch_plan import BatchView, Plan
 
 
 class LossEntry(torch.nn.Module):
-    """batch -> {"value": scalar, "parts": scalars to log} and, where the loss gives one, its "weight".
+    """batch -> {"value": scalar, "parts": scalars to log} and, if the loss returns one, its "weight".
 
     loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss, called
-    as `plan.compares` has it; or None for the model's own, an output named `loss` or a scalar. A loss is a scalar or
-    one value per sample, whose mean counts; or a tuple that also holds its weight, or a dict of further values to log.
+    as in `plan.compares`; or None for the model's own: an output named `loss` or a scalar. A loss is a scalar, or one
+    value per sample, which are averaged; or a tuple that also holds its weight, or a dict of further values to log.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan):
@@ -32,7 +32,7 @@ class LossEntry(torch.nn.Module):
     def forward(self, batch: dict):
         sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
         for rows in sizes[1:]:
-            if rows == sizes[0]:  # a collate function may give as many as it likes
+            if rows == sizes[0]:  # other tensors of a collate function may have any number of rows
                 torch._check(rows == sizes[0])
         if self.criterion is None:
             return _parts_of(own_loss(self.plan.call(self.wrapped_module, batch)), sizes)
@@ -47,7 +47,8 @@ class LossEntry(torch.nn.Module):
 
 
 def _parts_of(found: Any, sizes: Sequence[Any]) -> dict[str, Any]:
-    """sizes: how many rows the batch's tensors have. Raises NoLoss for what is no loss."""
+    """Split what a loss returned into value, parts and weight. sizes: numbers of rows of the batch's tensors. Raises
+    NoLoss for anything that is not a loss."""
     value, *rest = found if isinstance(found, tuple) and found else (found,)
     logged = [item for item in rest if isinstance(item, Mapping)]
     weights = [item for item in rest if not isinstance(item, Mapping)]
@@ -73,10 +74,10 @@ def takes_target(loss: Any) -> bool:
 
 
 def with_loss(plan: Plan, loss: Callable | None, keys: Sequence[str]) -> list[Plan]:
-    """Return the plan with each way that the loss may be called, the likeliest first: a function without a target's
-    name gets (output, batch), and (output, target) where torch cannot compute the former.
+    """Return the plan with each way to call the loss, the likeliest first. A function without a target's name is called
+    with (output, batch), or with (output, target) if torch cannot compute the former.
 
-    keys: the batch's entries. Raises UserError where nothing tells what the loss's arguments are.
+    keys: the batch's entries. Raises UserError if the loss's arguments cannot be determined.
     """
     if loss is None:
         return [plan]
@@ -107,7 +108,7 @@ def with_loss(plan: Plan, loss: Callable | None, keys: Sequence[str]) -> list[Pl
 
 
 def _binds(loss: Callable) -> bool:
-    """Tell whether a call (output, batch) is possible; so it is for a function without a signature."""
+    """Return True if a call (output, batch) is possible, or the function has no signature."""
     try:
         inspect.signature(loss).bind("output", "batch")
     except TypeError:
@@ -118,7 +119,7 @@ def _binds(loss: Callable) -> bool:
 
 
 def own_loss(output: Any) -> torch.Tensor:
-    """The loss among a model's outputs. Raises UserError where there is none."""
+    """Return the loss among a model's outputs. Raises UserError if there is none."""
     found = output
     if isinstance(output, dict):
         found = output.get("loss")
@@ -137,7 +138,8 @@ def own_loss(output: Any) -> torch.Tensor:
 
 
 def main_output(output: Any) -> torch.Tensor:
-    """The tensor that a loss module compares: the output itself, `logits`, `last_hidden_state`, or the first one."""
+    """Return the tensor that a loss module compares: the output itself, `logits`, `last_hidden_state`, or the first
+    one."""
     if isinstance(output, dict):
         for name in ("logits", "prediction", "last_hidden_state"):
             if name in output:

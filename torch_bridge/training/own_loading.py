@@ -1,4 +1,4 @@
-"""State dicts as a torch module itself takes and gives them: load hooks, versions of its formats, extra states."""
+"""Load and complete state dicts as the torch module itself does: load hooks, format versions, extra states."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,11 @@ from torch_bridge.from_torch import state_of
 from torch_bridge.lazy_array import as_leaf
 from torch_bridge.state_dict import StateDictMismatch, versions, with_versions
 
-PLAIN = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # the second one's rule is known here
+PLAIN = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # the second's rule is known here
 
 
 def has_own_loading(module: torch.nn.Module) -> bool:
-    """Tell whether loading a state dict runs code that may change it: hooks, or methods of the module's own."""
+    """Return True if loading a state dict runs code that may change it: hooks, or overridden methods."""
     return any(
         type(part)._load_from_state_dict not in PLAIN
         or type(part).load_state_dict is not torch.nn.Module.load_state_dict
@@ -29,10 +29,10 @@ def has_own_loading(module: torch.nn.Module) -> bool:
 def as_loaded(
     module: torch.nn.Module, present: Mapping[str, Any], state: Mapping[str, Any], strict: bool, source: str
 ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
-    """Return what the module makes of a state dict: its tensors by their places, the missing and the unexpected keys.
+    """Load a state dict into the module; return its tensors by path, the missing and the unexpected keys.
 
-    module: is changed, so give a copy. present: the weights that it is to have before. state: tensors, arrays or
-    Leaves, and extra states. Raises StateDictMismatch where the module refuses it.
+    module: is changed, so pass a copy. present: the weights to set before loading. state: tensors, arrays or
+    LazyArrays, and extra states. Raises StateDictMismatch if the module refuses it.
     """
     places = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
     with torch.no_grad():
@@ -50,7 +50,7 @@ def as_loaded(
 
 
 def complete(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with what the module's `state_dict()` has beside its tensors: extra states and versions."""
+    """Add to a state dict what the module's `state_dict()` has besides tensors: extra states and versions."""
     extra = {
         _key(path): part.get_extra_state()
         for path, part in module.named_modules(remove_duplicate=False)
@@ -61,12 +61,12 @@ def complete(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any
 
 
 def extra_keys(module: torch.nn.Module) -> list[str]:
-    """Keys of the extra states that the module takes."""
+    """Return the keys of the extra states that the module accepts."""
     return [_key(path) for path, _ in _takers(module)]
 
 
 def set_extra_states(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Give every part of the module its extra state, where `state` has it."""
+    """Set the extra state of every submodule for which `state` has one."""
     for path, part in _takers(module):
         if _key(path) in state:
             part.set_extra_state(_tensor(state[_key(path)]))

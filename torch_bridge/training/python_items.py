@@ -1,4 +1,4 @@
-"""Texts and numbers of Python's that a batch holds beside its tensors, and that differ from batch to batch."""
+"""Handle Python strings and numbers that a batch holds besides its tensors, and that differ from batch to batch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,23 +9,24 @@ import torch
 from torch_bridge.lowering.python.numbers import Given, Number, Paths
 
 PATH = "path"
-_ITEM = "item"  # a mark in place of each
-_MOST = 2**31  # what is greater is no number of a compiled step
+_ITEM = "item"  # mark that replaces each item
+_MOST = 2**31  # larger numbers are not inputs of a compiled step
 
 
 class PythonItems:
-    """Stand-ins for them in a recorded function, which may compute with the numbers, compare and hand on the rest."""
+    """Placeholders for such items in a recorded function, which may compute with numbers, and compare and pass on the
+    rest."""
 
     def __init__(self, name: str):
-        """name: of the function, for messages."""
+        """name: the function's name, for messages."""
         self.paths = Paths(name)
 
     def arrays(
         self, batch: Any, numbers: Mapping[str, Any], array: Callable = np.asarray
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the batch with marks in place of its items, and what the step gets for these and for further numbers.
+        """Return the batch with marks in place of its items, and the step's inputs for these and for further numbers.
 
-        array: makes numbers 0-d arrays, or tensors.
+        array: converts numbers to 0-d arrays, or tensors.
         """
         values = dict(numbers)
 
@@ -45,7 +46,8 @@ class PythonItems:
         return batch, {PATH: self.paths.of(values), **arrays}
 
     def stand_ins(self, arrays: Mapping[str, Any]) -> dict[str, Number]:
-        """Return what stands for each number and item while the function is recorded. arrays: as the step gets them."""
+        """Return the placeholder for each number and item while the function is recorded. arrays: as the step gets
+        them."""
         path, values = self.paths.known[arrays[PATH]], self.paths.values
         return {
             name: path.number(name, values, arrays[name]) if name in arrays else Given(path, name, value)
@@ -54,12 +56,12 @@ class PythonItems:
 
     @staticmethod
     def put(batch: Any, stand_ins: Mapping[str, Number]) -> Any:
-        """Return the batch with its items' stand-ins in place of the marks."""
+        """Return the batch with its items' placeholders in place of the marks."""
         return _mapped(lambda leaf, place: stand_ins[place] if isinstance(leaf, str) else leaf, batch, _ITEM)
 
 
 def _mapped(function: Callable, batch: Any, place: str) -> Any:
-    """The batch with this function's values, given a leaf and its place, in place of its leaves."""
+    """Replace every leaf of the batch by `function(leaf, place)`."""
     if isinstance(batch, Mapping):
         return {key: _mapped(function, value, f"{place} {key}") for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):

@@ -1,8 +1,8 @@
-"""A LightningModule's training_step as a loss function: recorded once, with the calls that go to the host replayed.
+"""Record a LightningModule's training_step once as a loss function, and replay its calls to the host at every step.
 
 Numbers of the loop (batch_idx, current_epoch, global_step, learning rates) are inputs of the record. `self.log` calls
-and calls of torchmetrics' metrics, whose sums live in Python, are made after every step with what the step gives them.
-While it is recorded, training_step sees the trainer and what it reaches through it as views.
+and calls of torchmetrics metrics, whose sums are kept in Python, are made after every step with the step's values.
+During recording, training_step sees views of the trainer and of the objects reached through it.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ CHANGING = ("is_last_batch", "callback_metrics", "logged_metrics", "progress_bar
 
 
 class StepRecorder:
-    """The loss function of one module's training_step, and what it does on the host.
+    """Loss function of a module's training_step, and its calls on the host.
 
-    sides: what recorded runs have left for the host, each once: the calls (method, what of, values), and what
-    training_step returns beside the loss. The names of a step's values begin with the place of theirs.
+    sides: distinct records of work for the host: the calls (method, its object, values), and the values that
+    training_step returns besides the loss. Names of a step's values begin with the index of their entry.
     """
 
     def __init__(self, module: Any, trainer: Any, takes_index: bool):
@@ -48,7 +48,8 @@ class StepRecorder:
         self._attached = [inner for inner in module.modules() if "_trainer" in vars(inner)]
 
     def function(self) -> Callable:
-        """Return `loss` as a function that hides the recorder and the trainer from who looks for what a loss reads."""
+        """Return `loss` as a function that hides the recorder and the trainer from the search for values that a loss
+        reads."""
         own = weakref.ref(self)
 
         def training_step(module: Any, batch: Any) -> Any:
@@ -58,8 +59,8 @@ class StepRecorder:
 
     @contextlib.contextmanager
     def attached(self, trainer: Any = None) -> Iterator[None]:
-        """While active, this is `trainer` of the module, and of modules inside it; None hides it from who looks for
-        what a loss reads."""
+        """Set `trainer` on the module and modules inside it, inside the context. None hides the trainer from the search
+        for values that a loss reads."""
         before = [vars(inner)["_trainer"] for inner in self._attached]
         for inner in self._attached:
             vars(inner)["_trainer"] = trainer
@@ -70,9 +71,9 @@ class StepRecorder:
                 vars(inner)["_trainer"] = trainer
 
     def batch(self, batch: Any, batch_idx: int, array: Callable = np.asarray) -> dict[str, Any]:
-        """Return what the compiled step gets: the batch, and the loop's numbers as they are now.
+        """Return the compiled step's input: the batch, and the loop's present numbers.
 
-        array: makes numbers 0-d arrays, or tensors. Raises UserError where a record holds no longer.
+        array: converts numbers to 0-d arrays, or tensors. Raises UserError if a recorded value has changed.
         """
         trainer = self.trainer
         if changed := self.notes.changed():
@@ -83,13 +84,13 @@ class StepRecorder:
             values[f"lr {number}"] = float(group["lr"])
         for number, config in enumerate(trainer.lr_scheduler_configs):
             values |= scheduler_numbers(config.scheduler, f"scheduler {number}")
-        own = type(batch) if isinstance(batch, Mapping) else dict  # as transformers' BatchEncoding
+        own = type(batch) if isinstance(batch, Mapping) else dict  # such as transformers' BatchEncoding
         self.kind = (lambda given: given) if own is dict else own
         marked, arrays = self.items.arrays(batch, values, array)
         return {"batch": marked, **arrays}
 
     def loss(self, module: Any, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Run training_step; its loss, and what the calls on the host need."""
+        """Run training_step; return its loss, and the values that the calls on the host need."""
         numbers = self.items.stand_ins(batch)
         given = [self.kind(self.items.put(batch["batch"], numbers))]
         given += [numbers["batch_idx"]] if self.takes_index else []
@@ -106,13 +107,13 @@ class StepRecorder:
         extras = {name: value for name, value in output.items() if name != "loss"} if loss is not output else {}
         place = self._place((host.calls, host.values(extras)))
         outputs = {f"{place} {name}": value for name, value in host.outputs.items()}
-        outputs[f"{place} "] = torch.full((), place)  # other values of Python's, as a clock's, make another record
+        outputs[f"{place} "] = torch.full((), place)  # other Python values, such as a clock's, make another record
         return cast(Any, loss) / numbers[ACCUMULATED], outputs
 
     @contextlib.contextmanager
     def _inside(self, module: Any, numbers: Mapping[str, Number], host: "_Host") -> Iterator[None]:
-        """While recording: the loop's numbers are those of the record, calls of log and of metrics are kept, and
-        nothing steps or sums up."""
+        """During recording: numbers of the loop are inputs of the record, calls of log and of metrics are kept, and no
+        optimizer, scheduler or metric is updated."""
         trainer, view = self.trainer, TrainerView(self.trainer, self.notes, numbers, host)
         optimizers = lambda use_pl_optimizer=True: view.optimizers[0]
         stand_ins = [(module, {"log": host.log, "log_dict": host.log_dict, "optimizers": optimizers})]
@@ -123,7 +124,7 @@ class StepRecorder:
             yield
 
     def _place(self, side: tuple[list, dict]) -> int:
-        """Where an equal side is kept; a new one is kept too."""
+        """Return the index of an equal entry of `sides`; append the entry if it is new."""
         for place, known in enumerate(self.sides):
             if _same(known, side):
                 return place
@@ -131,7 +132,7 @@ class StepRecorder:
         return len(self.sides) - 1
 
     def replay(self, module: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the calls that go with a step's values, in Lightning's own place for them; return the extras."""
+        """Make the host calls for a step's values, as inside Lightning's training_step; return the extra values."""
         place = next(iter(values)).partition(" ")[0]
         calls, extras = self.sides[int(place)]
         before = module._current_fx_name
@@ -157,22 +158,22 @@ class StepRecorder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor that the step hands out. kind: int or float where it was a number of Python's."""
+    """A tensor that the step returns. kind: int or float if it was a Python number."""
 
     name: str
     kind: type | None
-    dtype: torch.dtype  # in torch, where the step's is narrower
+    dtype: torch.dtype  # torch's dtype; the step's may be narrower
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Item:
-    """Something of Python's in a batch, as a text, that training_step hands on."""
+    """A Python value in a batch, such as a string, that training_step passes on."""
 
     name: str
 
 
 class _Answer:
-    """Stand for what a call on the host will give. It can be logged."""
+    """Placeholder for the result of a host call. It can only be logged."""
 
     __slots__ = ("number", "what")
 
@@ -200,7 +201,7 @@ class _Answer:
 
 
 class _Host:
-    """Keeps the calls that go to the host while training_step is recorded."""
+    """Keep the calls for the host while training_step is recorded."""
 
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
@@ -208,12 +209,12 @@ class _Host:
         self.outputs: dict[str, torch.Tensor] = {}
 
     def keep(self, method: str, owner: Any, what: str, args: tuple, kwargs: dict) -> _Answer:
-        """Note one call; its tensors become outputs of the step."""
+        """Keep a call; its tensors become outputs of the step."""
         self.calls.append((method, owner, self.values((args, kwargs))))
         return _Answer(len(self.calls) - 1, what)
 
     def values(self, items: Any) -> Any:
-        """Make the tensors in a nesting outputs of the step; what stands for them."""
+        """Make the tensors in a nested structure outputs of the step; return it with placeholders."""
         return pytree.tree_map(self._output, items)
 
     def _output(self, item: Any) -> Any:
@@ -233,13 +234,13 @@ class _Host:
         return _Value(name, kind, item.dtype)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Stand in for LightningModule.log."""
+        """Replace LightningModule.log."""
         if isinstance(value, (bool, int, float)):
-            value = torch.tensor(float(value))  # a number that changes is an input by then
+            value = torch.tensor(float(value))  # constant: changing numbers are inputs
         self.keep("log", None, name, (name, value, *args), options)
 
     def log_dict(self, values: Any, *args: Any, **options: Any) -> None:
-        """Stand in for LightningModule.log_dict."""
+        """Replace LightningModule.log_dict."""
         if isinstance(values, (_Answer, *metric_classes()[1:])):
             self.keep("log_dict", None, "", (values, *args), options)
             return
@@ -247,18 +248,19 @@ class _Host:
             self.log(name, value, *args, **options)
 
     def deferred(self, target: Any) -> Any:
-        """Stand in for an object of the host's, as a logger is."""
+        """Return a replacement for a host object, such as a logger."""
         return None if target is None else _Deferred(self, target)
 
     def methods(self, metric: Any) -> dict[str, Callable]:
-        """Return stand-ins for the methods of a metric."""
+        """Return replacements for the methods of a metric."""
         what = f"{type(metric).__name__}, a torchmetrics metric"
         one = lambda name: lambda *args, **kwargs: self.keep(name, metric, what, args, kwargs)
         return {name: one(name) for name in ("forward", "update", "compute", "reset")}
 
 
 class _Deferred:
-    """An object of the host's while training_step is recorded: its plain values, and calls that are kept for later."""
+    """Replacement for a host object while training_step is recorded: plain values are read, calls are kept for
+    later."""
 
     def __init__(self, host: _Host, target: Any):
         vars(self).update(_host=host, _target=target)
@@ -279,7 +281,7 @@ class _Deferred:
 
 
 class TrainerView(ViewOfNumbers):
-    """The trainer while training_step is recorded: numbers of the loop are those of the record."""
+    """View of the trainer while training_step is recorded: numbers of the loop are inputs of the record."""
 
     __slots__ = ("_host",)
 
@@ -310,7 +312,7 @@ class TrainerView(ViewOfNumbers):
 
 
 class _ConfigView(ViewOfNumbers):
-    """A scheduler with Lightning's settings for it."""
+    """View of a scheduler with Lightning's settings for it."""
 
     __slots__ = ()
 
@@ -323,7 +325,7 @@ class _ConfigView(ViewOfNumbers):
 
 @contextlib.contextmanager
 def _replaced(stand_ins: list[tuple[Any, dict[str, Any]]]) -> Iterator[None]:
-    """While active, objects have these attributes."""
+    """Set these attributes on the objects, inside the context."""
     before = [(item, {name: vars(item)[name] for name in new if name in vars(item)}) for item, new in stand_ins]
     for item, new in stand_ins:
         vars(item).update(new)
@@ -341,12 +343,12 @@ def _name(item: Any) -> str:
 
 
 def _refusing(notes: Notes, what: str) -> Callable:
-    """Return a stand-in for a method that a record must not call."""
+    """Return a replacement for a method that a record must not call."""
     return lambda *args, **kwargs: notes.refuse(f"calls {what}, which has to happen at every step")
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two sides make the same calls with the same values of Python's."""
+    """Return True if two entries make the same calls with the same Python values."""
     (ours, spec), (theirs, structure) = pytree.tree_flatten(one), pytree.tree_flatten(other)
     return spec == structure and all(map(_equal, ours, theirs))
 
@@ -356,7 +358,7 @@ def _equal(one: Any, other: Any) -> bool:
         return one.number == other.number
     if one is other or type(one) is not type(other):
         return one is other
-    if isinstance(one, types.FunctionType):  # a lambda that is written in training_step
+    if isinstance(one, types.FunctionType):  # a lambda defined in training_step
         return one.__code__ is other.__code__ and not (one.__defaults__ or one.__closure__)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)

@@ -1,4 +1,4 @@
-"""torchmetrics' metrics while a training_step that calls them is recorded."""
+"""Handle torchmetrics metrics while a training_step that calls them is recorded."""
 
 import contextlib
 import sys
@@ -11,13 +11,13 @@ from torch_bridge.training.step_views import Notes
 
 
 def metric_classes() -> tuple[type, ...]:
-    """Metric and MetricCollection of torchmetrics, if the user has imported it."""
+    """Return torchmetrics' Metric and MetricCollection, or () if the user has not imported torchmetrics."""
     library = sys.modules.get("torchmetrics")
     return (library.Metric, library.MetricCollection) if library is not None else ()
 
 
 def topmost(module: torch.nn.Module) -> Iterator[Any]:
-    """The metrics of a module, in its lists and dicts too; those inside another are its own."""
+    """Yield the metrics of a module, also in its lists and dicts, without those nested in another metric."""
     for value in vars(module).values():
         yield from _items(value)
     for child in module.children():
@@ -28,14 +28,14 @@ def topmost(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def _items(value: Any) -> Any:
-    """Return the metrics in a list, a tuple or a dict of a module's own."""
+    """Return the metrics in a list, tuple or dict that is an attribute of a module."""
     items = value.values() if type(value) is dict else value if isinstance(value, (list, tuple)) else ()
     return [item for item in items if isinstance(item, metric_classes())]
 
 
 @contextlib.contextmanager
 def frozen(notes: Notes) -> Iterator[None]:
-    """While active, a metric of torchmetrics that is reached unseen refuses to sum up."""
+    """Inside the context, refuse updates of metrics that are not part of the module."""
     if not metric_classes():
         yield
         return
@@ -54,7 +54,7 @@ def frozen(notes: Notes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """While recording: torchmetrics' functions do not look at the values of what they get, which are not there yet."""
+    """During recording, disable torchmetrics' checks of input values, which do not exist yet."""
     found = [
         (module, name)
         for key, module in list(sys.modules.items())

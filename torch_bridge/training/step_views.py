@@ -1,7 +1,7 @@
-"""The loop's objects as training_step sees them while it is recorded: what it reads is noted, what it changes refused.
+"""Views of the training loop's objects for a recorded training_step: reads are noted, changes refused.
 
-A record runs training_step once. Plain values that it read are compared before every further step; where one has
-changed, and where training_step sets something or calls a method, the caller leaves the step to torch.
+Recording runs training_step once. Before every later step, the plain values that it read are compared. If one has
+changed, or if training_step sets an attribute or calls a method, the caller runs the step in torch.
 """
 
 import types
@@ -14,14 +14,14 @@ from jaxtrain.errors import UserError
 from torch_bridge.lowering.python.numbers import Number
 from torch_bridge.lowering.python.places import is_plain
 
-COLLECTIVES = ("all_gather", "reduce", "broadcast", "barrier")  # of a strategy: on one process nothing happens
+COLLECTIVES = ("all_gather", "reduce", "broadcast", "barrier")  # of a strategy: no-ops on one process
 _MAPPING = ("get", "keys", "values", "items")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _MISSING = object()
 
 
 class Notes:
-    """Note what a recorded training_step reads of the loop. refused: the first thing that it may not do."""
+    """Values that a recorded training_step reads from the loop. refused: the first operation that was refused."""
 
     def __init__(self, module: torch.nn.Module):
         self._own = {id(inner) for inner in module.modules()}
@@ -29,12 +29,12 @@ class Notes:
         self.refused = ""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise UserError, also at the end of training_step if that catches it here."""
+        """Raise UserError; `refused` keeps the message in case training_step catches it."""
         self.refused = self.refused or f"training_step {what}"
         raise UserError(self.refused)
 
     def note(self, name: str, get: Callable[[], Any]) -> Any:
-        """Return what `get` gives now, which has to stay so. Raises what it raises."""
+        """Return the value of `get`, which must not change later. Raises the same errors as `get`."""
         try:
             value = get()
         except (AttributeError, KeyError, IndexError):
@@ -44,11 +44,11 @@ class Notes:
         return value
 
     def read(self, name: str, get: Callable[[], Any]) -> Any:
-        """Return a plain value or a tensor as it is, modules of the step's own too, and a view of anything else."""
+        """Return plain values, tensors and modules of the step itself as they are, and a view of anything else."""
         return self.shown(name, self.note(name, get))
 
     def shown(self, name: str, value: Any) -> Any:
-        """Return what stands for this value."""
+        """Return the value itself or its view. Raises UserError for a trainable tensor or a foreign module."""
         if isinstance(value, torch.Tensor) and not value.requires_grad:
             return value
         if isinstance(value, torch.nn.Module) and id(value) in self._own:
@@ -58,12 +58,12 @@ class Notes:
         return value if is_plain(value) else View(name, value, self)
 
     def changed(self) -> str:
-        """Return the name of something that was read and is another by now, "" where there is none."""
+        """Return the name of a value that has changed since it was read, or ""."""
         return next((name for name, (get, value) in self._read.items() if not _same(value, _now(get))), "")
 
 
 class View:
-    """One object of the loop's. It is of its class for isinstance."""
+    """View of one of the loop's objects. It passes isinstance checks for the object's class."""
 
     __slots__ = ("_view",)
     _view: tuple[str, Any, Notes]
@@ -137,7 +137,7 @@ class View:
 
 
 class _Items:
-    """Reads a mapping's items by a view of it."""
+    """Read a mapping's items through a view of it."""
 
     def __init__(self, view: View):
         self.view = view
@@ -156,7 +156,7 @@ class _Items:
 
 
 class ViewOfNumbers(View):
-    """An object of which some values are numbers of the record."""
+    """View of an object some of whose values are inputs of the record."""
 
     __slots__ = ("_numbers",)
 
@@ -166,7 +166,7 @@ class ViewOfNumbers(View):
 
 
 class OptimizerView(ViewOfNumbers):
-    """The optimizer, whose rates are numbers of the record."""
+    """View of the optimizer; its learning rates are inputs of the record."""
 
     __slots__ = ()
 
@@ -194,7 +194,7 @@ class _GroupView(View):
 
 
 class SchedulerView(ViewOfNumbers):
-    """A scheduler, whose last rates and count are numbers of the record."""
+    """View of a scheduler; its last learning rates and step count are inputs of the record."""
 
     __slots__ = ("_label",)
 
@@ -213,7 +213,7 @@ class SchedulerView(ViewOfNumbers):
 
 
 def scheduler_numbers(scheduler: Any, label: str) -> dict[str, float]:
-    """Return what a SchedulerView of this label has as numbers of the record."""
+    """Return the numbers that a SchedulerView with this label has as inputs of the record."""
     rates = getattr(scheduler, "_last_lr", ())
     numbers: dict[str, float] = {f"{label} rate {place}": float(rate) for place, rate in enumerate(rates)}
     count = getattr(scheduler, "last_epoch", None)
@@ -232,7 +232,7 @@ def _copy(value: Any) -> Any:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Tell whether two values are the same object, equal plain values, or lists of such."""
+    """Return True if two values are the same object, equal plain values, or lists of such."""
     if type(old) is list and type(new) is list:
         return len(old) == len(new) and all(map(_same, old, new))
     if isinstance(old, types.MethodType) and isinstance(new, types.MethodType):
@@ -241,4 +241,4 @@ def _same(old: Any, new: Any) -> bool:
         return True
     if not (is_plain(old) and is_plain(new) and type(old) is type(new)):
         return False
-    return bool(old == new or (old != old and new != new))  # a NaN too
+    return bool(old == new or (old != old and new != new))  # NaN equals NaN

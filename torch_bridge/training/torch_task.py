@@ -1,4 +1,4 @@
-"""A torch module, its loss and an example batch, ready to be trained in JAX."""
+"""A torch module, its loss and an example batch, prepared for training in JAX."""
 
 import copy
 import dataclasses
@@ -35,9 +35,9 @@ class TorchTask:
 
     loss: a torch loss module, a torch function of (output, batch) or (output, target), or None for the model's own.
     example_batch: the dataset's entries of one collated batch in numpy; its batch size does not matter. inputs: batch
-    entries that the module takes, in order, found by name where left out. target: the entry that a loss compares with.
-    adapters: the LoRA that the module gets, in place, and the seed of its weights.
-    Raises UserError that lists everything that cannot be converted, with the lines of the module.
+    entries that the module takes, in order; matched by name by default. target: the entry that a loss compares with.
+    adapters: LoRA config to add to the module, in place, and the seed of the adapters' weights.
+    Raises UserError listing everything that cannot be converted, with the lines of the module.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TorchTask:
         self.forward_record = Record(Forward(module))
         self._python = PythonInputs(loss or module.forward, {"": module})
         self._values = self._python.named()
-        self._moved: list[str] = []  # what other objects are in place of since then
+        self._moved: list[str] = []  # names of objects replaced since then
         self.loss_record = self._loss_record()
         self._unread: set[int] = set()
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -84,8 +84,8 @@ class TorchTask:
         return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."}, self._python.effects)
 
     def _record_first(self, example: Mapping[str, Any], fixed: bool) -> None:
-        """Record in evaluation mode, as the first of the calls that torch does not refuse. fixed: the module's
-        arguments are given."""
+        """Record in evaluation mode, with the first call form that torch accepts. fixed: the user gave the module's
+        arguments."""
         plans = [self.plan]
         if self.plan.spread:
             plans.append(dataclasses.replace(self.plan, spread=False))  # forward(self, pair)
@@ -107,7 +107,8 @@ class TorchTask:
         raise _wrong_call(refusals[0], called) from refusals[0]
 
     def record(self, batch: Mapping[str, Any], training: bool) -> None:
-        """Record the loss of such a batch, where no record holds for its sizes yet. Raises UserError as the class."""
+        """Record the loss of this batch unless an existing record is valid for its sizes. Raises UserError as the
+        class."""
         entries = {key: batch[key] for key in self.entries}
         try:
             self.loss_record.graph((entries,), training)
@@ -115,12 +116,12 @@ class TorchTask:
             raise UserError(str(error)) from error
 
     def fits(self, batch: Mapping[str, Any]) -> bool:
-        """Tell whether a record of the training loss holds for arrays of these shapes; nothing is recorded anew."""
+        """Return True if a record of the training loss is valid for arrays of these shapes. Records nothing."""
         return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
 
     def check(self, batch: Mapping[str, Any], pieces: int) -> None:
-        """Raise IndexOutOfBounds for a host batch whose classes, ids or positions torch would refuse. pieces: the
-        micro-batches that it is cut into."""
+        """Raise IndexOutOfBounds for a host batch with classes, ids or positions that torch would refuse. pieces:
+        number of micro-batches that it is cut into."""
         entries = {key: batch[key] for key in self.entries}
         if self.loss_record.check_indices((entries,), training=True) or pieces == 1:
             return
@@ -133,20 +134,20 @@ class TorchTask:
                 raise IndexOutOfBounds(str(error), None if error.row is None else error.row + i * rows) from None
 
     def lost_digits(self, batch: Mapping[str, Any]) -> str:
-        """Tell where the loss computes in float64 with such a batch what float32 cannot; "" for nowhere."""
+        """Describe where float64 computations of the loss on this batch lose digits in float32; "" if nowhere."""
         entries = {key: batch[key] for key in self.entries}
         graph, leaves = self._loss_record().graph((entries,), training=True)
         return graph.lost_digits(leaves)
 
     def lost_inside(self, batch: Mapping[str, Any]) -> str:
-        """Tell where the loss computes in float64 with its weights what float32 cannot; "" for nowhere."""
+        """Describe where float64 computations of the loss on its weights lose digits in float32; "" if nowhere."""
         entries = {key: batch[key] for key in self.entries}
         graph, leaves = self.loss_record.graph((entries,), training=False)
         tensors = dict(self.loss_record.entry.wrapped_module.state_dict(keep_vars=True))
         return graph.lost_inside(leaves, tensors) if set(graph.state) <= tensors.keys() else ""
 
     def stale(self) -> list[str]:
-        """Return the names of the Python values, of the module and the loss, that are not those of the record."""
+        """Return the names of Python values and constants of module and loss that differ from those recorded."""
         constants = self._changed_constants()
         if moved := self._python.moved():
             self._moved += moved
@@ -159,7 +160,7 @@ class TorchTask:
             if all(
                 graph.computes_as(self.loss_record.graph((self._shapes,), i == 1)[0]) for i, graph in enumerate(now)
             ):
-                self._values, self._moved = values, []  # nothing reads what changed
+                self._values, self._moved = values, []  # the changed values are not read
                 self._unread.update(constants)
                 self._hold_constants()
                 return []
@@ -170,7 +171,7 @@ class TorchTask:
         return [*changed, *self._moved, *constants.values()]
 
     def _hold_constants(self) -> None:
-        """Remember the tensors and arrays of elsewhere that the records may hold, and where they are kept."""
+        """Track the outside tensors and arrays that the records may hold, and the places that hold them."""
         self._places = [(place, value_at(place)) for place in self._python.held]
         tensors = {str(number): tensor for number, tensor in self.loss_record.captured.items()}
         for _, value in self._places:
@@ -180,24 +181,26 @@ class TorchTask:
         self._constants.add({key: tensor for key, tensor in tensors.items() if int(key) not in self._unread})
 
     def _changed_constants(self) -> dict[int, str]:
-        """Those that have changed, with their names in the code."""
+        """Return the ids of tracked constants that have changed, with their names in the code."""
         names = {id(value): place.name for place, value in self._places}
         changed = {int(key) for key in self._constants.changed()}
         changed |= {id(value) for place, value in self._places if value_at(place) is not value} - self._unread
         return {number: names.get(number, "a tensor that the loss uses") for number in changed}
 
     def build(self) -> ConvertedModule:
-        """The flax module with empty parameters, `weights` fills them; buffers outside the state dict have theirs."""
+        """Return the flax module with zeros for parameters, which `weights` fills; buffers outside the state dict are
+        set."""
         model = ConvertedModule(self.forward_record, self.module, self.loss_record, empty=True, loss=self.trained_loss)
         model.definition = self
         return model
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The torch module's state dict, and the loss's as far as it is trained."""
+        """Return the torch module's state dict, and the trained part of the loss's."""
         return state_of(self.module) | {key: to_numpy(value) for key, value in self._loss_state().items()}
 
     def _trained_loss(self) -> torch.nn.Module | None:
-        """The loss module, if it has parameters or buffers that change. Raises UserError where its name is taken."""
+        """Return the loss module if it has parameters or buffers that change. Raises UserError if the module already
+        has an attribute `loss`."""
         loss = self.criterion
         if not isinstance(loss, torch.nn.Module):
             return None
@@ -223,21 +226,21 @@ class TorchTask:
         return self.trained.get(key, True)
 
     def loss(self, model: ConvertedModule, batch: Mapping[str, Any], rngs: Callable | None) -> dict[str, Any]:
-        """As LossEntry gives it; rngs=None: evaluation mode."""
+        """Return the loss as LossEntry does. rngs: None for evaluation mode."""
         entries = {key: batch[key] for key in self.entries}
         return self.loss_record.run(model, (entries,), rngs)
 
     def outputs(self, model: ConvertedModule, batch: Mapping[str, Any]) -> Any:
-        """Evaluation outputs, those with one row per sample, by name where there are several."""
+        """Return evaluation outputs that have one row per sample, by name if there are several."""
         return _per_sample(self._call(model, batch), self._rows(batch))
 
     def call(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> Any:
-        """As `outputs`, by the torch module."""
+        """Return the same as `outputs`, computed by the torch module."""
         with torch.no_grad():
             return _per_sample(self._call(module, batch), self._rows(batch))
 
     def _call(self, module: Any, batch: Mapping[str, Any]) -> Any:
-        """The module's outputs without the target, or with it where torch refuses the call without."""
+        """Return the module's outputs without passing the target, or with it if torch refuses the call without."""
         try:
             return self.plan.call(module, dict(batch), with_target=False)
         except Exception as error:
@@ -249,7 +252,7 @@ class TorchTask:
             return self.plan.call(module, dict(batch), with_target=False)
 
     def torch_loss(self, module: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        """As `loss`, by the torch module."""
+        """Return the same as `loss`, computed by the torch module."""
         wide = {key: value.long() if value.dtype == torch.int32 else value for key, value in batch.items()}
         entries = {key: wide[key] for key in self.entries}
         own: Any = getattr(module, "loss", None)
@@ -259,7 +262,7 @@ class TorchTask:
     def eval_sums(self, outputs: Any, batch: Mapping[str, Any], valid: Any) -> dict[str, Any]:
         """Count correct and seen rows, for an output [batch, class] and a target int [batch]. valid: bool [batch].
 
-        Rows that the loss ignores (ignore_index) or whose target is negative, which is no class, are left out.
+        Rows that the loss ignores (ignore_index) and rows with a negative target, which is no class, are left out.
         """
         logits: Any = main_output(outputs)
         target: Any = batch.get(self.plan.target) if self.plan.target else None
@@ -274,45 +277,46 @@ class TorchTask:
 
     @property
     def _ignored(self) -> set[int]:
-        """Return the targets that the loss's modules, or the module's own ones where it gives the loss, leave out."""
+        """Return the targets (ignore_index) that the loss's modules ignore; the module's own if it computes the
+        loss."""
         owner = self.module if self.criterion is None else self.criterion
         parts = owner.modules() if isinstance(owner, torch.nn.Module) else ()
         found = (getattr(part, "ignore_index", None) for part in parts)
         return {index for index in found if isinstance(index, int)}
 
     def _rows(self, batch: Mapping[str, Any]) -> int:
-        """Return how many rows every entry has; those of the target, where they have different ones."""
+        """Return the number of rows of every entry; if entries differ, that of the target."""
         rows = lambda entries: {leaf.shape[0] if leaf.ndim else 0 for leaf in pytree.tree_leaves(entries)}
         found = rows([batch[key] for key in self.entries])
         return next(iter(found if len(found) == 1 else rows(batch.get(self.plan.target or "")) or found))
 
     @staticmethod
     def metrics(sums: Mapping[str, Any]) -> dict[str, float]:
-        """Accuracy from the sums of a whole split."""
+        """Compute accuracy from the sums of a whole split."""
         if "seen" not in sums:
             return {}
         return {"accuracy": float(sums["correct"]) / max(float(sums["seen"]), 1.0)}
 
     @property
     def couples_samples(self) -> bool:
-        """True where a sample's loss depends on the others of its batch for sure: batch statistics."""
+        """Return True if a sample's loss certainly depends on others in its batch: by batch statistics."""
         return any(isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) for inner in self.module.modules())
 
     def copy(self) -> torch.nn.Module:
-        """The torch module once more, with its own weights."""
+        """Return a copy of the torch module with its own weights."""
         twin: Any = copy.deepcopy(self.module)
         if self.trained_loss is not None:
             twin.loss = copy.deepcopy(self.trained_loss)
             kept = self._loss_state()
             for path, part in twin.loss.named_modules():
                 constant = [name for name in part._buffers if ".".join(filter(None, ("loss", path, name))) not in kept]
-                part._non_persistent_buffers_set.update(constant)  # the export does not hold them
+                part._non_persistent_buffers_set.update(constant)  # exported files do not contain them
         twin.definition = self
         return twin
 
 
 def _wrong_call(error: UnsupportedModel, called: str) -> UserError:
-    if isinstance(error.__cause__, UserError):  # of LossEntry: no loss among the outputs
+    if isinstance(error.__cause__, UserError):  # raised by LossEntry: no loss among the outputs
         return error.__cause__
     return UserError(
         f"{error} It was called as {called}; name the Dataset's entries after forward's arguments, or list those that "
@@ -321,7 +325,7 @@ def _wrong_call(error: UnsupportedModel, called: str) -> UserError:
 
 
 def _per_sample(outputs: Any, batch: int) -> Any:
-    """One tensor, or a dict of those whose first axis is the sample."""
+    """Return one tensor, or a dict of those whose first axis is the sample."""
     if isinstance(outputs, dict) or hasattr(outputs, "items"):
         named = dict(outputs.items())
     elif isinstance(outputs, (tuple, list)):

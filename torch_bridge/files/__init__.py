@@ -1,4 +1,5 @@
-"""Checkpoint files that torch reads and writes: .pt, .safetensors, Hugging Face folders. Nothing read runs code."""
+"""Read and write torch's checkpoint files: .pt, .safetensors, Hugging Face folders. Reading never runs code from a
+file."""
 
 import json
 import pathlib
@@ -14,15 +15,15 @@ from torch_bridge.files import safetensors
 from torch_bridge.lazy_array import LazyArray, as_leaf, is_leaf, map_leaves
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
-SHARD_BYTES = 5_000_000_000  # of a Hugging Face folder's files
+SHARD_BYTES = 5_000_000_000  # largest weight file in a Hugging Face folder
 
 
 def save(state: Mapping[str, Any], path: str | pathlib.Path, follow: bool = True) -> pathlib.Path:
-    """Write a state dict as .pt (needs torch) or .safetensors, aside first and renamed when whole.
+    """Write a state dict as .pt (needs torch) or .safetensors, to a temporary file that is renamed when complete.
 
-    state: arrays, torch tensors or Leaves; .pt takes nested dicts and lists of them, with plain values. follow: where
-    the path is a link, write the file that it leads to; False replaces the link, in folders that may be from elsewhere.
-    Raises UserError for what the kind of file cannot hold, and where it cannot be written.
+    state: arrays, torch tensors or LazyArrays; .pt takes nested dicts and lists of them, with plain values. follow: if
+    the path is a link, write the file that it points to; False replaces the link, for folders that may be from
+    elsewhere. Raises UserError for values that the file format cannot hold, and if the file cannot be written.
     """
     path = pathlib.Path(path)
     place = path.resolve() if follow and path.is_symlink() else path
@@ -39,7 +40,7 @@ def save(state: Mapping[str, Any], path: str | pathlib.Path, follow: bool = True
 
 
 def _tensors(state: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """The state as arrays and Leaves. Raises UserError for what a safetensors file cannot hold."""
+    """Return the state as arrays and LazyArrays. Raises UserError for values that a safetensors file cannot hold."""
     leaves = {key: as_leaf(value) if hasattr(value, "dtype") else value for key, value in state.items()}
     for key, leaf in leaves.items():
         kind = str(leaf.dtype) if is_leaf(leaf) else type(leaf).__name__
@@ -51,7 +52,7 @@ def _tensors(state: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
 
 
 def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
-    """Write `config.json` and the weights, in shards of 5 GB with an index, as transformers' from_pretrained reads."""
+    """Write `config.json` and the weights for transformers' from_pretrained, in shards of 5 GB with an index."""
     folder = pathlib.Path(folder)
     _aside(folder / "config.json", lambda aside: aside.write_text(json.dumps(dict(config), indent=2) + "\n"))
     shards: list[dict[str, Any]] = [{}]
@@ -84,14 +85,15 @@ def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> None:
 
 
 def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """The state dict in a file or Hugging Face folder, as numpy arrays. See `open_weights` for one array at a time."""
+    """Return the state dict in a file or Hugging Face folder as numpy arrays. `open_weights` reads one array at a
+    time."""
     return {key: np.asarray(leaf) for key, leaf in open_weights(path).items()}
 
 
 def open_weights(path: str | pathlib.Path) -> dict[str, LazyArray]:
-    """The state dict in a .pt, a .safetensors or a Hugging Face folder, its arrays still in the file.
+    """Return the state dict in a .pt, a .safetensors or a Hugging Face folder as LazyArrays, which are read on use.
 
-    A checkpoint dict of a training loop gives its weights (checkpoint.WEIGHT_KEYS).
+    From a training loop's checkpoint dict, take the weights (checkpoint.WEIGHT_KEYS).
     Raises UserError for a missing, damaged or unsafe file.
     """
     from torch_bridge.files import checkpoint
@@ -103,7 +105,7 @@ def open_weights(path: str | pathlib.Path) -> dict[str, LazyArray]:
 
 
 def read(path: pathlib.Path) -> Any:
-    """Whatever a file holds, with Leaves in place of tensors. Raises UserError as `open_weights`."""
+    """Return the content of a file, with LazyArrays in place of tensors. Raises UserError as `open_weights`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; wanted a .pt, a .safetensors or a folder with weights")
     if path.name.endswith(INDEX):
@@ -121,7 +123,8 @@ def read(path: pathlib.Path) -> Any:
 
 
 def _is_safetensors(path: pathlib.Path) -> bool:
-    """Tell by a file's first bytes, else by its name. Raises UserError for a torch file under the name of another."""
+    """Return True for a safetensors file, judged by its first bytes, else by its name. Raises UserError for a torch
+    file with a safetensors name."""
     named = path.suffix == ".safetensors"
     try:
         with path.open("rb") as file:
@@ -135,8 +138,8 @@ def _is_safetensors(path: pathlib.Path) -> bool:
     return named
 
 
-INDEX = ".index.json"  # what the list of a sharded model's files is called
-FOLDER_FILES = (  # in this order; a tied weight is in model.pt under both names, in model.safetensors under one
+INDEX = ".index.json"  # how the name of a sharded model's index file ends
+FOLDER_FILES = (  # tried in this order: model.pt has tied weights under both names, model.safetensors under one
     "model.pt",
     "model.safetensors.index.json",
     "model.safetensors",
@@ -174,7 +177,7 @@ def _open_sharded(folder: pathlib.Path, name: str) -> dict[str, LazyArray]:
 
 
 def cast(state: Mapping[str, Any], precision: str | None) -> dict[str, Any]:
-    """Floating weights in another precision ("fp32", "bf16", "fp16"); None keeps what they have."""
+    """Convert floating-point weights to another precision ("fp32", "bf16", "fp16"); None keeps the present one."""
     if precision is None:
         return dict(state)
     dtype = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}[precision]

@@ -1,4 +1,4 @@
-"""Averaged weights in the forms in which training loops save them."""
+"""Find averaged weights (EMA) in the forms in which training loops save them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,18 @@ from torch_bridge.files.checkpoint import inside
 from torch_bridge.lazy_array import is_leaf
 from torch_bridge.state_dict import without_wrappers
 
-LISTED = "shadow_params"  # of torch_ema and diffusers: the averages in the order of the parameters that they were given
-NAMED = "shadow"  # of averages that a loop keeps itself, by the parameter's name
+LISTED = "shadow_params"  # key of torch_ema and diffusers: averages in the order of the given parameters
+NAMED = "shadow"  # key of loops with averages of their own: by parameter name
 
 
 def averages(
     saved: Mapping[str, Any], shapes: Mapping[str, tuple], order: Sequence[str], source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Find the average of every parameter in what a file holds of them; gives a line where an order was assumed.
+    """Return the average of every parameter from a file's averages, and a note if their order had to be assumed.
 
-    saved: a state dict (torch.optim.swa_utils.AveragedModel's and timm's too), one inside a dict with other values, or
-    torch_ema's and diffusers' list. shapes: of the parameters that train, by name. order: all parameters of the model
-    in torch's order. Raises UserError where one lacks its average.
+    saved: a state dict (also of torch.optim.swa_utils.AveragedModel or timm), one inside a dict with other values, or
+    the list that torch_ema and diffusers save. shapes: shapes of the trained parameters, by name. order: all parameters
+    of the model in torch's order. Raises UserError if the average of a parameter is missing or has another shape.
     """
     listed, told = saved.get(LISTED), []
     if isinstance(listed, (list, tuple)):
@@ -45,8 +45,8 @@ def averages(
 
 
 def _prefix(state: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Name the prefix under which the averages stand, "" where they have none. ema_pytorch's file holds the model that
-    trains, too, under another."""
+    """Return the prefix of the averages' keys, "" if there is none. A file of ema_pytorch also holds the trained model,
+    under another prefix."""
     ends = {key.removesuffix(names[0]) for key in state if key == names[0] or key.endswith(f".{names[0]}")}
     held = [prefix for prefix in ends if all(prefix + name in state for name in names)]
     return min(held, key=lambda prefix: (prefix != "", not prefix.startswith("ema"), prefix), default="")

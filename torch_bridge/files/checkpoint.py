@@ -1,4 +1,4 @@
-"""Find weights, optimizer, schedule and position in a training loop's checkpoint, under the names such loops use."""
+"""Find weights, optimizer, schedule and position in a training loop's checkpoint, under the names that loops use."""
 
 import dataclasses
 import json
@@ -18,19 +18,19 @@ EMA_KEYS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model",
 SCHEDULER_KEYS = ("scheduler_state_dict", "scheduler", "lr_scheduler", "lr_schedulers")
 SCALER_KEYS = ("scaler_state_dict", "scaler")
 STEP_KEYS = ("step", "global_step", "iteration", "steps")
-EXTRA_STATE = "_extra_state"  # what the key of a module's get_extra_state ends in
+EXTRA_STATE = "_extra_state"  # how the keys of get_extra_state's values end
 EPOCH_KEYS = ("epoch", "epochs", "current_epoch")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingCheckpoint:
-    """A checkpoint with its arrays still in the file. `None` or empty for what it does not hold.
+    """A checkpoint whose arrays are still in the file. Fields are None or empty for what the file does not hold.
 
-    step: batches seen; updates: optimizer updates made, where the file says so. epoch: as the loop counts them, done or
-    begun.
+    step: batches seen. updates: optimizer updates made, if the file has their number. epoch: as the loop counts them,
+    finished or started.
     optimizer, scheduler, scaler: torch's state dicts. ema: averaged weights, in the form in which they were saved.
-    carried: state that only JAX knows. extra: modules' own states beside their tensors. several: where the states of
-    several optimizers lie, of which none is taken.
+    carried: state that only JAX uses. extra: extra states of modules (get_extra_state). several: places of the states
+    of several optimizers, in which case `optimizer` is None.
     """
 
     source: pathlib.Path
@@ -48,7 +48,7 @@ class TrainingCheckpoint:
 
 
 def open_checkpoint(path: str | pathlib.Path) -> TrainingCheckpoint:
-    """The checkpoint in a file or Hugging Face folder. Raises UserError as `files.open_weights`."""
+    """Open the checkpoint in a file or Hugging Face folder. Raises UserError as `files.open_weights`."""
     from torch_bridge import files
 
     path = pathlib.Path(path)
@@ -84,7 +84,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _optimizers(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every optimizer's state of a checkpoint by its place, whatever its name: "opt", "optimizer_states[1]"."""
+    """Return every optimizer state in a checkpoint by its place, whatever its name: "opt", "optimizer_states[1]"."""
     found = {}
     for name, inner in value.items():
         items = (
@@ -97,7 +97,7 @@ def _optimizers(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _open_folder(folder: pathlib.Path) -> TrainingCheckpoint:
-    """Weights, and what accelerate lays beside them: optimizer.bin, scheduler.bin; counters of trainer_state.json."""
+    """Open weights with accelerate's optimizer.bin and scheduler.bin, and the counters of trainer_state.json."""
     from torch_bridge import files
 
     weights = files.open_weights(folder)
@@ -119,7 +119,7 @@ def _held(folder: pathlib.Path, name: str) -> bool:
 
 
 def _number(value: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first of `names` that holds a whole number: Python's, numpy's or a tensor of one."""
+    """Return the first entry of `names` that holds a whole number: Python's, numpy's or a tensor with one element."""
     for name in names:
         inner = value.get(name)
         if is_leaf(inner) and inner.shape in ((), (1,)):
@@ -130,7 +130,7 @@ def _number(value: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def weights(value: Any, path: pathlib.Path) -> dict[str, LazyArray]:
-    """The state dict inside what a file holds: the value itself, or what it keeps under one of WEIGHT_KEYS."""
+    """Return the state dict in a file's content: the value itself, or its entry under one of WEIGHT_KEYS."""
     value = inside(value)
     if not isinstance(value, Mapping) or not any(is_leaf(inner) for inner in value.values()):
         held = f"a dict with {sorted(map(str, value))[:8]}" if isinstance(value, Mapping) else type(value).__name__
@@ -143,19 +143,19 @@ def weights(value: Any, path: pathlib.Path) -> dict[str, LazyArray]:
 
 
 def _extra(value: Any) -> dict[str, Any]:
-    """Return what modules have put beside their tensors (get_extra_state), by key."""
+    """Return the extra states of modules (get_extra_state), by key."""
     return {str(key): inner for key, inner in inside(value).items() if str(key).endswith(EXTRA_STATE)}
 
 
 def inside(value: Any) -> Any:
-    """Return what a file holds under one of WEIGHT_KEYS, or the value itself."""
+    """Return a file content's entry under one of WEIGHT_KEYS, or the value itself."""
     while isinstance(value, Mapping) and (inner := _first(value, WEIGHT_KEYS)) is not None:
         value = inner
     return value
 
 
 def _first(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
-    """The first of `names` that holds a mapping (or a list of one, as Lightning writes)."""
+    """Return the first entry of `names` that holds a mapping (or a list of one, as Lightning writes)."""
     for name in names:
         inner = value.get(name)
         if isinstance(inner, (list, tuple)) and len(inner) == 1:

@@ -1,4 +1,4 @@
-"""A folder with a LoRA adapter as PEFT reads it."""
+"""Write LoRA adapter folders that PEFT can load."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def save_folder(
     """Write adapter_model.safetensors and adapter_config.json.
 
     weights: by the module's own names, "encoder.query.lora_A.weight". targets: names of the layers with an adapter.
-    base: where the model comes from. fan_in_fan_out: their weights are [in, out].
+    base: name or path of the base model. fan_in_fan_out: the layers' weights are [in, out].
     """
     folder = pathlib.Path(folder)
     named = {f"base_model.model.{key}": value for key, value in weights.items()}

@@ -1,4 +1,4 @@
-"""torch's own files (.pt, .pth, .bin), one tensor at a time, and never running code from them."""
+"""Read and write torch's own files (.pt, .pth, .bin) one tensor at a time; reading never runs code from them."""
 
 import pathlib
 import pickle
@@ -28,7 +28,7 @@ PLAIN_VALUES = [
 def open_file(path: pathlib.Path) -> Any:
     """Read a file as `torch.load(path, weights_only=True)` does, with a LazyArray in place of every tensor.
 
-    Tensors of a zip file (torch >= 1.6) are read one by one, later; an older file is read at once.
+    Tensors of a zip file (torch >= 1.6) are read one by one on use; an older file is read at once.
     Raises UserError for a file that is damaged or holds more than tensors and plain values.
     """
     sizes = _stored_records(path)
@@ -44,7 +44,7 @@ def open_file(path: pathlib.Path) -> Any:
 def _load(path: pathlib.Path) -> Any:
     try:
         with safe_globals(PLAIN_VALUES), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of unusual pickles: what matters raises
+            warnings.simplefilter("ignore", UserWarning)  # about unusual pickles; real problems raise
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from None
@@ -55,7 +55,7 @@ def _load(path: pathlib.Path) -> Any:
             f"{path}: holds quantised tensors, wanted plain ones: where it was made, save each as value.dequantize(), "
             "or the model before it was quantised"
         ) from None
-    except Exception as error:  # a damaged file makes the unpickler fail in any way there is
+    except Exception as error:  # a damaged file can make the unpickler raise anything
         raise UserError(_unreadable(path, error)) from None
 
 
@@ -77,7 +77,7 @@ def _refusal(path: pathlib.Path, text: str) -> str:
 
 
 def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
-    """Size in bytes of every record of a torch zip file, by where its data begins; None for another kind of file."""
+    """Return {offset of its data: size in bytes} for all records of a torch zip file; None for another kind of file."""
     try:
         if not zipfile.is_zipfile(path):
             return None
@@ -98,7 +98,7 @@ def _stored_records(path: pathlib.Path) -> dict[int, int] | None:
 
 
 def _begins(archive: zipfile.ZipFile, file: BinaryIO) -> dict[str, int]:
-    """Where the data of every record of an uncompressed zip file begins."""
+    """Return the offset of every record's data in an uncompressed zip file."""
     begins = {}
     for record in archive.infolist():
         file.seek(record.header_offset + 26)
@@ -112,7 +112,7 @@ def _map_tensors(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """`function` of everything in nested dicts, lists and tuples; state dicts keep their versions."""
+    """Apply `function` to all values in nested dicts, lists and tuples; state dicts keep their versions."""
     if isinstance(tree, Mapping):
         mapped = {key: _map(value, function) for key, value in tree.items()}
         return with_versions(mapped, versions(tree)) if versions(tree) else mapped
@@ -123,14 +123,15 @@ def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> LazyArray:
-    """tensor: a fake one, whose storage knows where in the file its data is (torch's notes on serialization)."""
+    """Return a LazyArray for a fake tensor, whose storage has the file offset of its data (torch's notes on
+    serialization)."""
     if tensor.layout is not torch.strided:
         raise UserError(f"{path}: holds a {tensor.layout} tensor, wanted dense ones: save it as tensor.to_dense()")
     try:
         dtype = as_leaf(torch.empty(0, dtype=tensor.dtype)).dtype
     except TypeError:
         raise UserError(f"{path}: holds numbers of the kind {tensor.dtype}, which is not read here") from None
-    conjugated, negated = tensor.is_conj(), tensor.is_neg()  # views whose data is stored as it was
+    conjugated, negated = tensor.is_conj(), tensor.is_neg()  # lazy in torch: not applied to the stored data
     offset = tensor.untyped_storage()._checkpoint_offset
     size, strides = tuple(tensor.shape), tensor.stride()
     first = tensor.storage_offset()
@@ -154,17 +155,17 @@ def _leaf(path: pathlib.Path, tensor: torch.Tensor, sizes: dict[int, int]) -> La
 
 
 def write_file(tree: Any, path: pathlib.Path) -> None:
-    """`torch.save` of nested dicts and lists with arrays, tensors or Leaves in them, each fetched when its turn comes.
+    """Write nested dicts and lists with arrays, tensors or LazyArrays as `torch.save` does, fetching one at a time.
 
     The same object under two keys becomes one tensor, as tied weights are in torch.
     """
     tree = _map_tensors(tree, as_leaf)
-    blank: dict[int, torch.Tensor] = {}  # memory that is reserved and never touched
+    blank: dict[int, torch.Tensor] = {}  # memory that is allocated and never written
     placed = _map(tree, lambda leaf: blank.setdefault(id(leaf), _blank(leaf)) if is_leaf(leaf) else leaf)
-    path.touch()  # whose errors are the system's; torch's own say where in its C++ they arose
+    path.touch()  # raises the system's error; torch's would point into its C++ code
     with skip_data():
         torch.save(placed, path)
-    leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records as they come
+    leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records in the order of first use
     with zipfile.ZipFile(path) as archive, path.open("r+b") as file:
         begins = _begins(archive, file)
         folder = archive.namelist()[0].partition("/")[0]

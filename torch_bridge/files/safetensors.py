@@ -1,6 +1,6 @@
-"""safetensors files, one tensor at a time: neither the file nor a second copy of it is ever held in memory.
+"""Read and write safetensors files one tensor at a time; neither the file nor a copy of it is held in memory.
 
-The `safetensors` package maps the file or takes all tensors at once; both count against a job's memory limit.
+The `safetensors` package maps the file or reads all tensors at once; both count against a job's memory limit.
 Source: https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -23,20 +23,20 @@ DTYPES = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-PACKED = ("F4", "F6_E2M3", "F6_E3M2")  # of the format, several numbers in a byte
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")  # dtypes of the format with several numbers in a byte
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 class Damaged(ValueError):
-    """The file breaks the format's rules."""
+    """Raised for a file that breaks the format's rules."""
 
 
 class UnknownKind(ValueError):
-    """The file holds numbers of a kind that is not read here."""
+    """Raised for a file with a dtype that is not supported here."""
 
 
 def open_file(path: pathlib.Path) -> dict[str, LazyArray]:
-    """Every tensor as a Leaf, in the file's order. Raises Damaged."""
+    """Return every tensor as a LazyArray, in the order of the header. Raises Damaged or UnknownKind."""
     header, start, size = _header(path)
     entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"])
     expected = 0
@@ -101,8 +101,8 @@ def _reader(path: pathlib.Path, shape: tuple[int, ...], dtype: np.dtype, offset:
 
 
 def write_file(state: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Write arrays or Leaves, in their order."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers wants to be told
+    """Write arrays or LazyArrays in their order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     offset = 0
     for key, value in state.items():
         dtype = np.dtype(value.dtype)

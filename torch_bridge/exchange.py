@@ -1,4 +1,4 @@
-"""Tensors and JAX arrays by their memory: no copy on the way in, a tensor of its own on the way out."""
+"""Exchange tensors and JAX arrays: inputs share memory without a copy, outputs are tensors with memory of their own."""
 
 import collections
 import contextlib
@@ -14,8 +14,8 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import in_host_memory
 from torch_bridge.lowering.errors import StaysInTorch, WideIntegers
 
-LARGE_BYTES = 1 << 18  # from here on a copy takes longer than dlpack's 20 us
-QUEUED = 2  # programs beside the newest one: the device never waits for Python, and few batches are held
+LARGE_BYTES = 1 << 18  # from this size a copy takes longer than dlpack's 20 us
+QUEUED = 2  # programs besides the newest: the device never waits for Python, and few batches are held
 
 _TORCHS = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
 _ON_GPUS = (_TORCHS - {torch.float64}) | {torch.int8, torch.int16, torch.float16, torch.bfloat16}
@@ -25,17 +25,18 @@ _NUMPYS = frozenset(
 
 
 def any_wide(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether tensors in double precision are among them, which JAX must compute in 64 bits."""
+    """Return True if any tensor is in double precision, so that JAX must compute in 64 bits."""
     return any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
 
 
 def inexact(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's kind of numbers can have a gradient."""
+    """Return True if the tensor's dtype can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def precision(wide: bool) -> contextlib.AbstractContextManager:
-    """Return the context in which JAX computes: 64 bits if `wide`, and on a GPU float32 products as torch's are now."""
+    """Return the context in which JAX computes: 64 bits if `wide`; on a GPU float32 products in torch's current
+    precision."""
     width = jax.enable_x64(True) if wide else contextlib.nullcontext()
     if jax.default_backend() == "cpu":
         return width
@@ -46,7 +47,7 @@ def precision(wide: bool) -> contextlib.AbstractContextManager:
 
 
 def products() -> contextlib.AbstractContextManager:
-    """Return the context in which JAX's float32 products on a GPU have torch's precision: float32's, or TF32's after
+    """Return a context in which JAX's float32 products on a GPU have torch's precision: float32, or TF32 after
     torch.set_float32_matmul_precision("high")."""
     if jax.default_backend() == "cpu":
         return contextlib.nullcontext()
@@ -57,7 +58,7 @@ def products() -> contextlib.AbstractContextManager:
 def to_array(tensor: torch.Tensor) -> jax.Array:
     """Return the tensor's memory as an array; int64 becomes int32 where JAX computes in 32 bits.
 
-    Raises WideIntegers for integers that 32 bits cannot hold.
+    Raises WideIntegers for integers that 32 bits cannot hold, UserError for a device that JAX does not have.
     """
     tensor = narrowed(tensor.detach().contiguous().resolve_conj().resolve_neg())
     try:
@@ -71,7 +72,7 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
 
 
 def narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return int64 as int32 where JAX computes in 32 bits; raises WideIntegers for those that it cannot hold."""
+    """Return int64 as int32 where JAX computes in 32 bits. Raises WideIntegers for values that do not fit."""
     if tensor.dtype is torch.int64 and not jax.config.jax_enable_x64:
         narrow = tensor.to(torch.int32)
         if not torch.equal(narrow.to(torch.int64), tensor):
@@ -85,9 +86,9 @@ def narrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
-    """Return a tensor's memory in the form that a compiled function takes in the least time.
+    """Return a tensor's memory in the form that a compiled function takes fastest.
 
-    A number on the CPU goes to the device of the others, as in torch.
+    A 0-d tensor on the CPU is moved to the device of the other inputs, as in torch.
     """
     anywhere = jax.default_backend() == "cpu" or tensor.dim() == 0
     if not tensor.is_cpu or tensor.dtype not in _TORCHS or not anywhere:
@@ -107,9 +108,10 @@ def _is_own_class(kind: type) -> bool:
 
 
 def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
-    """Return a batch's tensor as an array in host memory, or on its GPU where JAX computes on GPUs too.
+    """Return a batch's tensor as an array in host memory, or on its GPU if JAX computes on GPUs too.
 
-    There it is a copy, so that torch may write to the tensor at once; `Queue` keeps it while a program reads it.
+    On a GPU it is a copy, so that torch may write to the tensor at once; `Queue` keeps the copy while a program reads
+    it.
     Raises StaysInTorch for a tensor of a user's own class.
     """
     refuse_own_class(tensor)
@@ -121,26 +123,26 @@ def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
 
 
 class Queue:
-    """Batches of programs that run or wait, a few at most. They are kept until then: as soon as JAX drops an array in
-    torch's memory, torch may use that anew."""
+    """Inputs of the few programs that run or wait. They are kept alive until then: once JAX drops an array in torch's
+    memory, torch may reuse that memory."""
 
     def __init__(self) -> None:
         self._waiting: collections.deque[tuple[jax.Array, list[Any]]] = collections.deque()
 
     def put(self, result: jax.Array, inputs: list[Any]) -> None:
-        """Add the program that gives this result from these inputs; wait for the one that is QUEUED programs ahead."""
+        """Add the program that computes `result` from `inputs`; wait for the program QUEUED places before it."""
         self._waiting.append((result, inputs))
         if len(self._waiting) > QUEUED:
             self._waiting.popleft()[0].block_until_ready()
 
 
 def to_tensor(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The array as a tensor of its own, which torch may write to; int32 becomes int64, torch's integer."""
+    """Copy an array into a new tensor, which torch may write to. int32 becomes int64, torch's default integer."""
     return to_tensors([array], dtype)[0]
 
 
 def to_tensors(arrays: Iterable[jax.Array], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Return arrays as tensors of their own, as `to_tensor`."""
+    """Copy arrays into new tensors, as `to_tensor`."""
     tensors = [_own(array, dtype) for array in arrays]
     settle(tensors)
     return tensors
@@ -148,7 +150,7 @@ def to_tensors(arrays: Iterable[jax.Array], dtype: torch.dtype | None = None) ->
 
 def _own(array: jax.Array, dtype: torch.dtype | None) -> torch.Tensor:
     if array.dtype in _NUMPYS and array.device.platform == "cpu":
-        tensor, own = torch.from_numpy(np.array(array)), True  # a tenth of the time that dlpack takes to begin with
+        tensor, own = torch.from_numpy(np.array(array)), True  # ten times faster than dlpack's overhead
     else:
         tensor, own = torch.from_dlpack(array), False
     wanted = dtype or (torch.int64 if tensor.dtype is torch.int32 else tensor.dtype)
@@ -158,7 +160,7 @@ def _own(array: jax.Array, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def is_on(device: torch.device, array: jax.Array) -> bool:
-    """Return whether the device is a GPU and the whole array lies on it."""
+    """Return True if the device is a GPU and holds the whole array."""
     if device.type != "cuda" or len(array.sharding.device_set) != 1:
         return False
     place = array.device
@@ -166,20 +168,20 @@ def is_on(device: torch.device, array: jax.Array) -> bool:
 
 
 def settle(tensors: Iterable[torch.Tensor]) -> None:
-    """Wait until torch has read what lies in JAX's memory on a GPU: JAX may use that anew once the array is gone."""
+    """Wait until torch has read JAX's memory on a GPU: JAX may reuse it once the array is gone."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 
 
 def to_host(arrays: Any) -> Any:
-    """Fetch the arrays of a tree. On a CPU one by one: jax.device_get prepares a transfer for each, which takes ten
-    times as long as to look at its memory."""
+    """Fetch all arrays of a tree. On a CPU this goes array by array: jax.device_get prepares a transfer for each, which
+    takes ten times as long as reading its memory."""
     return jax.tree.map(np.asarray, arrays) if jax.default_backend() == "cpu" else jax.device_get(arrays)
 
 
 def take(arrays: Iterable[jax.Array], others: Iterable[Any]) -> list[torch.Tensor]:
-    """Return arrays that a program has made as tensors, which torch may write to: `to_tensor` without its copies, where
-    an array is large and no other one, nor one of `others`, shares its memory."""
+    """Return arrays that a program has computed as tensors that torch may write to. Unlike `to_tensor`, do not copy an
+    array that is large and shares its memory with no other array and none of `others`."""
     arrays = list(arrays)
     large = [array for array in arrays if array.nbytes >= LARGE_BYTES]
     if not large or jax.default_backend() != "cpu":
@@ -190,25 +192,26 @@ def take(arrays: Iterable[jax.Array], others: Iterable[Any]) -> list[torch.Tenso
 
 
 def address(value: Any) -> int:
-    """Return where an array begins in memory."""
+    """Return the memory address of an array's first element."""
     return value.ctypes.data if isinstance(value, np.ndarray) else value.unsafe_buffer_pointer()
 
 
 class Shared:
-    """Arrays that share the memory of tensors which come again, call by call, as a module's parameters do."""
+    """Cache of arrays that share memory with tensors passed at every call, such as a module's parameters."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[tuple, jax.Array]] = {}
 
     def array(self, place: int, tensor: torch.Tensor) -> jax.Array:
-        """Return the tensor's memory as an array, as `to_array`; the same one while it is the same memory."""
+        """Return the tensor's memory as an array, as `to_array`; return the same array as long as the memory is the
+        same."""
         key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, jax.config.jax_enable_x64
         held = self._held.get(place)
         if held is not None and held[0] == key:
             return held[1]
         array = to_array(tensor)
         self._held.pop(place, None)
-        if tensor.is_cpu and array.unsafe_buffer_pointer() == tensor.data_ptr():  # no copy: what torch writes is seen
+        if tensor.is_cpu and array.unsafe_buffer_pointer() == tensor.data_ptr():  # no copy: torch's writes are seen
             self._held[place] = key, array
         return array
 

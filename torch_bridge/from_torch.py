@@ -1,4 +1,4 @@
-"""`from_torch`: a torch.nn.Module as a flax module with the same parameter names, that computes the same numbers."""
+"""`from_torch`: convert a torch.nn.Module to a flax module with the same parameter names and the same results."""
 
 import contextlib
 import inspect
@@ -31,18 +31,18 @@ from torch_bridge.state_dict import state_dict
 
 log = logging.getLogger(__name__)
 
-PREFIX = "wrapped_module."  # what a module's names begin with inside an entry
+PREFIX = "wrapped_module."  # prefix of the module's names inside an entry
 
 
 def from_torch(
     module: torch.nn.Module, example_inputs: Any, modes: Sequence[str] = ("evaluation", "training")
 ) -> "ConvertedModule":
-    """The module as JAX: same outputs, same gradients, parameters and buffers under torch's names and in its layouts.
+    """Convert the module to JAX: same outputs and gradients; parameters and buffers keep torch's names and layouts.
 
     example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
-    arguments; numpy arrays serve too. Their sizes may differ later, see `ConvertedModule.__call__`.
-    modes: which graphs to record now; another is recorded when it is first called.
-    The module itself is left as it is. Raises UnsupportedModel that lists everything that stands in the way.
+    arguments; numpy arrays work too. Their sizes may differ later, see `ConvertedModule.__call__`.
+    modes: graphs to record now; another one is recorded at its first call.
+    The module itself is not changed. Raises UnsupportedModel listing everything that cannot be converted.
     """
     module = unwrapped(module)
     record = Record(Forward(module))
@@ -52,7 +52,7 @@ def from_torch(
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside torch.compile, DataParallel and DistributedDataParallel, which have no part in JAX."""
+    """Return the module inside torch.compile, DataParallel and DistributedDataParallel, which JAX does not use."""
     while True:
         if isinstance(module, torch._dynamo.OptimizedModule):
             module = module._orig_mod
@@ -63,21 +63,21 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
-    """One tensor, a tuple or a dict -> positional and keyword arguments."""
+    """Split one tensor, a tuple or a dict into positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
 def bind(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments in the order of the forward's signature, so that f(x=1) and f(1) share a graph."""
+    """Order the arguments as in the forward's signature, so that f(x=1) and f(1) share a graph."""
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     return bound.args, bound.kwargs
 
 
 class Forward(torch.nn.Module):
-    """The call of a module, with its arguments in their own containers. An output that is neither a tensor nor a
-    number, a cache of keys and values say, becomes None: no loss and no metric reads it. A dataclass becomes a dict."""
+    """A module's call, with its arguments in their original containers. Outputs that are neither tensors nor numbers,
+    such as a key-value cache, become None: no loss or metric reads them. Dataclasses become dicts."""
 
     def __init__(self, module: torch.nn.Module):
         super().__init__()
@@ -97,10 +97,10 @@ def _known_output(leaf: Any) -> Any:
 
 
 class Record:
-    """A torch module and its graphs, one per mode and, where sizes are not free, per shape.
+    """A torch module and its graphs: one per mode and, where sizes are fixed, per shape.
 
-    entry: what is recorded, a torch module around `entry.wrapped_module`, whose parameters and buffers the flax module
-    has. Static data of a ConvertedModule: compared by identity.
+    entry: the recorded module, which wraps `entry.wrapped_module`; the flax module has its parameters and buffers.
+    Static data of a ConvertedModule: compared by identity.
     """
 
     def __init__(
@@ -109,15 +109,16 @@ class Record:
         parts: Mapping[str, str] | None = None,
         effects: Callable[[], AbstractContextManager[set[str]]] = lambda: contextlib.nullcontext(set()),
     ):
-        """parts: see `graph_of`. effects: see `PythonInputs.effects`, of what the entry reads."""
+        """parts: see `graph_of`. effects: see `PythonInputs.effects`, for what the entry reads."""
         self.entry, self.parts, self._effects = entry, parts, effects
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
-        self.captured: dict[int, torch.Tensor] = {}  # tensors of elsewhere that the graphs hold as constants
-        self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
+        self.captured: dict[int, torch.Tensor] = {}  # tensors from outside the module that the graphs hold as constants
+        self.left: set[str] = set()  # Python attributes that a torch call changes and a compiled one does not
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
-        """The graph that holds for these inputs of the entry, and their leaves. Records it when there is none yet."""
+        """Return the graph that is valid for these inputs of the entry, and their leaves. Record it if there is none
+        yet."""
         leaves, spec = pytree.tree_flatten(inputs)
         refusal = None
         for graph, known in self._graphs[training]:
@@ -132,13 +133,13 @@ class Record:
         return graph, leaves
 
     def holds(self, inputs: tuple, training: bool) -> bool:
-        """Tell whether a graph that is recorded already holds for these inputs of the entry."""
+        """Return True if an existing graph is valid for these inputs of the entry."""
         leaves, spec = pytree.tree_flatten(inputs)
         graphs = self._graphs[training]
         return any(known == spec and graph.sizes.refusal(leaves) is None for graph, known in graphs)
 
     def check_indices(self, inputs: tuple, training: bool) -> bool:
-        """Raise IndexOutOfBounds for inputs in host memory that torch would refuse; return False where no graph holds
+        """Raise IndexOutOfBounds for inputs in host memory that torch would refuse; return False if no graph is valid
         for them yet."""
         leaves, spec = pytree.tree_flatten(inputs)
         for graph, known in self._graphs[training]:
@@ -151,11 +152,11 @@ class Record:
         return [graph for graphs in self._graphs.values() for graph, _ in graphs]
 
     def changed(self) -> set[str]:
-        """Names of the buffers that some graph writes."""
+        """Return the names of buffers that any graph writes."""
         return {name for graph in self.graphs() for name in graph.changed}
 
     def counters(self) -> set[str]:
-        """Names of the int64 buffers that some graph may let grow beyond 32 bits."""
+        """Return the names of int64 buffers that any graph may grow beyond 32 bits."""
         return {name for graph in self.graphs() for name in graph.counters}
 
     def _record(self, leaves, spec, training: bool) -> Graph:
@@ -167,19 +168,19 @@ class Record:
         try:
             if not training:
                 self.entry.eval()
-            elif own_train or not module.training:  # a loop of torch's calls train(), which may be the user's own
+            elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
             with self._effects() as changed:
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
             return graph_of(recorded, PREFIX, self.parts)
         finally:
-            before.restore()  # what a train() of the user's own has set beside the modes
+            before.restore()  # attributes that a user's own train() has set besides the modes
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
     def run(self, model: "ConvertedModule", inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
-        """Run the graph for these inputs with the model's variables; buffers that it changes are written."""
+        """Run the graph for these inputs with the model's variables; write the buffers that it changes."""
         graph, leaves = self.graph(inputs, training=rngs is not None)
         variables = model.variables()
         state = {name: as_torchs(variables[name].get_value()) for name in graph.state}
@@ -191,7 +192,8 @@ class Record:
 
 
 def as_torchs(value: jax.Array) -> jax.Array:
-    """A complex parameter's gradient is torch's, the conjugate of JAX's: the direction of steepest ascent."""
+    """Return the value unchanged; a complex one gets torch's gradient, the conjugate of JAX's: the direction of
+    steepest ascent."""
     return _torch_slope(value) if jnp.iscomplexobj(value) else value
 
 
@@ -204,8 +206,8 @@ _torch_slope.defvjp(lambda value: (value, None), lambda _, slope: (jnp.conj(slop
 
 
 def example_of(leaf: Any) -> Any:
-    """A tensor to record with: values do not matter, shapes and dtypes do. Zeros would hide no branch, which torch
-    refuses anyway; integers stay valid indices."""
+    """Return a tensor to record with: its shape and dtype matter, its values do not. Zeros hide no branch, as torch
+    refuses those on values, and integer zeros are valid indices."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().contiguous()
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
@@ -215,14 +217,14 @@ def example_of(leaf: Any) -> Any:
 
 
 class _Level(nnx.Module):
-    """One submodule's parameters, buffers and submodules under their torch names."""
+    """Parameters, buffers and submodules of one submodule, under their torch names."""
 
 
 class ConvertedModule(nnx.Module):
     """A torch module that runs in JAX; made by `from_torch`.
 
-    Its attributes are the torch module's parameters, buffers and submodules. Parameters that torch shares are shared;
-    those with requires_grad=False are `Frozen`, so that gradients with respect to nnx.Param leave them out.
+    Its attributes are the torch module's parameters, buffers and submodules. Parameters shared in torch are shared
+    here. Those with requires_grad=False are `Frozen`, so that gradients with respect to nnx.Param leave them out.
     """
 
     def __init__(
@@ -233,8 +235,8 @@ class ConvertedModule(nnx.Module):
         empty: bool = False,
         loss: torch.nn.Module | None = None,
     ):
-        """further: another record whose graphs write buffers too. empty: zeros in place of weights, which are to be
-        loaded. loss: a loss module whose parameters are trained too, as the part `loss`."""
+        """further: another record whose graphs write buffers too. empty: use zeros for the weights, which are loaded
+        later. loss: a loss module whose parameters are trained too, as the part `loss`."""
         self._record = record
         made: dict[int, nnx.Variable] = {}
         records = [record] if further is None else [record, further]
@@ -249,17 +251,17 @@ class ConvertedModule(nnx.Module):
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
         """Compute the torch module's outputs, as arrays in dicts, tuples and lists.
 
-        Arguments as the torch module takes them. `rngs=None`: evaluation mode. `rngs`: training mode, every dropout
-        takes `rngs()`, and buffers such as running statistics are updated. valid: bool [batch], rows to count in batch
-        statistics; all if left out. Call it under jax.jit: one compilation per shape. A shape that the record does not
-        hold for is recorded anew.
+        Takes the torch module's arguments. rngs: None for evaluation mode; otherwise training mode: every dropout calls
+        `rngs()`, and buffers such as running statistics are updated. valid: bool [batch], the rows that count in batch
+        statistics; all by default. Call it under jax.jit: one compilation per shape. A shape that no graph is valid for
+        is recorded anew.
         """
         return self._record.run(
             self, bind(self._record.entry.get_submodule("wrapped_module"), args, kwargs), rngs, valid
         )
 
     def variables(self) -> dict[str, nnx.Variable]:
-        """Every parameter and buffer by its torch name."""
+        """Return every parameter and buffer by its torch name."""
         found: dict[str, nnx.Variable] = {}
         _collect(self, (), found)
         return found
@@ -283,8 +285,8 @@ def _fill(
     path=(),
     only_changed: bool = False,
 ) -> None:
-    """counters: buffers that are kept in 64 bits, beside those that hold such numbers. only_changed: leave out
-    persistent buffers that no graph writes."""
+    """Set variables for a torch module on `level`. counters: buffers kept in 64 bits, as are those whose values need
+    it. only_changed: leave out persistent buffers that no graph writes."""
 
     def share(name, tensor, kind):
         if id(tensor) not in made:
@@ -318,12 +320,12 @@ def _fill(
 
 
 def state_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    """The torch module's parameters and persistent buffers by name, tied ones under each."""
+    """Return the torch module's parameters and persistent buffers by name; tied ones under each name."""
     return {name: to_numpy(value) for name, value in _persistent(module).items()}
 
 
 def _persistent(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by their places: the module's own `state_dict` may rename, leave out or add."""
+    """Return parameters and persistent buffers by path: the module's own `state_dict` may rename, omit or add some."""
     found: dict[str, torch.Tensor] = {}
     for path, inner in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -335,11 +337,11 @@ def _persistent(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_back(model: nnx.Module, module: torch.nn.Module) -> torch.nn.Module:
-    """Copy the model's parameters and buffers into the torch module, in place, keeping its dtypes and devices; those
-    outside the state dict too, where the forward writes them.
+    """Copy the model's parameters and buffers into the torch module, in place; keep its dtypes and devices. Buffers
+    outside the state dict are copied too if the forward writes them.
 
-    Raises RuntimeError, as torch does, where names or shapes differ. Gives the module. A loss module that was trained
-    too (`TorchTask.trained_loss`) gets its own.
+    Returns the module. A loss module that was trained too (`TorchTask.trained_loss`) gets its own values. Raises
+    RuntimeError, as torch does, if names or shapes differ.
     """
     state = {key: to_torch(array) for key, array in state_dict(model).items()}
     loss = getattr(getattr(model, "definition", None), "trained_loss", None)
@@ -375,14 +377,14 @@ def _copy(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor])
 
 
 def _holds(place: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether a tensor of double precision already is what the run, which computes in single, makes of it."""
+    """Return True if a double-precision tensor, rounded to the run's single precision, already equals the value."""
     if place.dtype not in (torch.float64, torch.complex128) or place.dtype == value.dtype:
         return False
     return torch.allclose(place.to(value), value, rtol=0, atol=0, equal_nan=True)
 
 
 class _Function(types.ModuleType):
-    """This file has its function's name: `torch_bridge.from_torch(...)` is the function too."""
+    """Module type that makes this module callable: `torch_bridge.from_torch(...)` calls the function of that name."""
 
     def __call__(self, *arguments: Any, **options: Any) -> ConvertedModule:
         return from_torch(*arguments, **options)

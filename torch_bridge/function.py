@@ -1,4 +1,4 @@
-"""A JAX function in torch's hands: tensors in, tensors with gradients out.
+"""Call a JAX function from torch: tensors in, differentiable tensors out.
 
 @as_torch
 def loss(prediction, target, *, delta=1.0):
@@ -26,17 +26,18 @@ from torch_bridge.exchange import Shared, address, any_wide, inexact, precision,
 def as_torch(
     function: Callable, slim: bool = False, reaches: Callable[[Sequence[bool]], Any] | None = None
 ) -> Callable:
-    """Return `function` for tensors too; a call without tensors is the function's own.
+    """Return `function` for tensors too; a call without tensors calls the function itself.
 
-    slim: the forward pass keeps less for the backward pass, which computes cheap operations once more. In a loop over
-    rows that takes a loop of its own. reaches: tells from which leaves of the results gradients come, True or False
-    each, which arguments they reach, in the form (args, kwargs); torch leaves `grad` of the others None.
+    slim: keep fewer values for the backward pass, which recomputes cheap operations. In a loop over rows the
+    recomputation needs a loop of its own. reaches: maps a list of booleans, one per leaf of the results (True if it has
+    a gradient), to one boolean per argument, in the form (args, kwargs): whether a gradient reaches it. torch leaves
+    `grad` of the others None.
 
-    Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable where they require a
-    gradient; numpy arrays beside tensors are tensors; everything else is a constant that the call is compiled for, and
-    must be hashable. Results come back on the inputs' device in the dtype that JAX gives: float64 is computed in
-    float64, integers are torch's int64. Gradients of gradients (create_graph=True) compute the function once more.
-    Errors that the function raises about shapes and values of its constants pass through.
+    Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable if they require a
+    gradient. Numpy arrays beside tensors are treated as tensors. Everything else is a constant that the call is
+    compiled for, and must be hashable. Results are on the inputs' device in the dtype that JAX gives: float64 is
+    computed in float64, integers become torch's int64. Gradients of gradients (create_graph=True) compute the function
+    once more. Errors that the function raises about shapes and constants pass through.
     """
     gpus.share_memory()
     programs: dict[Any, _Program] = {}
@@ -67,8 +68,8 @@ def as_torch(
     return call
 
 
-# What the backward pass computes once more from what is kept, as it costs less than to write it and to read it again:
-# operations that move values, or take a cycle or two. `lt` is not among them: it makes the masks of dropout.
+# Primitives whose results the backward pass recomputes, as that is cheaper than storing and reloading them: they move
+# values, or take a cycle or two. `lt` is not among them: it makes the masks of dropout.
 _COMPUTED_AGAIN = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim clamp concatenate conj convert_element_type copy eq "
     "expand_dims ge gt imag iota le max min mul ne neg not or pad real reshape rev select_n sign slice split square "
@@ -78,9 +79,10 @@ _MAKE_COMPLEX = frozenset({"complex", "eig", "fft"})
 
 
 def _kept(primitive: Any, *avals: Any, **_: Any) -> bool:
-    """Say whether the forward pass keeps a primitive's results for the backward pass, as jax.checkpoint asks.
+    """Return True if the forward pass keeps a primitive's results for the backward pass: a policy of jax.checkpoint.
 
-    No complex ones: jax.checkpoint passes what is kept through reduce_precision, which takes real numbers only.
+    Complex results are never kept: jax.checkpoint passes kept values through reduce_precision, which takes real numbers
+    only.
     """
     complexes = any(jnp.issubdtype(getattr(aval, "dtype", bool), jnp.complexfloating) for aval in avals)
     return not complexes and primitive.name not in _COMPUTED_AGAIN | _MAKE_COMPLEX
@@ -89,13 +91,13 @@ def _kept(primitive: Any, *avals: Any, **_: Any) -> bool:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """An argument of the forward pass among what it keeps, which would be a copy as one of its results."""
+    """Marks an argument of the forward pass among the kept values; returning the argument itself would copy it."""
 
     place: int
 
 
 class _Program:
-    """One way of calling the function, compiled for each set of shapes by jax.jit."""
+    """One call form of the function, compiled by jax.jit for each set of shapes."""
 
     def __init__(
         self,
@@ -109,8 +111,8 @@ class _Program:
     ):
         self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
         self.slim = slim
-        self.wanted = wanted  # places of the tensors that get a gradient
-        self.structure: Any = None  # of the results; known once traced
+        self.wanted = wanted  # indices of the tensors that get a gradient
+        self.structure: Any = None  # of the results; known after tracing
         self.floating: list[bool] = []
         self.forward = jax.jit(self._forward)
         self.shared = Shared()
@@ -119,7 +121,7 @@ class _Program:
         self._reached: dict[tuple, frozenset[int]] = {}
 
     def reached(self, given: tuple[bool, ...]) -> frozenset[int]:
-        """Return the places of the tensors that gradients of these results reach."""
+        """Return the indices of the tensors that gradients of these results reach."""
         if self._reaches is None or all(given):
             return frozenset(self.wanted)
         if given not in self._reached:
@@ -129,7 +131,8 @@ class _Program:
         return self._reached[given]
 
     def gradient(self) -> "_Program":
-        """(the tensors, then a cotangent per floating result) -> the gradients of the wanted tensors, as a program."""
+        """Return the gradient as a program: (tensors, one cotangent per floating-point result) -> gradients of the
+        wanted tensors."""
         if self._gradient is None:
             count = len(self.places)
 
@@ -153,7 +156,7 @@ class _Program:
         return self._gradient
 
     def run(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """The results' leaves, and the pullback if a gradient is wanted."""
+        """Return the leaves of the results, and the pullback if a gradient is wanted."""
         with precision(any_wide(tensors)):
             lasting = [tensor.is_leaf and tensor.requires_grad for tensor in tensors]  # parameters
             pairs = enumerate(zip(tensors, lasting, strict=True))
@@ -196,13 +199,13 @@ class _Program:
 
 
 class _Call(torch.autograd.Function):
-    """One differentiable call of a program."""
+    """A differentiable call of a program."""
 
     @staticmethod
     def forward(ctx, program: _Program, *tensors: torch.Tensor):
         outputs, ctx.pullback = program.run(list(tensors))
         held = set(map(address, jax.tree.leaves(ctx.pullback)))
-        ctx.save_for_backward(*(t for t in tensors if t.data_ptr() in held))  # whose memory the backward pass reads
+        ctx.save_for_backward(*(t for t in tensors if t.data_ptr() in held))  # the backward pass reads their memory
         ctx.tensors, ctx.versions = tensors, [tensor._version for tensor in tensors]
         ctx.program, ctx.wide, ctx.count = program, any_wide(tensors), len(tensors)
         ctx.floating = list(program.floating)
@@ -213,7 +216,7 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor | None):
-        _ = ctx.saved_tensors  # torch raises here if one was changed since
+        _ = ctx.saved_tensors  # torch raises here if one was changed in place since
         if any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in cotangents):
             raise UserError(
                 "is_grads_batched=True (vectorize=True) asks several gradients of a compiled call at once, which "
@@ -242,5 +245,5 @@ class _Call(torch.autograd.Function):
         tensors = take(gradients, (*arrays, *jax.tree.leaves(ctx.pullback)))
         for i, gradient in zip(ctx.program.wanted, tensors, strict=True):
             if i in reached:
-                found[i] = gradient.conj().resolve_conj()  # torch's is the conjugate of JAX's
+                found[i] = gradient.conj().resolve_conj()  # torch's gradient is the conjugate of JAX's
         return None, *found

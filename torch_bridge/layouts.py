@@ -1,8 +1,8 @@
-"""How the variables of a flax module are named and typed in a torch state dict.
+"""Names and dtypes of a flax module's variables in a torch state dict.
 
-Layers of `jaxtrain.nn` keep torch's own layouts (Linear [out, in], Conv [out, in, *kernel]) and attribute names, so
-crossing the bridge moves no axis: a variable's path, joined by dots, is its key. What remains is the order in which
-torch registers things, tied weights under every name, and the integer width.
+Layers of `jaxtrain.nn` use torch's own layouts (Linear [out, in], Conv [out, in, *kernel]) and attribute names, so
+conversion moves no axis: a variable's path, joined by dots, is its key. What remains is the order in which torch
+registers parameters and buffers, tied weights under every name, and the integer width.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,25 +17,26 @@ class Buffer(nnx.Variable):
 
 
 class Frozen(nnx.Variable):
-    """A parameter whose requires_grad was False in torch: exported as a parameter, no `nnx.Param`, so no gradient."""
+    """A parameter with requires_grad=False in torch: exported as a parameter, but not an nnx.Param, so without
+    gradient."""
 
 
 class Carry(nnx.Variable):
-    """State that a run must carry on but torch never sees (ring buffers, counters): saved, not exported.
+    """State that a run must keep but torch never sees (ring buffers, counters): saved, not exported.
 
-    `Carry(value, stays_finite=True)` promises that a step leaves no NaN in it, whatever the loss. Then a skipped step
-    does not take back what it wrote, which would copy all of it at every step.
+    `Carry(value, stays_finite=True)` promises that a step leaves no NaN in it, whatever the loss. A skipped step then
+    does not undo its writes to it, which would copy the whole state at every step.
     """
 
 
 def key_of(path: tuple) -> str:
-    """`("layers", 0, "weight")` -> `"layers.0.weight"`."""
+    """Join a path by dots: `("layers", 0, "weight")` -> `"layers.0.weight"`."""
     return ".".join(map(str, path))
 
 
 def named_variables(module: nnx.Pytree, prefix: tuple = ()) -> Iterator[tuple[str, nnx.Variable]]:
-    """Parameters and buffers as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
-    each in the order of their assignment; a tied variable appears under each of its names."""
+    """Yield (key, variable) as `torch.nn.Module.state_dict` lists them: own parameters, own buffers, then children,
+    each in the order of assignment; a tied variable under each of its names."""
     members = list(children(module))
     for kind in ((nnx.Param, Frozen), (Buffer, nnx.BatchStat)):
         for name, value in members:
@@ -47,7 +48,7 @@ def named_variables(module: nnx.Pytree, prefix: tuple = ()) -> Iterator[tuple[st
 
 
 def children(module: nnx.Pytree) -> Iterator[tuple]:
-    """(name, value) of every attribute, in the order of assignment."""
+    """Yield (name, value) of every attribute, in the order of assignment."""
     if isinstance(module, nnx.List):
         yield from enumerate(module)
         return
@@ -57,9 +58,9 @@ def children(module: nnx.Pytree) -> Iterator[tuple]:
 
 
 def attribute_order(module: nnx.Pytree) -> tuple:
-    """The order in which attributes were assigned, which torch registers by: (name, order inside) for each.
+    """Return (name, order inside its value) of every attribute in the order of assignment, by which torch registers.
 
-    Splitting and merging a module, and everything that does so (jit, eval_shape), sorts them by name.
+    Splitting and merging a module, as jit and eval_shape do, sorts attributes by name.
     """
     return tuple(
         (name, attribute_order(value) if isinstance(value, nnx.Pytree) else ()) for name, value in children(module)
@@ -67,7 +68,7 @@ def attribute_order(module: nnx.Pytree) -> tuple:
 
 
 def restore_order(module: nnx.Module, order: tuple) -> None:
-    """Give a merged module the `attribute_order` of the original back."""
+    """Restore the original's `attribute_order` in a merged module."""
     members = dict(children(module))
     for name, inner in order:
         if inner and isinstance(members.get(name), nnx.Pytree):
@@ -79,7 +80,7 @@ def restore_order(module: nnx.Module, order: tuple) -> None:
 
 
 def abstract(build: Callable[[], nnx.Module]) -> nnx.Module:
-    """`nnx.eval_shape(build)`, attributes in the order in which `build` assigns them."""
+    """Return `nnx.eval_shape(build)` with attributes in the order in which `build` assigns them."""
     orders = []
 
     def traced() -> nnx.Module:
@@ -93,7 +94,7 @@ def abstract(build: Callable[[], nnx.Module]) -> nnx.Module:
 
 
 def parameter_order(module: nnx.Module) -> list[str]:
-    """Keys in the order of `torch.nn.Module.parameters()`, tied parameters once, at their first name.
+    """Return keys in the order of `torch.nn.Module.parameters()`; a tied parameter once, under its first name.
 
     torch optimizers number their state by this order.
     """
@@ -107,7 +108,8 @@ def parameter_order(module: nnx.Module) -> list[str]:
 
 
 def first_names(module: nnx.Module) -> dict[str, str]:
-    """Every key of a parameter or buffer -> the first key of the same variable in torch's order; tied ones meet."""
+    """Map every key of a parameter or buffer to its variable's first key in torch's order; tied keys map to the
+    same."""
     first: dict[int, str] = {}
     return {key: first.setdefault(id(variable), key) for key, variable in named_variables(module)}
 
@@ -123,12 +125,13 @@ def _parameters(module, prefix: tuple):
 
 
 def to_torch_dtype(array: np.ndarray) -> np.ndarray:
-    """JAX counts in int32, torch in int64."""
+    """Convert int32, JAX's default integer, to int64, torch's."""
     return array.astype(np.int64) if array.dtype == np.int32 else array
 
 
 def from_torch_dtype(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
-    """The array in the module's dtype. Raises ValueError where that would turn numbers into other kinds of numbers."""
+    """Convert the array to the module's dtype. Raises ValueError if the kind of number would change, such as float to
+    integer."""
     kind = "f" if jax.numpy.issubdtype(array.dtype, jax.numpy.floating) else np.dtype(array.dtype).kind
     wanted_kind = "f" if jax.numpy.issubdtype(wanted, jax.numpy.floating) else np.dtype(wanted).kind
     if kind != wanted_kind and {kind, wanted_kind} != {"i", "u"}:

@@ -1,4 +1,4 @@
-"""Arrays that are read when they are asked for, so that a checkpoint crosses the bridge one array at a time."""
+"""Arrays that are read on use, so that a checkpoint is converted one array at a time."""
 
 import dataclasses
 import pathlib
@@ -12,9 +12,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyArray:
-    """An array known by shape and dtype; `read` fetches it, `np.asarray(leaf)` does the same. It keeps no copy.
+    """An array known by shape and dtype. `read` and `np.asarray(leaf)` fetch it; no copy is kept.
 
-    fresh: `read` gives memory that nobody else holds, as from a file; other arrays may change under a reader.
+    fresh: `read` returns memory that nothing else uses, as from a file; otherwise the memory may change while in use.
     """
 
     shape: tuple[int, ...]
@@ -36,11 +36,11 @@ class LazyArray:
         return LazyArray(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False), self.fresh)
 
 
-ALIGNMENT = 64  # bytes; from there XLA's CPU takes an array as it is, elsewhere it copies
+ALIGNMENT = 64  # bytes; XLA on a CPU uses an array aligned like this in place and copies others
 
 
 def read_file(path: pathlib.Path, dtype: np.dtype, count: int, offset: int) -> np.ndarray:
-    """Up to `count` numbers of a file from byte `offset` on, in memory of their own."""
+    """Read up to `count` numbers of a file from byte `offset` on, into new memory."""
     size = count * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
@@ -54,12 +54,13 @@ def read_file(path: pathlib.Path, dtype: np.dtype, count: int, offset: int) -> n
 
 
 def own_array(value: Any) -> np.ndarray:
-    """The array in memory that nobody else will write to: torch's tensors share theirs, and JAX's CPU would too."""
+    """Copy the array: torch's tensors share their memory, and JAX on a CPU would share it too."""
     return np.array(value, copy=True)
 
 
 def as_leaf(value: Any) -> Any:
-    """A torch tensor or JAX array as a Leaf; numpy arrays, numbers and Leaves as they are."""
+    """Return a torch tensor or JAX array as a LazyArray, numpy arrays and LazyArrays unchanged, anything else as an
+    array."""
     if isinstance(value, jax.Array):
         return LazyArray(value.shape, np.dtype(value.dtype), lambda: to_host(value))
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
@@ -68,7 +69,8 @@ def as_leaf(value: Any) -> Any:
 
 
 def _of_tensor(tensor: Any) -> LazyArray:
-    """Torch is not imported here: a tensor brings its own methods. numpy has no bfloat16, float32 holds it exactly."""
+    """Wrap a torch tensor by its own methods: torch is not imported here. numpy has no bfloat16 or float8; float32
+    holds their values exactly."""
     name = str(tensor.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
         dtype = np.dtype(getattr(ml_dtypes, name))
@@ -78,7 +80,7 @@ def _of_tensor(tensor: Any) -> LazyArray:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """The whole array in host memory, on every process, however it is spread over devices."""
+    """Return the whole array in host memory, on every process, whatever its sharding."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return np.asarray(array)
     if array.is_fully_replicated:
@@ -93,7 +95,7 @@ def is_leaf(value: Any) -> bool:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """`function` of every Leaf and array in nested dicts, lists and tuples; other values stay."""
+    """Apply `function` to every LazyArray and array in nested dicts, lists and tuples; keep other values."""
     if is_leaf(tree):
         return function(tree)
     if isinstance(tree, Mapping):

@@ -1,4 +1,4 @@
-"""A number on the device that is read when it is wanted."""
+"""Scalars on the device that are read only when their value is used."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -12,10 +12,10 @@ from torch_bridge.datasets import to_torch
 
 
 class LazyScalar(torch.Tensor):
-    """A number on the device, to torch a detached tensor on the CPU. Reading it (`float(loss)`, `torch.tensor(losses)`,
-    f"{loss:.3f}") waits for the step; keeping it, or adding it to others, does not.
+    """A scalar on the device that looks to torch like a detached CPU tensor. Reading it (`float(loss)`,
+    `torch.tensor(losses)`, f"{loss:.3f}") waits for the step; storing it or adding it to others does not.
 
-    array: of JAX or numpy; integers are int64, as those that torch counts.
+    array: of JAX or numpy; integers become int64, as in torch.
     """
 
     array: Any
@@ -38,7 +38,7 @@ class LazyScalar(torch.Tensor):
     def __torch_function__(cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
 
-    __torch_dispatch__ = __torch_function__  # where torch's C++ reads it: torch.tensor(losses), a collective
+    __torch_dispatch__ = __torch_function__  # for reads by torch's C++ code: torch.tensor(losses), a collective
 
     def __round__(self, digits: int | None = None) -> float:
         return round(self.item(), digits)
@@ -57,20 +57,20 @@ class LazyScalar(torch.Tensor):
         return self
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Raises UserError: the step has done so."""
+        """Raise UserError: the compiled step has already run backward."""
         raise UserError(
             "loss.backward(): the compiled step has run backward and the optimizer already; remove backward(), "
             "optimizer.step() and optimizer.zero_grad() from the loop"
         )
 
     def _lazy(self) -> bool:
-        """Tell whether it is a real number to which torch has written nothing since."""
+        """Return True for a real scalar whose tensor torch has not written to."""
         written = self._read is not None and self._read._version > 0
         return not written and self.array.shape == () and self.array.dtype.kind == "f"
 
 
 def in_buffers(modules: Iterable[torch.nn.Module]) -> None:
-    """Put plain tensors in the place of losses that were made buffers (`module.last_loss = loss`)."""
+    """Replace LazyScalars that were set as buffers (`module.last_loss = loss`) by plain tensors."""
     for part in (part for module in modules for part in module.modules()):
         for name, buffer in part._buffers.items():
             if isinstance(buffer, LazyScalar):
@@ -88,7 +88,7 @@ def _dtype(array: Any) -> torch.dtype:
 
 
 def _operand(value: Any) -> Any:
-    """Return what the device computes with in this value's place; None where torch has to."""
+    """Return the value to compute with on the device; None if torch has to compute."""
     if isinstance(value, LazyScalar):
         return value.array if value._lazy() else None
     return float(value) if isinstance(value, (int, float, np.floating, np.integer)) else None
@@ -102,7 +102,7 @@ def _computed(operate: Callable, *values: Any) -> Any:
 
 
 def _arithmetic(name: str) -> tuple[Callable, Callable, Callable]:
-    """The operator of this name on the device where that can be: forwards, reflected, and in place."""
+    """Return the forward, reflected and in-place forms of an operator, computed on the device where possible."""
     operate, in_place = getattr(operator, name), getattr(operator, f"i{name}")
 
     def forwards(self: LazyScalar, other: Any) -> Any:

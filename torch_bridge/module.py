@@ -1,11 +1,11 @@
-"""A flax model as a torch.nn.Module: torch's loops, optimizers, metrics and servers use it as it is.
+"""Wrap a flax model as a torch.nn.Module for torch's training loops, optimizers, metrics and servers.
 
     module = FlaxAsTorch(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     loss = torch.nn.functional.cross_entropy(module(images), labels)
     loss.backward()
 
-Forward and backward are compiled by JAX and run where the tensors are; parameters and inputs cross without a copy.
+JAX compiles forward and backward and runs them on the tensors' device; parameters and inputs are not copied.
 """
 
 import inspect
@@ -27,11 +27,11 @@ from torch_bridge.state_dict import state_dict
 
 
 class FlaxAsTorch(torch.nn.Module):
-    """`model` with its parameters and buffers as torch's, under the same names, in the same order.
+    """A torch.nn.Module with the parameters and buffers of the flax `model`, under the same names, in the same order.
 
-    Call it as the model is called, with tensors (and nested tuples and dicts of them) for arrays; other arguments are
-    constants that it is compiled for. `train()` and `eval()` choose the mode; random numbers follow torch.manual_seed.
-    float64 tensors are computed in float64. Gradients of gradients are not offered.
+    Call it as the model is called, with tensors in place of arrays (also in nested tuples and dicts); other arguments
+    are constants that it is compiled for. `train()` and `eval()` set the mode; random numbers follow torch.manual_seed.
+    float64 tensors are computed in float64. Gradients of gradients are not supported.
     """
 
     def __init__(self, model: nnx.Module):
@@ -86,14 +86,14 @@ class FlaxAsTorch(torch.nn.Module):
         return jax.tree.unflatten(program.structure, outputs)
 
     def flax_model(self) -> nnx.Module:
-        """The flax model with the current weights, as a copy."""
+        """Return a copy of the flax model with the current weights."""
         own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
         arrays = {key: jnp.array(to_numpy(own[key])) for key in self._bridge.seen}
         return self._bridge.merge(arrays | self._bridge.hidden)
 
 
 class _Bridge:
-    """The flax side: structure, the state that torch does not see, compiled programs."""
+    """The flax model's structure, the state that torch does not see, and compiled programs."""
 
     def __init__(self, model: nnx.Module):
         self.graphdef, state = nnx.split(model)
@@ -136,19 +136,19 @@ class _Bridge:
 
 
 class _Program:
-    """One way of calling the model, compiled for each set of shapes by jax.jit."""
+    """One call form of the model, compiled by jax.jit for each set of shapes."""
 
     def __init__(self, bridge: _Bridge, spec, places: tuple, constants: tuple, training: bool, differentiated: tuple):
         self.bridge, self.spec, self.places, self.constants = bridge, spec, places, dict(constants)
         self.training, self.differentiated = training, differentiated
-        self.structure: Any = None  # of the outputs; known once traced
+        self.structure: Any = None  # of the outputs; known after tracing
         self.floating: list[bool] = []
         self.changed: dict[str, jax.Array] = {}
         self.forward = jax.jit(self._forward)
         self.forward_for_backward = jax.jit(self._forward_for_backward)
 
     def _outputs(self, arrays: list[jax.Array], hidden: dict[str, jax.Array], seed: jax.Array):
-        """Output leaves, and all state that torch or the next call must take over."""
+        """Return the leaves of the outputs, and all state that torch or the next call must take over."""
         bridge = self.bridge
         model = bridge.merge(dict(zip(bridge.seen, arrays, strict=False)) | hidden)
         inputs = arrays[len(bridge.seen) :]
@@ -187,7 +187,7 @@ class _Program:
         return [next(floats) if floating else next(others) for floating in self.floating], kept, pullback
 
     def take_over(self, state: list[torch.Tensor]) -> None:
-        """Write changed buffers (running statistics) into torch's; keep what torch does not see."""
+        """Copy changed buffers (running statistics) into torch's; keep the changed state that torch does not see."""
         bridge = self.bridge
         with torch.no_grad():
             for key, tensor in zip(bridge.seen, state, strict=True):
@@ -198,7 +198,7 @@ class _Program:
 
 
 class _Call(torch.autograd.Function):
-    """One differentiable call of a program."""
+    """A differentiable call of a program."""
 
     @staticmethod
     def forward(ctx, program: _Program, seed: int, wide: bool, count: int, *tensors: torch.Tensor):
@@ -212,7 +212,7 @@ class _Call(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *cotangents: torch.Tensor):
-        _ = ctx.saved_tensors  # torch raises here if one was changed since: JAX reads their memory
+        _ = ctx.saved_tensors  # torch raises here if one was changed in place since: JAX reads their memory
         with precision(ctx.wide):
             given = [to_array(t) for t, floating in zip(cotangents, ctx.floating, strict=True) if floating]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, given))
@@ -223,7 +223,8 @@ class _Call(torch.autograd.Function):
 
 
 def _run(program: _Program, seed: int, wide: bool, count: int, tensors, differentiate: bool = False):
-    """Output tensors and the pullback, if asked for. count: how many of the tensors are the model's own state."""
+    """Return the output tensors, and the pullback if `differentiate`. count: how many of the tensors are the model's
+    own state."""
     with precision(wide):
         arrays = [to_array(_own_buffer(program, i, t, count)) for i, t in enumerate(tensors)]
         run = program.forward_for_backward if differentiate else program.forward
@@ -233,6 +234,6 @@ def _run(program: _Program, seed: int, wide: bool, count: int, tensors, differen
 
 
 def _own_buffer(program: _Program, i: int, tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """A buffer is written after the call, while its old values may be needed for the backward pass."""
+    """Clone a buffer that is written after the call: the backward pass may need its old values."""
     written = program.training and i < count and not isinstance(tensor, torch.nn.Parameter)
     return tensor.clone() if written else tensor

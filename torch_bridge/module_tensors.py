@@ -1,4 +1,4 @@
-"""A module's tensors by name, as arrays that torch does not see, and back."""
+"""Copy a module's tensors to arrays, by name, and back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,8 +30,9 @@ CPU = torch.device("cpu")
 
 
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Every parameter and buffer by name, once each, and the names of tied ones -> the name that stands for them.
-    With several modules a name begins with the module's.
+    """Return every parameter and buffer once, by name, and {tied name: the name that represents it}.
+
+    With several modules, names begin with the module's name.
     """
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -46,7 +47,7 @@ def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Te
 
 
 def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor]]:
-    """Every parameter, then every buffer, as torch's named_parameters lists them, which takes ten times as long."""
+    """List every parameter, then every buffer, in the order of torch's named_parameters, which is ten times slower."""
     parameters: list[tuple[str, torch.Tensor]] = []
     buffers: list[tuple[str, torch.Tensor]] = []
     waiting = [(prefix, module)]
@@ -60,14 +61,15 @@ def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor
 
 
 def trainable(tensors: Mapping[str, torch.Tensor]) -> Callable[[], tuple[str, ...]]:
-    """Gives the names of the parameters that require a gradient, now and whenever it is asked."""
+    """Return a function that lists the names of the parameters that require a gradient at the time of its call."""
     return lambda: tuple(
         name for name, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
     )
 
 
 def to_tensors(outputs: Any, device: torch.device = CPU) -> Any:
-    """Arrays -> tensors of their own on a device, in the same containers; int32 as int64, torch's integer."""
+    """Copy arrays into new tensors on a device, in the same containers; int32 becomes int64, torch's default
+    integer."""
 
     def one(value: Any) -> Any:
         if not hasattr(value, "dtype"):
@@ -81,14 +83,13 @@ def to_tensors(outputs: Any, device: torch.device = CPU) -> Any:
 
 
 def to_array(tensor: torch.Tensor, wide: bool = False) -> np.ndarray | jax.Array:
-    """The tensor's values as an array that torch does not see, in JAX's widths; int64 stays where `wide`, and where
-    numbers need it."""
+    """Copy the tensor's values into an array in JAX's dtypes; int64 stays if `wide`, or if the values need it."""
     array = np.array(to_numpy(tensor))
     return as_wide(array) if array.dtype == np.int64 and (wide or not fits(array)) else narrow(array)
 
 
 def narrow(value: Any) -> Any:
-    """JAX computes in 32 bits. Raises WideIntegers for one that does not fit."""
+    """Convert a value to 32 bits, in which JAX computes. Raises WideIntegers if an integer does not fit."""
     if isinstance(value, jax.Array) and value.dtype.itemsize <= 4:
         return value
     array = np.asarray(value)
@@ -103,8 +104,8 @@ def narrow(value: Any) -> Any:
 
 
 def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
-    """Copy arrays into the tensors of the same names, in place; dtypes and devices stay torch's. What lies on the same
-    GPU stays on it."""
+    """Copy arrays into the tensors of the same names, in place; keep the tensors' dtypes and devices. Arrays on the
+    tensor's own GPU do not leave it."""
     near = {name for name, tensor in tensors.items() if is_on(tensor.device, arrays[name])}
     host = to_host({name: array for name, array in arrays.items() if name not in near})
     with torch.no_grad():

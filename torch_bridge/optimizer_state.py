@@ -1,7 +1,7 @@
-"""Optimizer state both ways: optax's moments and count <-> the state_dict of torch.optim's AdamW, Adam and SGD.
+"""Convert optax's moments and count to the state_dict of torch.optim's AdamW, Adam and SGD, and back.
 
-torch numbers parameters through the groups in order and knows no names (but for `param_names`, torch >= 2.6); optax
-keeps dicts by key. numpy only, no torch needed.
+torch numbers parameters through the groups in order and stores no names (except `param_names`, torch >= 2.6); optax
+uses dicts by key. Needs numpy only, no torch.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import numpy as np
 from jaxtrain.errors import UserError
 from torch_bridge.state_dict import leaf_of, place, without_wrappers
 
-MOMENTS = {"adamw": ("mu", "nu"), "adam": ("mu", "nu"), "sgd": ("trace",)}  # optax's field, by our optimizer's name
+MOMENTS = {"adamw": ("mu", "nu"), "adam": ("mu", "nu"), "sgd": ("trace",)}  # optax's fields, by optimizer name
 TORCH_NAMES = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
 TORCH_CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
-COMPARED = ("betas", "eps", "weight_decay", "momentum", "nesterov")  # options that both sides have
+COMPARED = ("betas", "eps", "weight_decay", "momentum", "nesterov")  # options of both torch and the run
 ASSUMED = "the file's optimizer does not name its parameters: taken"
-REFUSED = {"amsgrad": False, "maximize": False, "dampening": 0}  # options that only torch has, and their harmless value
+REFUSED = {"amsgrad": False, "maximize": False, "dampening": 0}  # only torch has these; with their harmless value
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One of torch's parameter groups: its name, its options as torch spells them, its parameters in torch's order."""
+    """A torch parameter group: its name, its options as torch spells them, its parameters in torch's order."""
 
     name: str
     options: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Group:
 
 
 def to_torch(name: str, opt_state: Any, groups: Sequence[Group], count: int) -> dict[str, Any]:
-    """The state_dict of `torch.optim.AdamW`, `Adam` or `SGD`, its arrays as Leaves.
+    """Return the state_dict of `torch.optim.AdamW`, `Adam` or `SGD`, with LazyArrays in place of tensors.
 
     name: the optimizer's name in the config. opt_state: optax's, dicts by key. count: updates made.
     Raises UserError for an optimizer that torch.optim does not have.
@@ -64,11 +64,11 @@ def from_torch(
     order: Sequence[str],
     source: str = "the file",
 ) -> tuple[Any, int | None, list[str]]:
-    """optax's state from torch's, laid out as `like`, leaf by leaf; the updates made (None for SGD, which counts none);
-    and one line for every option that differs from the run's.
+    """Convert torch's state to optax's, in the layout of `like`. Return it, the number of updates made (None for SGD,
+    which has no count), and notes: one per option that differs from the run's, or assumption made.
 
-    order: all parameters of the model as `torch.nn.Module.parameters()` has them, trained or not.
-    Raises UserError where the state is of another optimizer, or of other parameters.
+    order: all parameters of the model in the order of `torch.nn.Module.parameters()`, trained or not.
+    Raises UserError if the state belongs to another optimizer, or to other parameters.
     """
     moments = tuple(field for field in _moments(name) if field in _fields(like))
     shapes = _shapes(name, like)
@@ -102,13 +102,13 @@ def from_torch(
 
 
 def _shapes(name: str, like: Any) -> dict[str, tuple]:
-    """Shapes of the moments, by parameter."""
+    """Return the shapes of the moments, by parameter."""
     moments = [field for field in _moments(name) if field in _fields(like)]
     return {key: tuple(value.shape) for field in moments for key, value in getattr(like, field).items()}
 
 
 def _arrays(entry: Mapping[str, Any]) -> list[str]:
-    """Names of the moments that torch's state of one parameter holds."""
+    """Return the names of the moments in torch's state of one parameter."""
     return [name for name, value in entry.items() if name in TORCH_NAMES.values() and value is not None]
 
 
@@ -117,7 +117,8 @@ def _fields(opt_state: Any) -> tuple[str, ...]:
 
 
 def _field(field: str, entries: Mapping[str, Mapping], like: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter that never had a gradient has no entry in torch: its moments are zero."""
+    """Place one moment of every parameter; zeros for a parameter without a gradient so far, which has no entry in
+    torch."""
     placed = {}
     for key, old in like.items():
         value = entries.get(key, {}).get(TORCH_NAMES[field])
@@ -137,11 +138,11 @@ def _moments(name: str) -> tuple[str, ...]:
 def with_names(
     name: str, saved: Mapping[str, Any], like: Any, groups: Sequence[Group], order: Sequence[str], source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Number the parameters of a state and name them (`param_names` in every group); gives a line where their order
-    had to be assumed. torch.distributed.checkpoint's state, whose parameters are names already, is taken too.
+    """Add `param_names` to all groups of a state; also return notes if the parameters' order had to be assumed. States
+    of torch.distributed.checkpoint, whose keys are names, are accepted.
 
-    Arguments as `from_torch`. Where groups have no names the sizes and orders in which parameters are usually given are
-    tried; the moments' shapes and the groups' options decide. Raises UserError where they do not.
+    Arguments as `from_torch`. For groups without names, the usual choices and orders of parameters are tried against
+    the moments' shapes and the groups' options. Raises UserError if these do not decide.
     """
     shapes, saved = _shapes(name, like), _numbered(saved, source)
     saved_groups = saved["param_groups"]
@@ -156,14 +157,14 @@ def with_names(
             )
         return saved, []
     if not shapes or not any(map(_arrays, saved["state"].values())):
-        return saved, []  # nothing that could go to the wrong parameter
+        return saved, []  # no moments that could be assigned to a wrong parameter
     members, assumed = _members(saved, groups, order, shapes, source)
     named = [{**group, "param_names": names} for group, names in zip(saved_groups, members, strict=True)]
     return {**saved, "param_groups": named}, assumed
 
 
 def _numbered(saved: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The state with numbers for parameters; those that were names are in `param_names`. Raises UserError for groups
+    """Replace parameter names in a state by numbers, and put the names in `param_names`. Raises UserError for groups
     that no torch optimizer writes."""
     for number, group in enumerate(saved["param_groups"]):
         lacking = [key for key in ("params", "lr") if not isinstance(group, Mapping) or key not in group]
@@ -184,7 +185,7 @@ def _numbered(saved: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _by_number(saved: Mapping[str, Any], order: Sequence[str]) -> dict[int, str]:
-    """Which parameter each of torch's numbers means, as the groups name them."""
+    """Map each of torch's parameter numbers to the parameter's name, by the groups' `param_names`."""
     names = {
         number: name
         for group in saved["param_groups"]
@@ -198,7 +199,7 @@ def _by_number(saved: Mapping[str, Any], order: Sequence[str]) -> dict[int, str]
 def _members(
     saved: Mapping, groups: Sequence[Group], order: Sequence[str], shapes: Mapping[str, tuple], source: str
 ) -> tuple[list[list[str]], list[str]]:
-    """Names of every saved group's parameters where it has none, and a line on what was assumed."""
+    """Return the parameter names of every saved group that has none, and a note on what was assumed."""
     saved_groups = saved["param_groups"]
     fits = lambda group, keys: _fits(saved["state"], group["params"], keys, shapes)
     by_name = {group.name: list(group.keys) for group in groups}
@@ -232,7 +233,7 @@ def _members(
 
 
 def _pairings(possible: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Up to two ways to give every place another number of those that it may have."""
+    """Return up to two ways to assign each place a different one of its possible numbers."""
     found: list[dict[int, int]] = []
     places = sorted(range(len(possible)), key=lambda place: len(possible[place]))
 
@@ -250,7 +251,7 @@ def _pairings(possible: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _fits(state: Mapping, numbers: Sequence[int], keys: Sequence[str], shapes: Mapping[str, tuple]) -> bool:
-    """Tell whether the states of these numbers may be those of the parameters `keys`."""
+    """Return True if the states of these numbers may belong to the parameters `keys`, by their shapes."""
     pairs = [(state.get(number, {}), key) for number, key in zip(numbers, keys, strict=False)]
     same = lambda entry, key: all(tuple(entry[name].shape) == shapes.get(key) for name in _arrays(entry))
     return len(numbers) == len(keys) and all(key not in shapes or same(entry, key) for entry, key in pairs)
@@ -284,7 +285,7 @@ def _differences(saved_groups: Sequence[Mapping], groups: Sequence[Group]) -> li
 
 
 def _unlike(saved: Mapping[str, Any], ours: Group) -> list[tuple[str, Any, Any]]:
-    """Options of a saved group that differ from the run's: name, theirs, ours."""
+    """Return the options of a saved group that differ from the run's: (name, saved value, the run's value)."""
     pairs = [
         (option, saved[option], ours.options[option])
         for option in COMPARED
@@ -295,7 +296,7 @@ def _unlike(saved: Mapping[str, Any], ours: Group) -> list[tuple[str, Any, Any]]
 
 
 def group_options(name: str, lr: float, initial_lr: float, weight_decay: float, betas, eps, momentum, nesterov) -> dict:
-    """All that torch's optimizer keeps in a group besides its parameters."""
+    """Return all options that torch's optimizer keeps in a group besides its parameters."""
     shared = {
         "lr": lr,
         "initial_lr": initial_lr,
@@ -312,7 +313,7 @@ def group_options(name: str, lr: float, initial_lr: float, weight_decay: float, 
 
 
 def to_lambda_lr(base: Sequence[float], current: Sequence[float], updates: int) -> dict[str, Any]:
-    """State of `torch.optim.lr_scheduler.LambdaLR` after `updates` steps; others of its family take it as well.
+    """Return the state of `torch.optim.lr_scheduler.LambdaLR` after `updates` steps; similar schedulers accept it too.
 
     base, current: learning rate of each group at its peak and now.
     """
@@ -328,7 +329,7 @@ def to_lambda_lr(base: Sequence[float], current: Sequence[float], updates: int) 
 
 
 def to_plateau(plateau: Mapping[str, Any], options: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
-    """State of `torch.optim.lr_scheduler.ReduceLROnPlateau`. plateau: lr, best (None before an evaluation), bad."""
+    """Return a ReduceLROnPlateau state. plateau: lr, best (None before the first evaluation), bad epochs."""
     worst = math.inf if options["mode"] == "min" else -math.inf
     return {
         **options,
@@ -345,10 +346,10 @@ def to_plateau(plateau: Mapping[str, Any], options: Mapping[str, Any], evaluatio
 def from_plateau(
     scheduler: Mapping[str, Any], optimizer: Mapping[str, Any], groups: Sequence[Group], peak: float, source: str
 ) -> dict[str, Any] | None:
-    """lr, best and bad of a ReduceLROnPlateau's state; None for another scheduler's.
+    """Return lr, best and bad of a ReduceLROnPlateau's state; None for another scheduler's.
 
-    lr: `peak` by the factor that all groups' rates have fallen by, in the run's groups; a state without `_last_lr` has
-    the rates in the optimizer's groups. Raises UserError where the groups' factors differ: a run has one.
+    lr: `peak` times the factor by which all groups' rates have fallen. If the state has no `_last_lr`, the rates are
+    read from the optimizer's groups. Raises UserError if the groups' factors differ: a run has a single one.
     """
     if "num_bad_epochs" not in scheduler:
         return None
@@ -374,7 +375,7 @@ def from_plateau(
 
 
 def _group_of(saved: Mapping[str, Any], number: int, groups: Sequence[Group]) -> Group | None:
-    """Which of the run's groups a saved one is: by its parameters' names, its own, or its place."""
+    """Find the run's group for a saved one: by the names of its parameters, its own name, or its position."""
     names = list(saved.get("param_names") or ())
     if names:
         known = {key: group for group in groups for key in group.keys}
@@ -384,7 +385,7 @@ def _group_of(saved: Mapping[str, Any], number: int, groups: Sequence[Group]) ->
 
 
 def to_scaler(scale: Mapping[str, Any], growth_interval: int) -> dict[str, Any]:
-    """State of torch's GradScaler. scale: value, good_steps."""
+    """Return the state of torch's GradScaler. scale: value, good_steps."""
     return {
         "scale": float(np.asarray(scale["value"])),
         "growth_factor": 2.0,

@@ -1,6 +1,6 @@
-"""torch.optim optimizers as data: groups, options and state by parameter name, and back into the same object.
+"""Read torch.optim optimizers as data (groups, options, state by parameter name) and write state back into them.
 
-Only what torch says is read here; the rules themselves are in `jaxtrain.optim.torch_rules`.
+The update rules themselves are in `jaxtrain.optim.torch_rules`.
 """
 
 import copy
@@ -24,15 +24,17 @@ OWN_UPDATE = {
     "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
 }
 PER_STEP = ("differentiable",)
-ASKED_AGAIN = 3  # steps of a scheduler of which two copies must give the same
+ASKED_AGAIN = 3  # first steps of a scheduler that are compared between two copies
 
 
 def rule_name(optimizer: torch.optim.Optimizer) -> str:
-    """The class of torch.optim that this object follows: its own, or the one whose `step` it inherits unchanged.
+    """Return the name of the torch.optim class whose rule applies: the object's own, or the one whose `step` it
+    inherits.
 
-    A class from elsewhere gives its own name, to be compared with the rule of that name before it is believed.
-    Raises NoCounterpart for an optimizer whose step follows no rule, and UserError for one that wants more than
-    gradients, with the reason.
+    For a class from elsewhere, return its own name; the caller compares it with the rule of that name before using
+    that.
+    Raises NoCounterpart with the reason for an optimizer whose step follows no rule here, and UserError for one that
+    needs other input than dense gradients.
     """
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -59,13 +61,13 @@ _ADVICE = (
 
 
 def _plain_step(kind: type) -> Any:
-    """step() without the wrapper that torch.optim.Optimizer puts around it for profiling."""
+    """Return step() without the profiling wrapper of torch.optim.Optimizer."""
     step = kind.step
     return getattr(step, "__wrapped__", step)
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> str:
-    """Tell what a user has put on this very object's step(): another function, as a patch does, or hooks."""
+    """Describe a user's change to this object's step(): a replaced function or hooks. Return "" if there is none."""
     kind, own = type(optimizer).__name__, vars(optimizer).get("step")
     if own is not None and getattr(own, "_wrapped_by_lr_sched", None) is not True:
         return f"the step() of this {kind} was replaced"
@@ -79,14 +81,14 @@ def own_step(optimizer: torch.optim.Optimizer) -> str:
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if its step() is one of torch.optim's own."""
+    """Return True if step() is one of torch.optim's own."""
     return _plain_step(type(optimizer)).__module__.startswith("torch.optim.")
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
-    """Names of each group's parameters, in the optimizer's order.
+    """Return the names of each group's parameters, in the optimizer's order.
 
-    known: id of a parameter -> its name. Raises UserError where the optimizer holds a parameter that is not known.
+    known: id of a parameter -> its name. Raises UserError if the optimizer holds a parameter that is not in `known`.
     """
     names = []
     for number, group in enumerate(optimizer.param_groups):
@@ -104,13 +106,13 @@ def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) 
 
 
 def requiring_grad(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> tuple[str, ...]:
-    """Names of the optimizer's parameters that require a gradient now."""
+    """Return the names of the optimizer's parameters that currently require a gradient."""
     groups = zip(optimizer.param_groups, names, strict=True)
     return tuple(key for group, keys in groups for p, key in zip(group["params"], keys, strict=True) if p.requires_grad)
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Each group's options without its parameters; tensors as numbers. Raises UserError for `differentiable`."""
+    """Return each group's options without its parameters; tensors as numbers. Raises UserError for `differentiable`."""
     groups = []
     for group in optimizer.param_groups:
         options = {key: _number(value) for key, value in group.items() if key != "params"}
@@ -122,17 +124,18 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -> Iterator[list[dict[str, Any]]]:
-    """The options of every group now, and after each further `scheduler.step()`, `rows` times in all.
+    """Yield the options of every group now and after each `scheduler.step()`, `rows` times in all.
 
-    Copies are stepped, over parameters of one element; the objects themselves stay as they are. scheduler: or None.
-    Raises UserError where it cannot be copied, ends before, or gives other numbers when it is asked again.
+    Copies with parameters of one element are stepped; the objects themselves do not change. scheduler: may be None,
+    which yields the present options only. Raises UserError if the scheduler cannot be copied, ends early, or gives
+    different numbers in two copies.
     """
     if scheduler is None:
         yield options_of(optimizer)
         return
     kept = {id(p): torch.nn.Parameter(torch.zeros(1)) for group in optimizer.param_groups for p in group["params"]}
     memo: dict[int, Any] = dict(kept)
-    for entries in optimizer.state.values():  # a scheduler reads none of it
+    for entries in optimizer.state.values():  # shared, not copied: a scheduler does not read it
         memo |= {id(value): value for value in entries.values() if isinstance(value, torch.Tensor)}
     try:
         first, again = (copy.deepcopy((optimizer, scheduler), dict(memo)) for _ in range(2))
@@ -155,8 +158,8 @@ def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -
 
 
 def step_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, times: int, why: str = "") -> None:
-    """Call `scheduler.step()` so often, as after updates that torch saw. Raises UserError where it raises."""
-    optimizer._opt_called = True  # or it warns about a step that it did not see
+    """Call `scheduler.step()` `times` times, as after updates by torch. Raises UserError if it raises."""
+    optimizer._opt_called = True  # suppresses the scheduler's warning about a missing optimizer step
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -167,7 +170,7 @@ def step_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, times: int,
 
 
 def trained_names(module: torch.nn.Module, loss: Any = None) -> dict[str, int]:
-    """Every name of every parameter of a module, and of a loss module as `loss.<name>` -> id of the parameter."""
+    """Map every name of every parameter to the parameter's id; those of a loss module are named `loss.<name>`."""
     named = module.named_parameters(remove_duplicate=False)
     found = {name: id(parameter) for name, parameter in named}
     if isinstance(loss, torch.nn.Module):
@@ -182,7 +185,7 @@ def _number(value: Any) -> Any:
 
 
 def state_of(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, dict[str, np.ndarray]]:
-    """The state of every parameter that has one, by the parameter's name."""
+    """Return the optimizer state by parameter name, for all parameters that have one."""
     found = {}
     for group, keys in zip(optimizer.param_groups, names, strict=True):
         for parameter, key in zip(group["params"], keys, strict=True):
@@ -203,9 +206,10 @@ def write_state(
     state: Mapping[str, Mapping[str, Any]],
     wanted: Callable[[torch.Tensor, str], bool] = lambda parameter, name: True,
 ) -> None:
-    """Put state back into the optimizer, in place where it has tensors already, as its own step() would have.
+    """Write state into the optimizer, in place for existing tensors, in the form that its own step() would create.
 
-    wanted: tells of a parameter and the name of a part of its state if that is to be written."""
+    wanted: (parameter, name of a state entry) -> whether to write it.
+    """
     state = to_host(dict(state))
     with torch.no_grad():
         for group, keys in zip(parameters, names, strict=True):
@@ -216,7 +220,7 @@ def write_state(
 
 
 def _after_the_count(entry: tuple[str, Any]) -> bool:
-    """Order a new state as torch's optimizers make it: the count of steps, then the moments."""
+    """Sort key for a new state, as torch's optimizers create it: the step count first, then the moments."""
     return entry[0] != "step"
 
 
@@ -235,10 +239,9 @@ Arrays = list[np.ndarray]
 
 
 def probe(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[dict[str, Any], Arrays, Arrays]:
-    """A few steps of this optimizer's own code on a small parameter, to compare a rule with.
+    """Run a few steps of this optimizer's own code on a small parameter, to compare a rule with.
 
-    Returns the options of the first group, the gradients that were given and the parameter after each step (the first
-    entry is its start).
+    Returns the options of the first group, the gradients used, and the parameter before the first and after each step.
     """
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(5, generator=generator))

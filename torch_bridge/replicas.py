@@ -1,4 +1,4 @@
-"""Exchange what the processes of DistributedDataParallel modules need of each other, around compiled steps."""
+"""Exchange buffers and gradients between the processes of DistributedDataParallel modules, around compiled steps."""
 
 import contextlib
 import functools
@@ -14,16 +14,17 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
 
-Forwards = tuple[tuple[str, bool], ...]  # the module's name, whether a gradient of this forward pass is to be averaged
+Forwards = tuple[tuple[str, bool], ...]  # (module's name, whether this forward pass's gradient is averaged)
 _INSTEAD = "take jaxtrain.accelerate.Accelerator, whose backward pass is torch's"
 
 
 class Replicas:
-    """The DistributedDataParallel modules of a step. Those of several processes compute on the batch of this process,
-    and exchange buffers and gradients in the order and by the rules of torch's reducer.
+    """The DistributedDataParallel modules of a step. With several processes, each computes on its own batch, and
+    buffers and gradients are exchanged in the order and by the rules of torch's reducer.
 
-    modules: as the user gives them, by name. arguments: what the loss function takes for them. The wrappers' attributes
-    `require_forward_param_sync` and `require_backward_grad_sync` (no_sync) are read and kept as their own forward does.
+    modules: as given by the user, by name. arguments: the objects to pass to the loss function for them. The wrappers'
+    attributes `require_forward_param_sync` and `require_backward_grad_sync` (no_sync) are read and updated as by their
+    own forward.
     """
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]):
@@ -39,24 +40,24 @@ class Replicas:
 
     @property
     def process(self) -> int:
-        """The number of this process."""
+        """Return the rank of this process."""
         return distributed.get_rank()
 
     @property
     def forwards(self) -> Forwards:
-        """The forward passes of the wrappers inside the last `local()`."""
+        """Return the wrappers' forward passes in the last `local()`."""
         return tuple(self._forwards)
 
     @contextlib.contextmanager
     def local(self, before: Callable[[str, bool], None] | None = None) -> Iterator[None]:
-        """While active, a call of a wrapper is one of its module, and exchanges nothing. before: called with an entry
-        of `forwards`, before each."""
+        """Inside the context, calling a wrapper calls its module and exchanges nothing. before: called before each
+        forward pass with its entry of `forwards`."""
         self._forwards.clear()
         syncing = {name: module.require_backward_grad_sync for name, module in self.wrappers.items()}
 
         def forward(name: str, *args: Any, **kwargs: Any) -> Any:
             wrapper = self.wrappers[name]
-            inside = wrapper.require_backward_grad_sync or not syncing[name]  # else the loss says no_sync() itself
+            inside = wrapper.require_backward_grad_sync or not syncing[name]  # else the loss itself calls no_sync()
             wanted = torch.is_grad_enabled() and inside
             if before is not None:
                 before(name, wanted)
@@ -72,7 +73,8 @@ class Replicas:
                 vars(module).pop("forward", None)
 
     def check(self) -> None:
-        """Raise UserError where torch exchanges gradients by other rules at this call."""
+        """Raise UserError if torch would exchange gradients by other rules in this call: inside join(), or with
+        hooks."""
         for name in self.averaged:
             module = self.wrappers[name]
             if module._join_config.enable:
@@ -83,7 +85,7 @@ class Replicas:
             _check_hooks(name, module)
 
     def check_parameters(self) -> None:
-        """Raise UserError where torch would leave a gradient out."""
+        """Raise UserError if torch would not average the gradient of a parameter added or unfrozen later."""
         for name, held in self._held.items():
             wrapper, known = self.wrappers[name], set(map(id, held))
             late = [key for key, p in _trainable(wrapper) if id(p) not in known]
@@ -98,17 +100,18 @@ class Replicas:
         return [parameter for parameter in self._held[name] if parameter.requires_grad]
 
     def buffers(self, name: str) -> list[torch.Tensor]:
-        """Return the buffers that the next forward pass takes from the group's first process; none if it takes none."""
+        """Return the buffers that the next forward pass receives from the group's first process; [] if it receives
+        none."""
         module = self.wrappers[name]
-        module._assign_modules_buffers()  # they may be others than before
+        module._assign_modules_buffers()  # the module's buffers may have been replaced
         return list(module.modules_buffers) if module.will_sync_module_buffers() else []
 
     def allows_unused(self, name: str) -> bool:
-        """Return True where parameters may get no gradient."""
+        """Return True if parameters may get no gradient."""
         return self.wrappers[name].find_unused_parameters or self.wrappers[name].static_graph
 
     def exchanges_twice(self, forwards: Forwards, changed: Collection[int]) -> str | None:
-        """Return the name of a module whose buffers are exchanged again between two forward passes of one loss.
+        """Return the name of a module whose buffers torch would exchange again between two forward passes of one loss.
 
         changed: ids of the buffers that the loss changes.
         """
@@ -122,7 +125,8 @@ class Replicas:
         return None
 
     def note(self, name: str, wanted: bool) -> None:
-        """Keep what torch's forward does: one whose gradients are averaged makes the next exchange buffers."""
+        """Update the wrapper as torch's forward does: if its gradients are averaged, the next forward pass exchanges
+        buffers."""
         self.wrappers[name].require_forward_param_sync = wanted and self.syncs(name)
 
     def syncs(self, name: str) -> bool:
@@ -130,7 +134,7 @@ class Replicas:
         return self.wrappers[name].require_backward_grad_sync
 
     def broadcast(self, name: str, values: Sequence[Any]) -> list[np.ndarray] | None:
-        """The values of the group's first process, which itself gets None."""
+        """Return the values of the group's first process; None on that process itself."""
         wrapper = self.wrappers[name]
         raw = np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values])
         sent = torch.from_numpy(raw).to(wrapper.device)
@@ -146,7 +150,7 @@ class Replicas:
         return [to_numpy(tensor) for tensor in self._summed(name, values, 1.0 / distributed.get_world_size(group))]
 
     def any(self, name: str, values: Sequence[bool]) -> list[bool]:
-        """Return where at least one of the module's processes has a True."""
+        """Return for each value whether it is True on at least one of the module's processes."""
         (counts,) = self._summed(name, [np.array(values, np.int32)])
         return (counts > 0).tolist()
 
@@ -162,7 +166,7 @@ class Replicas:
 
 
 def _wrapper(module: torch.nn.Module) -> DistributedDataParallel | None:
-    """The DistributedDataParallel among the wrappers of a module."""
+    """Return the DistributedDataParallel among a module's wrappers, or None."""
     while not isinstance(module, DistributedDataParallel):
         if isinstance(module, torch._dynamo.OptimizedModule):
             module = module._orig_mod
@@ -174,19 +178,20 @@ def _wrapper(module: torch.nn.Module) -> DistributedDataParallel | None:
 
 
 def _trainable(wrapper: DistributedDataParallel, frozen: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
-    """The parameters that a wrapper averages, by name. frozen: with those that require no gradient."""
+    """Return the parameters that a wrapper averages, by name. frozen: include those that require no gradient."""
     ignored, named = wrapper.parameters_to_ignore, wrapper.module.named_parameters()
     return [(name, p) for name, p in named if (p.requires_grad or frozen) and name not in ignored]
 
 
 def _parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """The parameters that the wrapper was made to average: as many as it tells, all of them or those trained now."""
+    """Return the parameters that the wrapper was made to average, found by their logged number: all, or those trained
+    now."""
     known, everything = wrapper._get_ddp_logging_data()["num_parameter_tensors"], _trainable(wrapper, frozen=True)
     return [p for _, p in (everything if known == len(everything) else _trainable(wrapper))]
 
 
 def _check(name: str, wrapper: DistributedDataParallel) -> None:
-    """Raise UserError for what of DistributedDataParallel a compiled step does not do."""
+    """Raise UserError for options of DistributedDataParallel that a compiled step does not support."""
     if wrapper.mixed_precision is not None:
         raise UserError(f"{name}: mixed_precision of DistributedDataParallel casts inside torch; give precision='bf16'")
     if wrapper._delay_all_reduce_params:

@@ -1,4 +1,4 @@
-"""Changes that torch code has made to what a run compiles of modules, optimizer and scheduler beside their values."""
+"""Detect changes by torch code to modules, optimizer and scheduler that a compiled run depends on, besides values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ FREEZE = "leave optimizer= out and freeze by epochs, with freeze_until_epoch or 
 SCHEDULE = "give Trainer a torch lr_scheduler (scheduler=), which the run follows"
 BEFORE = "do that before Trainer(...) is made"
 TRAIN = "call train() on it again"
-MODE, NUMBERS, VALUES = "mode", "numbers", "values"  # kinds of edits that may count between two runs
-NO_NUMBERS = {"params", "foreach", "fused", "capturable"}  # options that change no number of an update
+MODE, NUMBERS, VALUES = "mode", "numbers", "values"  # kinds of changes that may be allowed between two runs
+NO_NUMBERS = {"params", "foreach", "fused", "capturable"}  # options that do not affect the numbers of an update
 
 
 def refuse_modes_around() -> None:
-    """Raise UserError within torch.autocast or inference_mode, of which a compiled run would take over a part."""
+    """Raise UserError inside torch.autocast or inference_mode, which a compiled run would only partly follow."""
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise UserError(
             "torch.autocast is on around Trainer(...) or train(), and a compiled run casts by its own settings: leave "
@@ -34,7 +34,8 @@ def refuse_modes_around() -> None:
 
 
 class Edit(NamedTuple):
-    """Something that was changed. advice: what to do instead, or "". kind: MODE, NUMBERS, VALUES or none of them."""
+    """A detected change. what: its description. advice: what to do instead, or "". kind: MODE, NUMBERS, VALUES or
+    ""."""
 
     what: str
     advice: str = ""
@@ -42,10 +43,10 @@ class Edit(NamedTuple):
 
 
 class SettingEdits:
-    """Tells what of these objects was changed since the last `note`, beside the values of tensors.
+    """Detect what has changed in these objects since the last `note`, besides the values of tensors.
 
-    modules: those that are trained, by the prefix of their names; the first decides the mode. optimizer: torch's, or
-    anything else. scheduler: a torch lr_scheduler of it, or None.
+    modules: the trained modules, by the prefix of their names; the first one decides the mode. optimizer: torch's, or
+    any other, which is ignored. scheduler: its torch lr_scheduler, or None.
     """
 
     def __init__(self, modules: Mapping[str, torch.nn.Module], optimizer: Any = None, scheduler: Any = None):
@@ -56,12 +57,12 @@ class SettingEdits:
         self.note()
 
     def note(self) -> None:
-        """Take what is there now for what to compare with."""
+        """Remember the present settings to compare with."""
         self.note_modules()
         self.note_optimizer()
 
     def note_modules(self) -> None:
-        """Take the modules as they are now."""
+        """Remember the present settings of the modules."""
         self._modules = _named_modules(self._roots)
         self._parts = list(self._modules.values())
         tables = ("_modules", "_parameters", "_buffers")
@@ -76,30 +77,30 @@ class SettingEdits:
             self._structure, self._modes, self._flags = structure_of(self._parts), self._raw_modes(), self._look()
 
     def note_optimizer(self) -> None:
-        """Take the optimizer and the scheduler as they are now."""
+        """Remember the present settings of the optimizer and the scheduler."""
         self._held = [list(group["params"]) for group in self._groups()]
         self.options, self._state = self._options(), self._entries()
         self._plan, self._plan_reads = self._scheduled(), self._reads()
 
     def changed(self) -> Edit | None:
-        """Return the first thing that has changed."""
+        """Return the first change found, or None."""
         return next(iter(self.all()), None)
 
     def all(self) -> list[Edit]:
-        """Return one of each kind of change."""
+        """Return the first change of each kind."""
         with plainly():
             looks = self._changed_tables, self._changed_structure, self._changed_flags, self._changed_mode
             return [edit for look in looks for edit in [look()] if edit is not None] + self.of_optimizer()
 
     def of_optimizer(self) -> list[Edit]:
-        """Return those of the optimizer and the scheduler."""
+        """Return the first change of each kind in the optimizer and the scheduler."""
         looks = self._changed_groups, self._changed_options, self._changed_state, self._changed_scheduler
         return [edit for look in looks for edit in [look()] if edit is not None]
 
     # --- modules ------------------------------------------------------------------------------------------------
 
     def _changed_tables(self) -> Edit | None:
-        """A parameter, buffer or submodule that was added, replaced or taken away."""
+        """Return a parameter, buffer or submodule that was added, replaced or removed."""
         for path, table, held in self._tables:
             now = vars(self._modules[path])[table]
             if len(now) != len(held) or any(now.get(key) is not value for key, value in held.items()):
@@ -149,7 +150,7 @@ class SettingEdits:
         return Edit(what, TRAIN if whole else BEFORE, MODE)
 
     def training_modes(self) -> dict[str, bool]:
-        """Return the mode of every part in a training step that is recorded now: see from_torch.Record."""
+        """Return the mode of every submodule in a training step recorded now: see from_torch.Record."""
         modules = _named_modules(self._roots)
         own = any(type(part).train is not torch.nn.Module.train for part in modules.values())
         before = {path: part.training for path, part in modules.items()}
@@ -197,7 +198,7 @@ class SettingEdits:
         return None
 
     def _entries(self) -> list[tuple]:
-        state = {} if self._optimizer is None else vars(self._optimizer)["state"]  # though it may be awaited
+        state = {} if self._optimizer is None else vars(self._optimizer)["state"]  # without fetching awaited values
         return [
             (_Same(parameter), name, _Same(value), value._version)
             if isinstance(value, torch.Tensor)
@@ -213,7 +214,7 @@ class SettingEdits:
         return None if self._scheduler is None else _form(self._scheduler)
 
     def _reads(self) -> dict[str, Any]:
-        """Return the plain values of Python's that the scheduler's functions read."""
+        """Return the plain Python values that the scheduler's functions read, by name."""
         inputs = [PythonInputs(function, {}) for function in _functions_of(self._scheduler)]
         return {p.name: value for item in inputs for p, value in zip(item.places, item.values(), strict=True)}
 
@@ -229,7 +230,7 @@ class SettingEdits:
 
 
 class _Same:
-    """An object that equals itself alone; it is kept, so that no other takes its number."""
+    """Compare an object by identity; keep it alive, so that no other object gets its id."""
 
     __slots__ = ("value",)
 
@@ -243,7 +244,7 @@ class _Same:
 
 
 def _named_modules(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    """Return every part by its path, once each."""
+    """Return every submodule once, by its path."""
     found: dict[str, torch.nn.Module] = {}
     seen: set[torch.nn.Module] = set()
     for prefix, root in roots.items():
@@ -252,7 +253,7 @@ def _named_modules(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.M
 
 
 def _form(value: Any) -> Any:
-    """Return something to compare a setting with later: numbers and texts by value, other objects by identity."""
+    """Return a form of a setting to compare with later: numbers and strings by value, other objects by identity."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else (_Same(value), value._version)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
@@ -263,7 +264,7 @@ def _form(value: Any) -> Any:
         return {key: _form(item) for key, item in value.items()}
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
         return {key: _form(item) for key, item in vars(value).items() if key != "optimizer"}
-    return value if callable(value) else _Same(value)  # methods are made anew at each look, and equal
+    return value if callable(value) else _Same(value)  # a bound method is a new object at each access, but equal
 
 
 def _functions_of(value: Any) -> list[Callable]:

@@ -1,4 +1,4 @@
-"""The interface between a dataset of another library and `jaxtrain.data`. Needs no torch.
+"""Interface between another library's dataset and `jaxtrain.data`. Needs no torch.
 
 jaxtrain.data reads a source, seeds the random generators and collates; a source only knows its dataset.
 """
@@ -28,13 +28,13 @@ class RandomState(Protocol):
 
 
 class ForeignSource:
-    """A map-style source that keeps the ways of another library; a base class.
+    """Base class of map-style sources that follow another library's conventions.
 
-    workers_wanted: worker processes that it asks for, where data.num_workers does not. start_method: how it wants them
-    started, where it says so. persistent: they keep the dataset as it was when they started. collate: its own function
-    of a list of items; None takes the task's. examples: items that were read for an example, by position, which the
-    first epoch takes over. peek: reads examples where worker processes read the rest (jaxtrain.data.peek).
-    worker_init_fn: of the user's, which a worker calls before it reads.
+    workers_wanted: number of worker processes, unless data.num_workers sets it. start_method: how to start them, or
+    None. persistent: workers keep the dataset as it was when they started. collate: the source's own function of a list
+    of items; None for the task's. examples: items already read as examples, by position, which the first epoch reuses.
+    peek: reads examples when worker processes read the rest (jaxtrain.data.peek). worker_init_fn: the user's, which a
+    worker calls before it reads.
     """
 
     workers_wanted: int = 0
@@ -49,7 +49,7 @@ class ForeignSource:
         raise TypeError(f"{type(self).__name__} gives no sample by its position")
 
     def raw(self, index: int) -> Any:
-        """Return the sample at a position as the dataset gives it, tensors included."""
+        """Return the sample at a position as the dataset yields it, tensors included."""
         return self[index]
 
     def random_states(self) -> list[RandomState]:
@@ -60,37 +60,37 @@ class ForeignSource:
         """Prepare a worker process; called once, before the first item."""
 
     def as_worker(self, workers: int) -> contextlib.AbstractContextManager:
-        """Return a context in which this process looks to the dataset like the first of so many workers."""
+        """Return a context in which the dataset sees this process as the first of `workers` worker processes."""
         return contextlib.nullcontext()
 
     def enter_thread(self) -> None:
-        """Prepare the thread that reads ahead, where there are no worker processes."""
+        """Prepare the thread that reads ahead if there are no worker processes."""
 
     def shares_order(self, other: Any) -> bool:
-        """Return whether reading `other` in its own library moves the order in which this source comes."""
+        """Return True if reading `other` in its own library changes the order of this source."""
         return False
 
     def interleave(self, other: Any, passes: Callable[[int], int]) -> None:
-        """Follow a source with which `shares_order` is so. passes: how many passes over it lie between the beginnings
-        of an epoch and of the one before."""
+        """Follow a source for which `shares_order` is True. passes: epoch number -> how many passes over it lie between
+        the starts of the previous epoch and this one."""
         raise NotImplementedError
 
     def unkept_generators(self) -> list[str]:
-        """Name the random generators of the dataset's own that a resumed run begins anew."""
+        """Name the dataset's own random generators, which a resumed run starts anew."""
         return []
 
     def reducers(self) -> dict[type, Callable]:
-        """Map types to functions that take their values apart for worker processes, as copyreg has them."""
+        """Map types to functions that pickle their values for worker processes, as in copyreg."""
         return {}
 
 
 class SequentialSource(ForeignSource):
-    """Samples that come one after another and cannot be asked for by position; a base class.
+    """Base class of sources that yield samples one after another and cannot be read by position.
 
-    workers: how many processes may share an epoch without changing it. size: samples in an epoch, None if unknown.
-    batch_size: where the source decides. ready_made: every chunk is a whole batch already. tells_places: `place` and
-    the argument of `chunks` are there. apart: worker processes read it, each from a copy. begun: a pass that was begun
-    for an example, which the first epoch goes on with (jaxtrain.data.sample_reader).
+    workers: how many processes may share an epoch without changing its order. size: samples per epoch, None if unknown.
+    batch_size: set if the source decides it. ready_made: every chunk is already a whole batch. tells_places: `place`
+    and the `place` argument of `chunks` are supported. apart: worker processes read it, each from a copy. begun: a pass
+    started for an example, which the first epoch continues (jaxtrain.data.sample_reader).
     """
 
     workers: int = 1
@@ -114,29 +114,29 @@ class SequentialSource(ForeignSource):
         raise TypeError(f"{type(self).__name__} must define chunks")
 
     def place(self) -> Any:
-        """Return where the pass stands after its last chunk, in values that JSON holds."""
+        """Return the position after the last chunk of the pass, in values that JSON can store."""
         return None
 
     @property
     def replays(self) -> bool:
-        """Return whether a resumed run reads the epochs before its own again: the stream holds random generators that
-        nothing else brings to where they were."""
+        """Return True if a resumed run must read the earlier epochs again: the stream holds random generators whose
+        state nothing else restores."""
         told = self.tells_places or hasattr(getattr(self, "dataset", None), "set_epoch")
         return not told and bool(self.unkept_generators())
 
     def steps_per_epoch(self, batch_size: int) -> int | None:
-        """Return the number of batches that the dataset promises, None if it does not say."""
+        """Return the number of batches that the dataset promises, or None if unknown."""
         return None if self.size is None else -(-self.size // batch_size)
 
     def shard(self, count: int, index: int) -> "SequentialSource":
-        """Return one of `count` parts, as a source of its own. Raises UserError where the dataset has no such parts."""
+        """Return one of `count` parts as a source. Raises UserError if the dataset has no such parts."""
         raise TypeError(f"{type(self).__name__} must define shard")
 
 
 def divided(dataset: Any, count: int, index: int) -> Any:
-    """Return the `index`-th of `count` parts of a dataset that has `shard(num_shards, index)`, as Hugging Face's have.
+    """Return the `index`-th of `count` parts of a dataset that has `shard(num_shards, index)`, as Hugging Face's do.
 
-    Raises UserError where it has not, or consists of fewer.
+    Raises UserError if it has no such method, or has fewer parts.
     """
     shard = getattr(dataset, "shard", None)
     if not callable(shard):
@@ -155,10 +155,10 @@ def divided(dataset: Any, count: int, index: int) -> Any:
 
 
 class OrderedSource(ForeignSource):
-    """A map-style source with an order of its own; a base class.
+    """Base class of map-style sources that define their own order.
 
-    batch_size: the size of every batch but a shorter last one, None where it varies. constant: every epoch has as many
-    batches. replays: an epoch's order depends on the epochs before it, which are drawn again to find it.
+    batch_size: the size of every batch except a shorter last one, None if it varies. constant: every epoch has the same
+    number of batches. replays: an epoch's order depends on the epochs before it, which are drawn again to compute it.
     """
 
     batch_size: int | None = None
@@ -169,37 +169,37 @@ class OrderedSource(ForeignSource):
         raise TypeError(f"{type(self).__name__} must define __len__")
 
     def position(self, key: Any) -> int:
-        """Return the position that stands for what the order gives."""
+        """Return the position for a key that the order yields."""
         return int(key)
 
     def begin(self) -> "BatchOrder":
-        """Return the order from its first epoch on, as if nothing had been drawn."""
+        """Return the order from its first epoch, as if nothing had been drawn."""
         raise TypeError(f"{type(self).__name__} must define begin")
 
     def follow(self, order: "BatchOrder | None") -> bool:
-        """Take over into `order`, and into later ones, what the user has changed in the sampler since the last look.
-        Return whether anything was."""
+        """Apply the user's changes to the sampler since the last check to `order` and to later ones. Return True if
+        there were any."""
         return False
 
 
 class BatchOrder(Protocol):
-    """The batches of one epoch after another. named: what makes them, in words."""
+    """Batches of successive epochs. named: a name for the sampler, for messages."""
 
     named: str
 
     def epoch(self, number: int) -> Iterator[Sequence[Any]]:
-        """Draw the next epoch's batches, over all processes: positions, or keys that `OrderedSource.position` takes.
+        """Draw the next epoch's batches, over all processes: positions, or keys that `OrderedSource.position` accepts.
 
-        number: which epoch it is.
+        number: the number of that epoch.
         """
         ...
 
 
 def raised(error: BaseException, where: str, what: str = "the dataset") -> BaseException:
-    """Return the exception to raise instead, the error in words. A Ctrl-C stays one."""
+    """Return the exception to raise in place of `error`, with a readable message. A Ctrl-C is returned unchanged."""
     if _interrupted(error):
         return error
-    if isinstance(error, UserError):  # says itself what is wrong
+    if isinstance(error, UserError):  # its message already explains the problem
         return (DataError if isinstance(error, DataError) else UserError)(f"{error} ({where})")
     return DataError(f"{what} raised at {where}: {type(error).__name__}: {error}")
 

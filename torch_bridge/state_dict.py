@@ -1,4 +1,4 @@
-"""State dicts both ways between a flax module and torch, in numpy: no torch needed."""
+"""Convert state dicts between a flax module and torch, in numpy; needs no torch."""
 
 import contextlib
 import re
@@ -14,36 +14,37 @@ from jaxtrain.errors import UserError
 from torch_bridge.layouts import from_torch_dtype, named_variables, to_torch_dtype
 from torch_bridge.lazy_array import LazyArray, as_leaf, own_array, to_host
 
-CHECKED_AT_ONCE = 1 << 20  # numbers; what a check needs beside the array stays small
-PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every key
+CHECKED_AT_ONCE = 1 << 20  # numbers; limits the extra memory of a check
+PREFIXES = ("module.", "_orig_mod.")  # prefixes that DDP and torch.compile add to every key
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")  # anywhere in a key
-METADATA = "_metadata"  # torch's attribute of a state dict: the version of every module's own format, by its path
-COUNTER = "num_batches_tracked"  # of batch normalisation, since version 2 of its format
-COUNT_OF_AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its model's keys
+METADATA = "_metadata"  # torch's attribute of a state dict: format version of every module, by path
+COUNTER = "num_batches_tracked"  # key of batch normalisation since version 2 of its format
+COUNT_OF_AVERAGED = "n_averaged"  # key of torch.optim.swa_utils.AveragedModel besides its model's keys
 
 
 class StateDictMismatch(UserError):
-    """A state dict that does not fit the model: every missing, unexpected and wrongly shaped key at once."""
+    """Raised for a state dict that does not fit the model; lists all missing, unexpected and wrongly shaped keys."""
 
 
 def state_dict(model: nnx.Module) -> dict[str, np.ndarray]:
-    """The model's parameters and buffers as host arrays under torch's keys, in torch's order; tied ones repeat."""
+    """Return the model's parameters and buffers as host arrays with torch's keys and order; tied ones under each
+    key."""
     arrays: dict[int, np.ndarray] = {}
     leaves = open_state_dict(model)
     return {key: arrays.setdefault(id(leaf), np.asarray(leaf)) for key, leaf in leaves.items()}
 
 
 def open_state_dict(model: nnx.Module) -> dict[str, LazyArray]:
-    """`state_dict` whose arrays are fetched from the devices one by one, when they are asked for.
+    """Return `state_dict` with LazyArrays, which are fetched from the devices one by one on use.
 
-    Names of one tied variable share one Leaf.
+    All names of a tied variable share one LazyArray.
     """
     leaves: dict[int, LazyArray] = {}
     return {key: leaves.setdefault(id(variable), leaf_of(variable)) for key, variable in named_variables(model)}
 
 
 def leaf_of(array: Any) -> LazyArray:
-    """A variable or JAX array as torch keeps it, fetched when it is asked for."""
+    """Return a variable or JAX array as a LazyArray with torch's dtype."""
     dtype = to_torch_dtype(np.empty(0, array.dtype)).dtype
     value = array.get_value() if isinstance(array, nnx.Variable) else array
     return LazyArray(tuple(array.shape), dtype, lambda: to_torch_dtype(to_host(value)))
@@ -52,12 +53,12 @@ def leaf_of(array: Any) -> LazyArray:
 def load_state_dict(
     model: nnx.Module, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
 ) -> tuple[list[str], list[str]]:
-    """Write `state` into the model's variables, each onto its own sharding, leaf by leaf.
+    """Write `state` into the model's variables, array by array, each with the variable's sharding.
 
-    state: arrays, torch tensors or Leaves; prefixes of DDP and torch.compile are stripped. A counter of batch
-    normalisation may be missing where its format has none, as in a state dict without torch's versions.
-    Returns the missing and the unexpected keys, as torch does. Raises StateDictMismatch naming all of them when
-    `strict`, and for wrong shapes or kinds in any case; the model is then unchanged.
+    state: arrays, torch tensors or LazyArrays; prefixes of DDP and torch.compile are stripped. The counter of batch
+    normalisation may be missing if the state's format has none, as in a state dict without torch's versions.
+    Returns the missing and the unexpected keys, as torch does. Raises StateDictMismatch listing all of them if
+    `strict`, and for wrong shapes or dtypes in any case; the model is then unchanged.
     Source: torch.nn.Module.load_state_dict.
     """
     wanted = dict(named_variables(model))
@@ -68,7 +69,7 @@ def load_state_dict(
         {key: (variable.shape, variable.dtype) for key, variable in wanted.items()}, state
     )
     given_ids = {id(wanted[key]) for key in wanted if key in state}
-    missing = [key for key in missing if id(wanted[key]) not in given_ids]  # its tied twin was given
+    missing = [key for key in missing if id(wanted[key]) not in given_ids]  # given under another tied name
     missing = [key for key in missing if not _older(key, formats)]
     if wrong or (strict and (missing or unexpected)):
         raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong, source))
@@ -79,18 +80,18 @@ def load_state_dict(
 
 
 def _older(key: str, formats: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether a key is one that the state's format does not have, whose value stays, as in torch."""
+    """Return True if the state's format version lacks this key; the model then keeps its value, as in torch."""
     path, _, name = key.rpartition(".")
     return name == COUNTER and (formats.get(path, {}).get("version") or 1) < 2
 
 
 def versions(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return what torch notes of every module's format in a state dict; empty where it was not kept."""
+    """Return torch's format versions of all modules in a state dict; empty if they were not kept."""
     return getattr(state, METADATA, None) or {}
 
 
 def with_versions(state: Mapping[str, Any], formats: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The state dict with these versions, as torch's own `state_dict()` carries them."""
+    """Return the state dict with these format versions attached, as torch's own `state_dict()` does."""
     kept = OrderedDict(state)
     if formats:
         setattr(kept, METADATA, OrderedDict(formats))
@@ -98,7 +99,7 @@ def with_versions(state: Mapping[str, Any], formats: Mapping[str, Mapping[str, A
 
 
 def renamed(state: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
-    """The state dict under other keys, the versions of its modules under theirs."""
+    """Return the state dict with renamed keys; rename the modules of its format versions accordingly."""
     held, formats = versions(state), {}
     for key in state if held else ():
         old, new = key, name(key)
@@ -110,9 +111,9 @@ def renamed(state: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, A
 
 
 def place(value: Any, like: Any) -> jax.Array:
-    """An array, Leaf or number with the dtype and on the sharding of `like`, in memory of its own.
+    """Copy an array, LazyArray or number to the dtype and sharding of `like`.
 
-    Waits until it is there, so that of a whole checkpoint one array is in flight at a time.
+    Waits until the copy is complete, so that only one array of a checkpoint is in flight at a time.
     """
     array = from_torch_dtype(own_array(value), like.dtype)
     with jax.enable_x64(True) if array.dtype == np.int64 else contextlib.nullcontext():
@@ -123,8 +124,9 @@ def place(value: Any, like: Any) -> jax.Array:
 
 
 def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict under the model's own keys where something wrapped the model, or a part of it: DDP, FSDP,
-    torch.compile, activation checkpointing, AveragedModel (whose count of averages goes)."""
+    """Return the state dict with the model's own keys: remove the prefixes of DDP, FSDP, torch.compile, activation
+    checkpointing and AveragedModel, around the model or a part of it. AveragedModel's count of averages is removed
+    too."""
 
     def own(key: str) -> str:
         if key in wanted:
@@ -146,7 +148,8 @@ def without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dic
 
 
 def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:
-    """Keys whose numbers no training survives: NaN anywhere, infinity in a parameter (masks may hold it)."""
+    """Return keys with values that training cannot survive: NaN anywhere, infinity in a parameter (masks may contain
+    it)."""
     keys = []
     for key, variable in named_variables(model):
         if key in state and jax.numpy.issubdtype(state[key].dtype, jax.numpy.floating):
@@ -158,7 +161,7 @@ def not_finite(model: nnx.Module, state: Mapping[str, Any]) -> list[str]:
 
 
 def compare(wanted: Mapping[str, tuple], state: Mapping[str, np.ndarray]):
-    """Missing keys, unexpected keys, and one line per key whose shape or kind of number is wrong."""
+    """Return missing keys, unexpected keys, and one line per key whose shape or kind of number is wrong."""
     missing = [key for key in wanted if key not in state]
     unexpected = [key for key in state if key not in wanted]
     wrong = []
@@ -177,7 +180,7 @@ def compare(wanted: Mapping[str, tuple], state: Mapping[str, np.ndarray]):
 
 
 def explain(missing: list[str], unexpected: list[str], wrong: list[str], source: str = "the state dict") -> str:
-    """One message for all that does not fit, with the likely cause."""
+    """Return one message for everything that does not fit, with the likely cause."""
 
     def shorten(keys):
         return f" ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})" if keys else ""
@@ -211,7 +214,7 @@ def _likely_cause(missing, unexpected, wrong) -> str:
 
 
 def convert_ddp_state(state: Mapping[str, np.ndarray]) -> OrderedDict[str, np.ndarray]:
-    """Strip one leading `module.` (DDP) and `_orig_mod.` (torch.compile) from every key, order kept."""
+    """Strip one leading `module.` (DDP) and `_orig_mod.` (torch.compile) from every key; keep the order."""
     result = OrderedDict(state)  # as torch's own state_dict()
     for prefix in PREFIXES:
         result = OrderedDict((key.removeprefix(prefix), value) for key, value in result.items())

@@ -1,4 +1,4 @@
-"""Losses that a user writes as torch functions, recorded with the modules that they call."""
+"""Record losses that a user writes as torch functions, with the modules that they call."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
 
 
 def reason_of(error: UserError) -> str:
-    """The first reason why something is refused, and its line in the code, in one line of text."""
+    """Return the first reason why something is refused, with its line in the code, as one line of text."""
     refused = error.__cause__
     if not isinstance(refused, UnsupportedModel) or not refused.obstacles:
         return str(error).partition("\n")[0]
@@ -42,12 +42,12 @@ def reason_of(error: UserError) -> str:
 
 
 def fails_in_torch(error: UserError) -> bool:
-    """Tell whether torch cannot run either what is refused."""
+    """Return True if torch cannot run the refused code either."""
     return isinstance(error.__cause__, UnsupportedModel) and error.__cause__.fails_in_torch
 
 
 class Inside:
-    """A context that tells by `active` whether code runs inside it."""
+    """Context whose `active` is True while code runs inside it."""
 
     depth = 0
 
@@ -64,7 +64,7 @@ class Inside:
 
 @contextlib.contextmanager
 def _plain_mode() -> Iterator[None]:
-    """While active, code runs to be recorded: not in inference mode, and torch's random numbers stay where they are."""
+    """Leave inference mode inside the context, for recording; restore torch's random state at the end."""
     graded, before = torch.is_grad_enabled(), torch.get_rng_state()
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(graded):
@@ -73,13 +73,13 @@ def _plain_mode() -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-RECORDING = Inside()  # the code runs to be recorded, or to be compared with a record
-MOST_RECORDS = 8  # of values that Python branches on
+RECORDING = Inside()  # code runs in order to be recorded, or compared with a record
+MOST_RECORDS = 8  # for different values that Python branches on
 ADVICE = "give its module to jaxtrain.compile_many, or the tensor in the batch"
 
 
 class LossEntry(torch.nn.Module):
-    """`loss_fn(*modules, batch)` as one module, so that torch.export sees the modules' parameters and buffers."""
+    """Wrap `loss_fn(*modules, batch)` as one module, so that torch.export sees the modules' parameters and buffers."""
 
     arguments: tuple[Any, ...]
     replicas: Replicas
@@ -91,19 +91,19 @@ class LossEntry(torch.nn.Module):
         replicas: Replicas,
         looked_at: Callable[[Any], contextlib.AbstractContextManager],
     ):
-        """looked_at: a context around the loss's call with its batch."""
+        """looked_at: returns a context for the loss's call with its batch."""
         super().__init__()
         self.looked_at = looked_at
         self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)
         object.__setattr__(self, "replicas", replicas)
-        object.__setattr__(self, "arguments", replicas.arguments)  # not registered twice
+        object.__setattr__(self, "arguments", replicas.arguments)  # bypasses registration as submodules
         self.loss_fn = loss_fn
-        self.batch_type: type | None = None  # a Mapping class of the user's, as transformers' BatchEncoding
+        self.batch_type: type | None = None  # a user's Mapping class, such as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
         self.dynamic: tuple[int, ...] = ()
 
     def forward(self, batch: Any, numbers: list) -> Any:
-        """numbers: tensors in place of the Python numbers that have changed between calls."""
+        """Call the loss. numbers: tensors that replace the Python numbers that have changed between calls."""
         with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
@@ -116,10 +116,9 @@ class LossEntry(torch.nn.Module):
 
 
 class LossRecord:
-    """The graphs of one loss: one per mode of the modules, structure and dtypes of the batch, and, with fixed sizes,
-    shape.
+    """Graphs of one loss: one per modes of the modules, structure and dtypes of the batch and, with fixed sizes, shape.
 
-    The modules are recorded in the modes that they are in: a BatchNorm in eval() inside a module in train() stays so.
+    The modules are recorded in their present modes: a BatchNorm in eval() inside a module in train() stays so.
     """
 
     def __init__(
@@ -129,22 +128,22 @@ class LossRecord:
         replicas: Replicas | None = None,
         torch_backward: bool = False,
     ):
-        """replicas: what the modules are to the loss function, where that is another than they themselves.
-        torch_backward: torch's own backward pass leads to the parameters, and runs their hooks; containers that are
-        given stay as they are. A loss may take out of its batch, which nothing reads after it."""
+        """replicas: objects to pass to the loss function, if not the modules themselves. torch_backward: torch's own
+        backward pass leads to the parameters and runs their hooks, and containers that are given must not change.
+        Otherwise a loss may remove items from its batch, which nothing reads afterwards."""
         self.replicas = replicas or Replicas(modules)
         self.entry = LossEntry(modules, loss_fn, self.replicas, self._look_at)
-        self.forwards: dict[int, Forwards] = {}  # of the wrappers, by the graph's id
+        self.forwards: dict[int, Forwards] = {}  # forward passes of DDP wrappers, by the graph's id
         self.torch_backward = torch_backward
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
-        self._proven: set[str] = set()  # Python's numbers that a record has taken as inputs
+        self._proven: set[str] = set()  # Python numbers that a record has taken as inputs
         self._captured = CapturedTensors()
-        self._bound: list[tuple[Any, Any]] = []  # where a constant of the record is kept, and itself
+        self._bound: list[tuple[Any, Any]] = []  # (place of a constant, its value)
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
-        self.left: set[str] = set()  # Python attributes that a call changes, and that keep their values here
+        self.left: set[str] = set()  # Python attributes that a torch call changes and a compiled one does not
         self._changes_batch = False
 
     @contextlib.contextmanager
@@ -154,12 +153,12 @@ class LossRecord:
         self._changes_batch = contents.changed() if self.torch_backward else contents.written()
 
     def python(self) -> tuple[tuple, list[np.ndarray]]:
-        """Return a key for the present values that the loss reads from Python, and those that are inputs."""
+        """Return a key for the present Python values that the loss reads, and those of them that are inputs."""
         return self.entry.varying.state()
 
     def check_captured(self, ended: bool = False) -> None:
-        """Raise CannotRecord where a constant of the record has changed since the last call, and LateEdit where calls
-        may have been made since. ended: no call begins."""
+        """Raise CannotRecord if a constant of the record has changed since the last call, LateEdit if calls may have
+        used the old value. ended: no call follows."""
         what = f"{self.name} uses a tensor that it does not get as an argument, and that has changed"
         known = not ended and (
             self._captured.changed() or any(value_at(place) is not value for place, value in self._bound)
@@ -174,7 +173,7 @@ class LossRecord:
             raise CannotRecord(f"{what} since it was recorded as a constant: {ADVICE}")
 
     def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
-        """Remember the tensors and arrays that a record holds as constants, and where they come from."""
+        """Track the tensors and arrays that a record holds as constants, and the places that they come from."""
         tensors = {str(number): tensor for number, tensor in captured.items()}
         for place in (*self.entry.varying.inputs.held, *self.entry.varying.inputs.registered):
             value = value_at(place)
@@ -188,9 +187,10 @@ class LossRecord:
     def graph(
         self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
     ) -> tuple[Graph, list[np.ndarray]]:
-        """The graph that holds for a batch of these leaves and structure in these modes, and for the present values of
-        Python's numbers; recorded if there is none yet. Also those numbers that it takes as inputs after the leaves.
-        Raises CannotRecord that lists what cannot be recorded.
+        """Return the graph for a batch of these leaves and structure, these modes and the present Python numbers, and
+        the list of those numbers that it takes as inputs after the leaves. Record it if there is none yet.
+
+        Raises CannotRecord listing everything that cannot be recorded.
         """
         self.entry.batch_type = batch_type
         form = modes, batch_type, tuple(getattr(leaf, "dtype", None) for leaf in leaves)
@@ -242,7 +242,7 @@ class LossRecord:
         return _Recorded(graph, spec, program)
 
     def _records_with(self, number: int, leaves, spec) -> bool:
-        """Return False where Python needs this number itself: it branches on it, or counts with it."""
+        """Return False if Python itself needs this number: it branches on it, or counts with it."""
         varying = self.entry.varying
         numbers = [n for n in varying.dynamic if n == number or varying.inputs.places[n].name in self._proven]
         try:
@@ -252,14 +252,15 @@ class LossRecord:
         return True
 
     def _same_as_before(self, recorded: "_Recorded", key: tuple, inputs: list) -> "_Recorded":
-        """An earlier record with other values that computes the same, so that nothing is compiled; else this one.
+        """Return an earlier record for other Python values that computes the same, to save a compilation; else
+        `recorded`.
 
-        Raises UserError where too many differ.
+        Raises CannotRecord if too many records differ.
         """
         others = self._recorded.setdefault(key, [])
         of_structure = [other for other in others if other.holds(inputs, recorded.structure)]
         for other in of_structure:
-            same_form = other.program.call_spec.out_spec == recorded.program.call_spec.out_spec  # names of what it logs
+            same_form = other.program.call_spec.out_spec == recorded.program.call_spec.out_spec  # has the logged names
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
@@ -272,16 +273,16 @@ class LossRecord:
         return recorded
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any], rngs: Callable) -> tuple:
-        """The loss, the values to log beside it, and the buffers that the call changes, by name. Traced.
+        """Return the loss, the values to log, and the buffers that the call changes, by name. Runs under JAX tracing.
 
-        Raises UserError where the function gives anything but a scalar, or a scalar and a dict of scalars.
+        Raises UserError if the function returns neither a scalar nor (scalar, dict of values).
         """
         state = {name: as_torchs(value) for name, value in state.items()}
         outputs, changed = graph.run(state, leaves, Call(rngs))
         loss, parts = outputs, {}
         if _with_parts(outputs):
             loss, parts = outputs
-        if not hasattr(loss, "shape") or loss.size != 1:  # backward() takes one number of any shape
+        if not hasattr(loss, "shape") or loss.size != 1:  # backward() accepts one number of any shape
             shape = getattr(loss, "shape", None)
             got = type(outputs).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
             raise UserError(
@@ -292,13 +293,13 @@ class LossRecord:
 
 
 def _with_parts(outputs: Any) -> bool:
-    """Tell whether a loss function has given values to log beside the loss."""
+    """Return True if a loss function has returned values to log besides the loss."""
     return isinstance(outputs, (tuple, list)) and len(outputs) == 2 and isinstance(outputs[1], Mapping)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Recorded:
-    """A record: its graph, the structure of its batch, and the program that it was made of."""
+    """A record: its graph, the structure of its batch, and the exported program."""
 
     graph: Graph
     structure: Any
@@ -309,11 +310,11 @@ class _Recorded:
 
 
 def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
-    """A batch as leaves of arrays, its structure, and its class where that is a Mapping of the user's. Raises
-    CannotRecord for objects that no program can be kept for."""
+    """Return a batch's leaves as arrays, its structure, and its class if that is a user's Mapping. Raises CannotRecord
+    for unhashable objects, which cannot be part of a cache key."""
     own: type | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
     leaves, spec = pytree.tree_flatten((take_apart(with_arrays(batch, to_batch)),))
-    leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # those that objects held
+    leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # tensors inside objects
     for leaf in leaves:
         if not hasattr(leaf, "shape") and type(leaf).__hash__ is None:
             raise CannotRecord(
@@ -323,7 +324,7 @@ def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
 
 
 def check_gradients_on(loss: str) -> None:
-    """Raise UserError where torch's backward() would find no graph."""
+    """Raise UserError if gradients are off, so that torch's backward() would find no graph."""
     if not torch.is_grad_enabled():
         raise UserError(
             f"{loss}: a step was called under torch.no_grad(), set_grad_enabled(False) or inference_mode(), where "
@@ -342,7 +343,7 @@ def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
 
 
 class ForwardRecord:
-    """The forward pass of a module in evaluation mode."""
+    """Recorded forward pass of a module in evaluation mode."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = module
@@ -351,14 +352,15 @@ class ForwardRecord:
         self._values = self.inputs.values()
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
-        """The graph for these arguments, and their leaves as arrays. Raises UserError where it cannot be recorded."""
+        """Return the graph for these arguments, and their leaves as arrays. Raises UserError if it cannot be
+        recorded."""
         args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
         inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
         if self.inputs.moved():
             self.inputs.look()
             self._values = []
         values = self.inputs.values()
-        if values != self._values:  # Python's values are constants of a record
+        if values != self._values:  # a record holds Python values as constants
             self.record, self._values = Record(Forward(self.module), effects=self.inputs.effects), values
         try:
             return self.record.graph(inputs, training=False)
@@ -367,21 +369,21 @@ class ForwardRecord:
 
     @property
     def left(self) -> set[str]:
-        """Python attributes that a call changes, and that keep their values here."""
+        """Return the Python attributes that a torch call changes and a compiled one does not."""
         return self.record.left
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
-        """The leaves of the module's outputs, for `graph.in_torch`. Traced."""
+        """Return the leaves of the module's outputs, for `graph.in_torch`. Runs under JAX tracing."""
         return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]
 
 
 def seed_of(seed: int | None) -> int:
-    """32 bits of the seed given, or of torch's own."""
+    """Return 31 bits of the given seed, or of torch's own."""
     return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
 
 
 def check_scheduler(scheduler: Any, optimizers: Sequence[Any]) -> None:
-    """Raise UserError for a scheduler that is no torch lr_scheduler of these optimizers, or that wants a metric."""
+    """Raise UserError unless it is None or a torch lr_scheduler of one of these optimizers that needs no metric."""
     if scheduler is None:
         return
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

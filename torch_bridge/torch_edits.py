@@ -1,4 +1,4 @@
-"""Changes that torch code has made to modules and optimizers since they were last looked at."""
+"""Detect changes by torch code to modules and optimizers since the last check."""
 
 import itertools
 import zlib
@@ -7,17 +7,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch.nn.modules import module as of_all_modules
 
-CHECKED_BYTES = 1 << 17  # that `some` looks at in a call
-EXACT_BYTES = 1 << 26  # of constants that are compared whole at every call: 7 ms of a CPU
-PIECE_BYTES = 1 << 20  # of larger ones, looked at in turn
-BLOCKS = 64  # of a tensor on a GPU, summed apart, so that values that change places are seen
+CHECKED_BYTES = 1 << 17  # checksummed by `some` per call
+EXACT_BYTES = 1 << 26  # of constants compared in full at every call: 7 ms on a CPU
+PIECE_BYTES = 1 << 20  # piece size of the other constants, which are checked in turn
+BLOCKS = 64  # of a tensor on a GPU, summed separately, so that swapped values are detected
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TensorEdits:
-    """Tells which of these tensors have other values than at the last `note`.
+    """Detect which tensors have other values than at the last `note`.
 
-    In-place operations count a tensor's version up; writes through `.data` or numpy do not, and are found by checksums.
+    In-place operations increment a tensor's version; writes through `.data` or numpy do not, and are found by
+    checksums.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]):
@@ -27,17 +28,18 @@ class TensorEdits:
         self._versions: dict[str, int] = {}
 
     def note(self, names: Iterable[str] | None = None) -> None:
-        """Take the present values of all of these tensors, or of those of these names, for the ones to compare with."""
+        """Remember the present values of all these tensors, or of those in `names`, to compare with."""
         names = list(self.tensors if names is None else names)
         self._marks |= zip(names, checksums([self.tensors[name] for name in names]), strict=True)
         self._versions = {name: tensor._version for name, tensor in self.tensors.items()}
 
     def all(self) -> list[str]:
-        """The tensors that have changed."""
+        """Return the names of all changed tensors."""
         return self._changed(self.tensors)
 
     def some(self) -> list[str]:
-        """The tensors that have changed by their version, or whose turn it is that their values are looked at."""
+        """Return names of changed tensors: all those whose version changed, and some found by checksum. Each call
+        checksums the next few tensors, in turn."""
         names: set[str] = set()
         size = 0
         while size < CHECKED_BYTES and len(names) < len(self.tensors):
@@ -60,8 +62,8 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum of each tensor's values: of all bytes on the CPU; elsewhere of the sums of its words in
-    BLOCKS, which are computed there and fetched together, as each fetch waits for the device."""
+    """Return a checksum of each tensor's values. On the CPU it covers all bytes. Elsewhere it covers sums of the words
+    in BLOCKS blocks, computed on the device and fetched together, as each fetch waits for the device."""
     found: dict[int, int] = {}
     sums: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     for place, tensor in enumerate(tensors):
@@ -77,7 +79,7 @@ def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Return the sums, int64 [BLOCKS + 1], of the words of so many pieces of a flat tensor, and of what is left."""
+    """Return the sums of words, int64 [BLOCKS + 1]: of BLOCKS equal pieces of a flat tensor, and of the remainder."""
     words = values.view(torch.int32 if values.element_size() % 4 == 0 else torch.uint8)
     length = words.numel() // BLOCKS
     blocks, rest = words[: BLOCKS * length].view(BLOCKS, length), words[BLOCKS * length :]
@@ -85,10 +87,10 @@ def block_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 class CapturedTensors:
-    """Tells which of the tensors that a record holds as constants have changed.
+    """Detect which tensors that a record holds as constants have changed.
 
-    Up to EXACT_BYTES of them are compared with copies at every call, the smallest first. Of the rest, in-place
-    operations are seen by the version, writes through `.data` or numpy by checksums of pieces in turn.
+    Up to EXACT_BYTES of them, the smallest first, are compared with copies at every call. For the rest, in-place
+    operations are found by version, and writes through `.data` or numpy by checksums of pieces, in turn.
     """
 
     def __init__(self) -> None:
@@ -96,12 +98,12 @@ class CapturedTensors:
         self._versions: dict[str, int] = {}
         self._copies: dict[str, torch.Tensor] = {}
         self._pieces: dict[tuple[str, int], int] = {}  # (name, number) -> checksum
-        self._looked: dict[tuple[str, int], int] = {}  # the call at whose begin it was looked at last
+        self._looked: dict[tuple[str, int], int] = {}  # number of the call at whose start the piece was last checked
         self._waiting: list[tuple[str, int]] = []
         self._calls = self._size = 0
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Hold these too, with their present values, in the call that runs."""
+        """Track these tensors too, with their present values, from the current call on."""
         new = {name: tensor for name, tensor in tensors.items() if name not in self.tensors}
         for name, tensor in sorted(new.items(), key=lambda item: item[1].nbytes):
             self.tensors[name], self._versions[name] = tensor, tensor._version
@@ -114,7 +116,7 @@ class CapturedTensors:
                 self._looked |= dict.fromkeys(pieces, self._calls)
 
     def changed(self) -> list[str]:
-        """Begin a call; the tensors that are known to have changed since the last one began."""
+        """Start a call; return the tensors known to have changed since the previous call started."""
         self._calls += 1
         return [
             name
@@ -124,10 +126,10 @@ class CapturedTensors:
         ]
 
     def changed_unseen(self, ended: bool = False) -> tuple[int, int] | None:
-        """Look at a piece of the large tensors: where it has changed, the first and the last call, counted from 1, that
-        may have computed with its old values; the last is before the first where none has.
+        """Check one piece of the large tensors. If it has changed, return the first and last call, counted from 1, that
+        may have used its old values; the last is before the first if no call has. Return None if it is unchanged.
 
-        ended: all calls until now have been made; look at all pieces.
+        ended: all calls have been made; check all pieces.
         """
         if not self._waiting or ended:
             self._waiting = list(self._pieces)
@@ -142,7 +144,7 @@ class CapturedTensors:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The values' bits as integers, so that NaN equals itself."""
+    """Return the values' bits as integers, so that NaN equals itself."""
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return values.view(_WORDS.get(values.element_size(), torch.int64))
 
@@ -153,7 +155,7 @@ def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class ModuleTables:
-    """Tells if a module has other parameters, buffers or submodules than when this was made: other objects."""
+    """Detect whether parameters, buffers or submodules of modules have been replaced since this was made."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]):
         inner = [part for module in modules.values() for part in module.modules()]
@@ -162,7 +164,7 @@ class ModuleTables:
         self._empty = [table for table in tables if not table]
 
     def changed(self) -> bool:
-        """Return True where an entry is another object than before, was added or has gone."""
+        """Return True if an entry was replaced by another object, added or removed."""
         for table, held in self._tables:
             if len(table) != len(held):
                 return True
@@ -173,9 +175,9 @@ class ModuleTables:
 
 
 def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = True) -> tuple:
-    """Return what a record takes as it is, beside values and modes: modules, hooks, forwards of modules and classes.
+    """Return what a record depends on besides values and modes: modules, hooks, forwards of modules and classes.
 
-    Hooks stand there by their numbers, which torch gives out once. parameter_hooks: those of parameters too.
+    Hooks are represented by their ids, which torch never reuses. parameter_hooks: include hooks of parameters.
     """
     own: list = []
     for place, module in enumerate(modules):
@@ -199,21 +201,21 @@ def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = Tru
 
 
 class OptimizerEdits:
-    """Tells if the state of a torch optimizer was replaced or changed since the last `note`."""
+    """Detect whether a torch optimizer's state was replaced or changed since the last `note`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer = optimizer
         self.note()
 
     def note(self) -> None:
-        """Take the present state for the one to compare with."""
+        """Remember the present state to compare with."""
         self._state = self.optimizer.state
         self._held = {parameter: dict(entries) for parameter, entries in self._state.items()}
         self._marks = self._look()
 
     def changed(self, values: bool) -> bool:
-        """Return True where the state, an entry of it or a part of an entry is another object. values: or was written
-        to."""
+        """Return True if the state, or any object in it, was replaced by another object. values: also if a value was
+        written in place."""
         state = self.optimizer.state
         if state is not self._state or len(state) != len(self._held):
             return True
@@ -224,7 +226,7 @@ class OptimizerEdits:
         return values and self._look() != self._marks
 
     def untouched(self, parameter: torch.Tensor, name: str) -> bool:
-        """Return True where this part of the parameter's entry is the object that it was."""
+        """Return True if this entry of the parameter's state is still the same object."""
         now, held = self.optimizer.state.get(parameter, {}), self._held.get(parameter, {})
         return now.get(name) is held.get(name)
 

@@ -1,4 +1,4 @@
-"""One training step of a torch module by torch itself, in the call form of a compiled one."""
+"""Training steps that torch itself runs, with the interface of a compiled step."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ from torch_bridge.replicas import Replicas
 
 
 def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
-    """Return True for objects of torch's classes, where nothing else that a step calls is a mock: one that is recorded
-    would be called once, and count so."""
+    """Return True for a torch module and optimizer if nothing else that a step calls is a mock: recording would call a
+    mock once, and its count would be wrong."""
     torchs = issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
     return torchs and not any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step)))
 
 
 class TorchStep:
-    """Call with (batch, update): the loss, or (loss, values) as loss_fn(module, batch) gives them, without their graph.
+    """Call with (batch, update); returns the detached loss, or (loss, values) if loss_fn(module, batch) returns both.
 
-    With `update` gradients are clipped to clip_norm and the optimizer and the scheduler step; without it they are kept
-    and summed. lowered: the forward pass runs under torch.autocast in bfloat16. scaler: a GradScaler, or None. Tensors
-    go to the module's device.
+    With `update`, gradients are clipped to clip_norm and the optimizer and scheduler step; without it, gradients are
+    kept and summed. lowered: the forward pass runs under torch.autocast in bfloat16. scaler: a GradScaler, or None.
+    Tensors are moved to the module's device.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TorchStep:
             self.scheduler.step()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's outputs in evaluation mode, whose mode stays as it was."""
+        """Return the module's outputs in evaluation mode; its mode is restored afterwards."""
         return evaluate(self.module, self._moved(args), self._moved(kwargs))
 
     def _autocast(self) -> Any:
@@ -81,7 +81,7 @@ class TorchStep:
 def clip_and_step(module: Any, optimizer: Any, clip_norm: float | None, scaler: Any = None) -> None:
     """Clip the gradients of the module's parameters, update the weights and clear the gradients.
 
-    clip_norm: None clips nothing. scaler: the GradScaler whose scale the gradients carry, or None.
+    clip_norm: None for no clipping. scaler: the GradScaler whose scale the gradients carry, or None.
     """
     if clip_norm is not None:
         if scaler is not None:
@@ -97,7 +97,7 @@ def clip_and_step(module: Any, optimizer: Any, clip_norm: float | None, scaler: 
 
 @torch.no_grad()
 def evaluate(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """Call a module in evaluation mode, and set the modes back."""
+    """Call a module in evaluation mode and restore the modes."""
     modes = [(inner, inner.training) for inner in module.modules()]
     module.eval()
     try:
@@ -108,14 +108,14 @@ def evaluate(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) ->
 
 
 def compile_forwards(modules: Iterable[torch.nn.Module]) -> None:
-    """Let these modules run compiled wherever torch code calls them, from now on."""
+    """Make these modules run compiled wherever torch code calls them, from now on."""
     for module in modules:
         for inner in (module, *parts_of(module)):
             compile_forward(inner)
 
 
 def set_gradients(tensors: Mapping[str, Any], parameters: Iterable[Any], grads: Mapping[str, Any]) -> None:
-    """Make these arrays, by name of the tensor, the gradients of the parameters; the others get none."""
+    """Set the parameters' gradients from arrays, by the tensor's name; clear the gradients of all others."""
     for parameter in parameters:
         parameter.grad = None
     for name, grad in grads.items():
@@ -123,7 +123,7 @@ def set_gradients(tensors: Mapping[str, Any], parameters: Iterable[Any], grads: 
 
 
 def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str, np.ndarray]:
-    """The gradients of the parameters that have one, by name."""
+    """Return the gradients of the parameters that have one, by name."""
     held = {id(parameter) for parameter in parameters}
     return {n: x.grad.numpy(force=True) for n, x in tensors.items() if id(x) in held and x.grad is not None}
 
@@ -136,8 +136,8 @@ def loss_of(
     lowered: bool,
     before: Callable[[str, bool], None] | None = None,
 ) -> Any:
-    """Call the loss function. Arguments as those of `backward`."""
-    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(batch)):  # else itself: it may be written to
+    """Call the loss function. Takes the arguments of `backward`."""
+    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(batch)):  # else itself: the loss may write to it
         batch = pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
@@ -158,11 +158,10 @@ def backward(
     before: Callable[[str, bool], None] | None = None,
     between: Callable[[], None] | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Add the gradients of the loss to the optimizer's parameters, and to tensors of no compiled module; the loss and
-    the values to log.
+    """Add the loss's gradients to the optimizer's parameters and to tensors outside the compiled modules.
 
-    batch: with tensors or arrays. lowered: the forward pass runs under torch.autocast in bfloat16. before: see
-    `Replicas.local`. between: called between the forward and the backward pass.
+    Returns the loss and the values to log. batch: with tensors or arrays. lowered: the forward pass runs under
+    torch.autocast in bfloat16. before: see `Replicas.local`. between: called between the forward and the backward pass.
     """
     found = loss_of(replicas, loss_fn, batch, optimizer, lowered, before)
     parameters = _trained(optimizer)
@@ -177,7 +176,7 @@ def backward(
 
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors whose gradients a backward pass would fill."""
+    """Yield the leaf tensors whose gradients a backward pass would fill."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -190,13 +189,13 @@ def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def wants_closure(optimizer: Any) -> bool:
-    """Tell whether step() cannot be called without a function that evaluates the loss, as LBFGS's."""
+    """Return True if step() requires a closure that evaluates the loss, as LBFGS's does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def clip(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
-    """Clip the gradients. The norm before, where there is a limit."""
+    """Clip the gradients. Return their norm before clipping, or None without a limit."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
 
@@ -204,9 +203,9 @@ def clip(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
 def update(
     optimizer: Any, clip_norm: float | None, divisor: int, evaluate: Callable[[], Any] | None
 ) -> np.ndarray | None:
-    """Divide and clip the gradients, step, and drop them. The norm before clipping, where there is a limit.
+    """Divide and clip the gradients, step, and clear them. Return the norm before clipping, or None without a limit.
 
-    evaluate: adds the gradients of the loss once more, for an optimizer whose `step` asks for that (SAM).
+    evaluate: adds the gradients of the loss once more, for an optimizer whose `step` requires a closure (SAM).
     """
     if divisor > 1:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -224,7 +223,7 @@ def update(
 
 
 def receive(replicas: Replicas, name: str, buffers: Sequence[torch.Tensor]) -> None:
-    """Write the values that these buffers have in the first process of the module's group into them."""
+    """Overwrite these buffers with their values in the first process of the module's group."""
     values = replicas.broadcast(name, [to_array(buffer) for buffer in buffers])
     with torch.no_grad():
         for buffer, value in zip(buffers, values or (), strict=values is not None):

@@ -1,7 +1,7 @@
 """torchrun that keeps the exit code: `python -m torch_bridge.torchrun --nproc_per_node=8 -m jaxtrain.run --config F`.
 
-torchrun itself ends with a traceback and exit code 1 whatever its processes ended with, so that a scheduler cannot tell
-a preempted run, to be started again, from one that failed. Arguments are torchrun's own.
+When a process fails, torchrun itself ends with a traceback and exit code 1, whatever the process's exit code. A
+scheduler then cannot tell a preempted run, which it should restart, from a failed one. Takes torchrun's arguments.
 """
 
 import signal
@@ -16,13 +16,14 @@ PREEMPTED, INTERRUPTED, MISTAKE, FAILED = 75, 130, 2, 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """75 where a process was preempted, 130 interrupted, 2 for the user's mistake, 1 for any other failure."""
+    """Return 75 if a process was preempted, 130 if interrupted, 2 for a user's mistake, 1 for any other failure, else
+    0."""
     try:
         run.main(argv)
     except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}  # the others were ended by torchrun
+        codes = {failure.exitcode for failure in error.failures.values()}  # torchrun terminated the other processes
         return next((code for code in (PREEMPTED, INTERRUPTED, MISTAKE) if code in codes), FAILED)
-    except SignalException as error:  # passed on to all processes, which have saved and ended
+    except SignalException as error:  # forwarded to all processes, which have saved and exited
         return INTERRUPTED if error.sigval == signal.SIGINT else PREEMPTED
     return 0
 

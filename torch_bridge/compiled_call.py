@@ -102,7 +102,7 @@ class CompiledCall:
         graph.check_indices(leaves)
         reached = program.reached
         state = {name: tensors[name] if name in reached else tensors[name].detach() for name in graph.state}
-        state |= {name: state[name].clone() for name in graph.changed if name in state}  # written below
+        state |= {name: state[name].clone() for name in graph.changed if name in state}  # overwritten below
         trained = {name for name, tensor in state.items() if tensor.requires_grad}
         trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
         outputs, changed = program(state, leaves, frozenset(trained), tensors)
@@ -353,7 +353,7 @@ class _Program:
     def _reaches(self, given: Sequence[bool]) -> tuple:
         """Return for each argument of `run` whether gradients of these results reach it."""
         places = range(len(self.graph.carries_gradient(set())))
-        outputs = (place for place in places if place not in self.constants)  # changed buffers follow
+        outputs = (place for place in places if place not in self.constants)  # in `given`, changed buffers follow
         found = self.graph.differentiable([place for place, has in zip(outputs, given, strict=False) if has])
         of_state = {name: name in found for name in self.graph.state}
         return (of_state, [name in found for name in self.graph.inputs], False), {}

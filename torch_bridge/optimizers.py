@@ -220,7 +220,8 @@ def write_state(
 
 
 def _after_the_count(entry: tuple[str, Any]) -> bool:
-    """Sort key for a new state, as torch's optimizers create it: the step count first, then the moments."""
+    """Return False for the step count and True for moments: a sort key that puts the count first, as torch's optimizers
+    do."""
     return entry[0] != "step"
 
 

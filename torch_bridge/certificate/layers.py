@@ -17,7 +17,7 @@ class LayerRecord:
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule):
-        self._calls: dict[torch.fx.Node, list[str]] = {}  # node -> the calls that it leaves
+        self._calls: dict[torch.fx.Node, list[str]] = {}  # node -> calls that its value leaves
         self._last: dict[str, int] = {}
         self._paths: dict[str, str] = {}
         stacks = {node: self._stack(node) for node in graph_module.graph.nodes}

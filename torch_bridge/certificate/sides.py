@@ -81,7 +81,8 @@ def in_torch(definition: TorchTask, batch: Mapping[str, Any], training: bool) ->
         module.train(training)
         module.zero_grad(set_to_none=True)
     tensors, _ = tensors_of(definition)
-    before = {name: np.array(to_numpy(tensor)) for name, tensor in tensors.items()}  # some kernels hide their writes
+    # Changes are found by value, not by version: some kernels hide their writes.
+    before = {name: np.array(to_numpy(tensor)) for name, tensor in tensors.items()}
     with recording_torch(definition.module) as layers:
         loss = loss_in_torch(definition, batch)
     loss.backward()

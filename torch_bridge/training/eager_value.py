@@ -66,7 +66,8 @@ def unnoticed(dataset: Any, collate: Callable, look: Callable[[], Any]) -> Any:
 
     Changes in Python, such as the dataset's own generators and counters, are undone; printed output is dropped.
     """
-    read = lambda index: collate([dataset.__getitem__(index)])  # by a name that is followed, in torch's Subset too
+    # `__getitem__` by name, not `dataset[index]`: PythonInputs follows named calls, in torch's Subset too.
+    read = lambda index: collate([dataset.__getitem__(index)])
     own = generators_in(dataset, "dataset") | generators_in(collate, "collate_fn")
     generators = Traces((), (), (), list(own.items())).of_code(())
     try:

@@ -204,7 +204,7 @@ def _chosen(named: Mapping[str, nn.Module], config: LoraConfig, saved: Collectio
                 "kernel in evaluation, past an adapter (in PEFT too); leave it out of lora.match"
             )
         return found
-    # the projection of nn.MultiheadAttention is a matrix that its forward reads
+    # leaves out the projection of nn.MultiheadAttention: its forward reads the weight without calling the layer
     plain = lambda x: _takes_adapter(x) and not isinstance(x, nn.modules.linear.NonDynamicallyQuantizableLinear)
     found = [name for name, layer in free.items() if name and plain(layer) and name not in fused]
     if not found:

@@ -13,7 +13,8 @@ from torch_bridge.from_torch import state_of
 from torch_bridge.lazy_array import as_leaf
 from torch_bridge.state_dict import StateDictMismatch, versions, with_versions
 
-PLAIN = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # the second's rule is known here
+# Methods that need no module: torch's default, and that of batch normalisation, which state_dict.py reimplements.
+PLAIN = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 
 
 def has_own_loading(module: torch.nn.Module) -> bool:

@@ -112,8 +112,8 @@ class StepRecorder:
 
     @contextlib.contextmanager
     def _inside(self, module: Any, numbers: Mapping[str, Number], host: "_Host") -> Iterator[None]:
-        """During recording: numbers of the loop are inputs of the record, calls of log and of metrics are kept, and no
-        optimizer, scheduler or metric is updated."""
+        """Set up recording: make the loop's numbers inputs of the record, keep calls of log and of metrics, and refuse
+        updates of optimizers, schedulers and metrics."""
         trainer, view = self.trainer, TrainerView(self.trainer, self.notes, numbers, host)
         optimizers = lambda use_pl_optimizer=True: view.optimizers[0]
         stand_ins = [(module, {"log": host.log, "log_dict": host.log_dict, "optimizers": optimizers})]

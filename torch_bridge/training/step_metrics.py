@@ -54,7 +54,7 @@ def frozen(notes: Notes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """During recording, disable torchmetrics' checks of input values, which do not exist yet."""
+    """Disable torchmetrics' checks of input values during recording, when there are no values yet."""
     found = [
         (module, name)
         for key, module in list(sys.modules.items())

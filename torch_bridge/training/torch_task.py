@@ -134,13 +134,15 @@ class TorchTask:
                 raise IndexOutOfBounds(str(error), None if error.row is None else error.row + i * rows) from None
 
     def lost_digits(self, batch: Mapping[str, Any]) -> str:
-        """Describe where float64 computations of the loss on this batch lose digits in float32; "" if nowhere."""
+        """Describe where the loss uses float64 inputs of this batch whose results in float32 would differ from torch's;
+        "" if nowhere."""
         entries = {key: batch[key] for key in self.entries}
         graph, leaves = self._loss_record().graph((entries,), training=True)
         return graph.lost_digits(leaves)
 
     def lost_inside(self, batch: Mapping[str, Any]) -> str:
-        """Describe where float64 computations of the loss on its weights lose digits in float32; "" if nowhere."""
+        """Describe where the loss computes float64 values from its weights whose results in float32 would differ from
+        torch's; "" if nowhere."""
         entries = {key: batch[key] for key in self.entries}
         graph, leaves = self.loss_record.graph((entries,), training=False)
         tensors = dict(self.loss_record.entry.wrapped_module.state_dict(keep_vars=True))

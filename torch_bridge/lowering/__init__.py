@@ -1,7 +1,7 @@
-"""torch modules as JAX: `recording` makes a graph of a module, `interpreter` runs the graph on JAX arrays.
+"""Run torch modules in JAX: `recording` makes a graph of a module, `interpreter` runs the graph on JAX arrays.
 
-`operators` holds the lowering of each ATen operator, `selections` those whose size the data decides, `python` the state
-that code keeps beside the tensors. `register(name, function)` adds or replaces a lowering.
+`operators` holds the lowering of each ATen operator, `selections` the operators whose result size depends on the data,
+`python` the tracking of state outside tensors. `register(name, function)` adds or replaces a lowering.
 """
 
 from torch_bridge.lowering.errors import Obstacle, UnsupportedModel

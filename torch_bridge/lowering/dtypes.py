@@ -1,4 +1,4 @@
-"""Number types as torch means them, in the widths that JAX has: int64 counts as int32, float64 as float32."""
+"""Map torch dtypes to the widths that JAX has (int64 to int32, float64 to float32), and promote as torch does."""
 
 from functools import reduce
 from typing import Any
@@ -21,7 +21,7 @@ _NAMES = {  # torch's name -> numpy's, where they differ
 
 
 def jax_dtype(dtype: Any) -> np.dtype:
-    """torch.int64 -> int32 (JAX's width), torch.bfloat16 -> bfloat16; numpy dtypes pass."""
+    """Return JAX's dtype for a torch or numpy dtype: torch.int64 -> int32 (JAX's width), torch.bfloat16 -> bfloat16."""
     name = str(dtype)
     if name.startswith("torch."):
         name = name.removeprefix("torch.")
@@ -42,17 +42,17 @@ def is_float(value: Any) -> bool:
 
 
 def real_dtype(x: Any) -> np.dtype:
-    """The dtype of a number's real part."""
+    """Return the dtype of x's real part: float32 for complex64, x's own dtype for real numbers."""
     return x.real.dtype if category(x.dtype) == 3 else x.dtype
 
 
 def whole_dtype(x: Any) -> np.dtype:
-    """The dtype of sums of integers: int32, int64 where x has it already."""
+    """Return the dtype for sums of integers: int64 if x is int64 already, else int32."""
     return jnp.dtype("int64" if x.dtype == np.int64 else "int32")
 
 
 def category(dtype: np.dtype) -> int:
-    """0 bool, 1 integer, 2 floating, 3 complex: torch promotes across these before widths."""
+    """Return 0 for bool, 1 integer, 2 floating, 3 complex: torch promotes across these before widths."""
     if dtype == jnp.bool_:
         return 0
     if jnp.issubdtype(dtype, jnp.integer):
@@ -69,10 +69,10 @@ def _scalar_dtype(value: Any) -> np.dtype:
 
 
 def result_type(*values: Any) -> np.dtype:
-    """The dtype of torch's arithmetic on arrays and Python numbers.
+    """Return the dtype of torch's arithmetic on arrays and Python numbers.
 
-    Arrays with axes decide; 0-d arrays and, last, Python numbers only lift the category (int -> float).
-    Source: torch.result_type.
+    Arrays with axes decide; 0-d arrays and, last, Python numbers only raise the category (int -> float). Source:
+    torch.result_type.
     """
     arrays = [value for value in values if hasattr(value, "dtype")]
     groups = (
@@ -93,16 +93,17 @@ def result_type(*values: Any) -> np.dtype:
 
 
 def cast(value: Any, dtype: np.dtype):
-    """The value as an array of `dtype`; numbers beyond its range become its ends, NaN and infinities stay."""
+    """Return the value as an array of `dtype`. Python numbers out of range become its limits; NaN and infinities
+    stay."""
     if hasattr(value, "dtype"):
         return value if value.dtype == dtype else convert(value, dtype)
     return jnp.asarray(within(value, dtype), dtype)
 
 
 def convert(value: Any, dtype: np.dtype):
-    """torch's `to`: floats to integers truncate, complex to real drops the imaginary part, anything to bool is != 0.
-    Floats beyond a byte or a short keep their lowest bits, where JAX gives the largest number; those beyond int64 and
-    NaN become its least number."""
+    """Convert an array as torch's `to`: floats to integers truncate, complex to real drops the imaginary part, to bool
+    is != 0. Floats beyond a byte or a short keep their lowest bits, where JAX returns the largest number; floats beyond
+    int64, and NaN, become its lowest number."""
     if dtype == jnp.bool_:
         return value != 0
     if category(value.dtype) == 3 and category(dtype) < 3:
@@ -115,7 +116,7 @@ def convert(value: Any, dtype: np.dtype):
 
 
 def within(value: Any, dtype: np.dtype):
-    """A Python number, limited to what `dtype` holds (torch.finfo(float32).min is not a float16)."""
+    """Return a Python number limited to the range of `dtype` (torch.finfo(float32).min does not fit a float16)."""
     kind = category(dtype)
     if kind == 1:
         limits = jnp.iinfo(dtype)
@@ -127,27 +128,27 @@ def within(value: Any, dtype: np.dtype):
 
 
 def promote(*values: Any) -> list:
-    """The values as arrays of their common dtype."""
+    """Return the values as arrays of their common dtype."""
     dtype = result_type(*values)
     return [cast(value, dtype) for value in values]
 
 
 def promote_float(*values: Any) -> list:
-    """As promote, integers and bools as float32."""
+    """Return the values as arrays of their common dtype, integers and bools as float32."""
     dtype = float_type(*values)
     return [cast(value, dtype) for value in values]
 
 
 def float_type(*values: Any) -> np.dtype:
-    """result_type, float32 of integers and bools."""
+    """Return the values' `result_type`, or float32 if that is integer or bool."""
     dtype = result_type(*values)
     return jnp.dtype("float32") if category(dtype) < 2 else dtype
 
 
 def match_products(*values: Any) -> list:
-    """Operands of a matrix product or convolution in the narrowest floating type among them.
+    """Cast operands of a matrix product or convolution to the narrowest floating dtype among them.
 
-    Exported graphs carry float32 constants and casts even where the weights are bfloat16; products then run as under
+    Exported graphs hold float32 constants and casts even where the weights are bfloat16; products then run as under
     torch.autocast.
     """
     dtypes = [value.dtype for value in values if value is not None]
@@ -158,10 +159,10 @@ def match_products(*values: Any) -> list:
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """float32 for float16 and bfloat16."""
+    """Return float32 for float16 and bfloat16, any other dtype unchanged."""
     return jnp.dtype("float32") if category(dtype) == 2 and dtype.itemsize < 4 else dtype
 
 
 def wide(x):
-    """float32 for a sum that float16 or bfloat16 would spoil."""
+    """Cast float16 and bfloat16 to float32, because sums in them lose precision; return other arrays unchanged."""
     return x.astype(jnp.float32) if is_float(x) and x.dtype.itemsize < 4 else x

@@ -1,4 +1,4 @@
-"""One error for all that keeps a torch module from becoming JAX."""
+"""Errors for torch code that cannot be converted to JAX, and the source lines that they show."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,10 @@ from jaxtrain.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """what: the operator or the reason. where: "file:line  source". module: path of the submodule, "" for the root."""
+    """A reason why a module cannot be converted to JAX.
+
+    what: the operator or the reason. where: "file:line  source". module: path of the submodule, "" for the root.
+    """
 
     what: str
     where: str = ""
@@ -30,9 +33,9 @@ class Obstacle:
 
 
 class UnsupportedModel(ValueError):
-    """A torch module that cannot be expressed in JAX as it is.
+    """Error for a torch module that cannot be converted to JAX as it is.
 
-    obstacles: every reason found. fails_in_torch: torch cannot call it with these inputs either.
+    obstacles: every reason found. fails_in_torch: torch cannot call the module with these inputs either.
     """
 
     def __init__(self, name: str, obstacles: Sequence[Obstacle], advice: str):
@@ -44,37 +47,37 @@ class UnsupportedModel(ValueError):
 
 
 class NoLoss(UserError):
-    """A loss function returned something else than a loss. Torch could not train with it either."""
+    """Error for a loss function that returns something other than a loss. Torch could not train with it either."""
 
 
 class CannotRecord(UserError):
-    """A loss cannot be one program. Torch can go on with it."""
+    """Error for a loss that cannot become one compiled program. Torch can still run it."""
 
 
 class StaysInTorch(CannotRecord):
-    """Code that torch has to run whole: compiled parts inside it would compute something else."""
+    """Error for code that torch has to run whole: compiled parts inside it would compute something else."""
 
 
 def stays_in_torch(error: BaseException | None) -> bool:
-    """Tell whether torch has to run what is refused with all its parts."""
+    """Return True if the error or one of its causes is StaysInTorch: torch then runs the code with all its parts."""
     while error is not None and not isinstance(error, StaysInTorch):
         error = error.__cause__
     return error is not None
 
 
 class MayRaise(StaysInTorch):
-    """A step has given what is not finite, where torch may raise instead, and the code may take that. Torch decides."""
+    """Error for a step with non-finite results, where torch may raise and the code may handle that. Torch decides."""
 
     def __init__(self, what: str):
         super().__init__(f"the loss, a gradient or a result is not finite, where {what} may raise")
 
 
 class WritesOutside(NotImplementedError):
-    """Code that may run only where it counts: it writes to a file or to a log at every call."""
+    """Error for code that writes to a file or a log at every call: it may run only in calls that count."""
 
 
 class NoForm(CannotRecord):
-    """An operator whose lowering does not take these values or their derivative, and says so."""
+    """Error for an operator whose lowering refuses these values or their derivative, with its reason."""
 
     def __init__(self, reason: object, stack_trace: str | None):
         where = source_line(stack_trace)
@@ -82,11 +85,11 @@ class NoForm(CannotRecord):
 
 
 class WideIntegers(CannotRecord):
-    """Integers of a call that the 32 bits of JAX's do not hold."""
+    """Error for integer arguments of a call that do not fit into JAX's 32 bits."""
 
 
 class OperatorFailed(CannotRecord):
-    """An operator with a lowering that JAX cannot compute for these shapes or dtypes."""
+    """Error for an operator with a lowering that fails in JAX for these shapes or dtypes."""
 
     def __init__(self, operator: str, stack_trace: str | None, error: Exception):
         first = str(error).partition("\n")[0]
@@ -136,8 +139,8 @@ MACHINERY = (
 
 
 def source_line(stack_trace: str | None, own: bool = False) -> str:
-    """`file:line  code` of the innermost frame outside torch itself; where there is none, of the innermost one, or ""
-    with `own`."""
+    """Return `file:line  code` of the innermost frame outside torch and this library. If there is none, return the
+    innermost frame of all, or "" with `own`."""
     frames = list(_FRAME.finditer(stack_trace or ""))
     outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
     frames = outside or ([] if own else frames)
@@ -148,30 +151,30 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
 
 
 def written_line(code: Any, number: int) -> str:
-    """Return a line of a code object's file, with its place."""
+    """Return a line of a code object's file, preceded by its file and number."""
     return f"{code.co_filename}:{number}  {linecache.getline(code.co_filename, number).strip()}"
 
 
 def exception_line(error: BaseException) -> str:
-    """The innermost line of the user's own code that led to an exception; of torch's, where no other did."""
+    """Return the innermost line of user code that led to an exception; if there is none, torch's innermost line."""
     return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
 
 
 def located(function: Callable) -> Callable:
-    """Return a function whose lines a record's operators tell; of themselves they tell those of `forward`s only."""
+    """Return a function whose recorded operators carry their source lines; by default only those of a `forward` do."""
     annotate = getattr(torch.fx.traceback, "annotate_fn", None)  # torch 2.9 and later
     return function if annotate is None or isinstance(function, torch.nn.Module) else annotate({})(function)
 
 
 def code_line(function: Any) -> str:
-    """`file:line  name` of a function, a method or a partial of one."""
+    """Return `file:line  name` of a function, a method or a partial of one."""
     function = inspect.unwrap(getattr(function, "func", function))
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}  {code.co_name}" if code is not None else repr(function)
 
 
 def module_path(node) -> str:
-    """`encoder.layers.0 (MyLayer)` of a graph's node."""
+    """Return the submodule that a graph's node comes from, as in `encoder.layers.0 (MyLayer)`."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return ""
@@ -182,7 +185,7 @@ def module_path(node) -> str:
 
 
 def merge(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
-    """The same obstacle at the same line once, with the number of submodules that meet it."""
+    """Merge equal obstacles at the same line into one, which tells how many more submodules meet it."""
     groups: dict[tuple, list[Obstacle]] = {}
     for obstacle in obstacles:
         groups.setdefault((obstacle.what, obstacle.where), []).append(obstacle)

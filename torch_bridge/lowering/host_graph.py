@@ -1,4 +1,4 @@
-"""The part of a graph that follows from a batch alone, computed by torch's own operators on the host."""
+"""Compute the part of a graph that depends on a batch alone with torch's own operators, on the host."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +10,14 @@ import torch
 
 from torch_bridge.datasets import to_torch
 
-Symbols = Callable[[], Mapping[Any, int]]  # gives the sizes that a graph leaves open
+Symbols = Callable[[], Mapping[Any, int]]  # returns the values of a graph's symbolic sizes
 _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential")
 
 
 class HostPart:
-    """Nodes that follow from sizes, the batch and constants alone, through tensors that `admits` accepts.
+    """Nodes that depend only on sizes, the batch and constants, through tensors that `admits` accepts.
 
-    inputs: the graph's placeholders in the order of the leaves. constants: values of other ones.
+    inputs: the graph's placeholders, in the order of the batch's leaves. constants: values of other placeholders.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class HostPart:
         self._known: dict[torch.fx.Node, bool] = {}
 
     def has(self, node: torch.fx.Node) -> bool:
-        """Tell whether the node is of this part."""
+        """Return True if the node belongs to this part."""
         if node not in self._known:
             self._known[node] = False
             value = node.meta.get("val")
@@ -50,7 +50,7 @@ class HostPart:
 
 
 class HostProgram:
-    """Computes nodes of a HostPart. module: takes `arguments` and gives the nodes' values."""
+    """Program that computes nodes of a HostPart. module: takes `arguments` and returns the nodes' values."""
 
     def __init__(self, part: HostPart, targets: Iterable[torch.fx.Node]):
         self._part, self._targets = part, list(targets)
@@ -73,7 +73,7 @@ class HostProgram:
         self.module = torch.fx.GraphModule({}, graph)
 
     def arguments(self, leaves: Sequence[Any], symbols: Symbols) -> list | None:
-        """Give the arguments; None where some lie on a device. leaves: arrays in host memory or tensors."""
+        """Return the module's arguments; None if some lie on a device. leaves: arrays in host memory or tensors."""
         by_name = dict(zip(self._part.inputs, leaves, strict=True))
         values = [
             number(node.meta["val"], symbols)
@@ -85,7 +85,7 @@ class HostProgram:
 
 
 def without_mark(target: Any, arguments: tuple) -> tuple:
-    """Return an operator's arguments as torch takes them: `detach` of a residual carries a mark of the record's."""
+    """Return an operator's arguments as torch takes them, without the mark that records add to `detach`."""
     return arguments[:1] if target is torch.ops.aten.detach.default else arguments
 
 
@@ -94,7 +94,7 @@ def is_size(node: torch.fx.Node) -> bool:
 
 
 def number(size: Any, symbols: Symbols) -> int | None:
-    """A size with the open ones put in; None where it depends on values."""
+    """Return a size as an int, with its symbols replaced by numbers; None if it depends on values."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     found = size.node.expr.subs(symbols())
@@ -108,7 +108,7 @@ def _is_plain(target: Any) -> bool:
 
 
 def _tensor(value: Any) -> Any:
-    """A leaf as torch's operators take it here; None where it lies on a device."""
+    """Return a leaf as torch's operators take it; None if it lies on a device."""
     if isinstance(value, jax.Array) and jax.default_backend() == "cpu":
         value = np.asarray(value)
     if isinstance(value, jax.Array) or (isinstance(value, torch.Tensor) and not value.is_cpu):
@@ -118,6 +118,6 @@ def _tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value) if value.dtype.kind in "biuf" and value.flags.writeable else to_torch(value)
     if isinstance(value, torch.Tensor):
-        value = value.contiguous()  # as the example was that the graph's views are of
+        value = value.contiguous()  # the graph's views were recorded on contiguous examples
         return value.long() if value.dtype is torch.int32 else value
     return value

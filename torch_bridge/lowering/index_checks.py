@@ -1,7 +1,7 @@
-"""Indices that torch would refuse: classes, ids and positions of a batch, looked at before the batch is computed with.
+"""Check the indices of a batch (classes, ids, positions) before a step, and refuse those that torch would refuse.
 
-XLA reads another row where an index is out of bounds, or none; torch raises IndexError. Indices that follow from the
-batch's integers alone are computed once more with torch's own operators, on the host.
+XLA reads another row, or none, where an index is out of bounds; torch raises IndexError. Indices that depend only on
+the batch's integers are therefore computed a second time with torch's own operators, on the host.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class IndexOutOfBounds(UserError, IndexError):
-    """Names an index of a batch that torch would refuse. row: which of the batch holds it, where that is known."""
+    """Error for an index of a batch that torch would refuse. row: the row of the batch that holds it, if known."""
 
     def __init__(self, text: str, row: int | None):
         super().__init__(text)
@@ -29,15 +29,15 @@ class IndexOutOfBounds(UserError, IndexError):
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """index: the node. An entry is within low (a negative multiple of the size: counted from the end) and size, or it
-    is `ignored`."""
+    """Bounds of the node `index`: every entry is at least 0 (-size if `negative`: counted from the end) and below size,
+    or is `ignored`."""
 
     index: torch.fx.Node
     size: Any  # int or torch.SymInt
     what: str
     negative: bool = False
     ignored: int | None = None
-    where: str = ""  # the line that uses it
+    where: str = ""  # the source line that uses the index
 
 
 def _size(node: Any, axis: int) -> Any:
@@ -103,7 +103,10 @@ def _bounds_of(node: torch.fx.Node) -> list[Bounds]:
 
 
 class IndexChecks:
-    """Those of a graph. inputs: its placeholders in the order of the leaves. constants: values of other ones."""
+    """Index checks of a graph.
+
+    inputs: its placeholders in the order of the leaves. constants: values of other placeholders.
+    """
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[str], constants: Mapping[str, Any]):
         part = HostPart(module, inputs, constants, _is_integer)
@@ -112,8 +115,8 @@ class IndexChecks:
         self._program = HostProgram(part, [bounds.index for bounds in self.bounds])
 
     def check(self, leaves: Sequence[Any], symbols: Symbols) -> None:
-        """Raise IndexOutOfBounds. leaves: arrays in host memory or tensors on the CPU; others are not looked at.
-        symbols: gives the sizes that the graph leaves open."""
+        """Raise IndexOutOfBounds for an index that torch would refuse. leaves: arrays in host memory or CPU tensors;
+        nothing is checked if others are needed. symbols: returns the values of the graph's symbolic sizes."""
         if not self.bounds:
             return
         known = functools.cache(symbols)

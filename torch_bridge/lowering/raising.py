@@ -1,4 +1,4 @@
-"""Code that torch stops at for some values, where a program in JAX goes on with NaN."""
+"""Find operators that raise in torch for some values, where a program in JAX goes on with NaN."""
 
 from typing import Any
 

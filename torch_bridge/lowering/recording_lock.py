@@ -1,4 +1,4 @@
-"""One thread records at a time: a record exchanges functions of torch and Python for the whole process meanwhile."""
+"""Let one thread record at a time: recording replaces functions of torch and Python for the whole process."""
 
 import contextlib
 import io
@@ -14,11 +14,11 @@ RECORDING_LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what torch says about its own internals, and what this thread prints: code that is recorded runs several
-    times. What a user can mend arrives as UnsupportedModel."""
+    """Silence torch's warnings and logs, and what this thread prints: recorded code runs several times. A problem that
+    the user can fix is raised as UnsupportedModel."""
     named = [x for name, x in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     torchs = [x for x in named if isinstance(x, logging.Logger) and x.level and x.name != "torch.__trace"]
-    torchs.append(logging.getLogger("torch"))  # __trace is what draft_export reads
+    torchs.append(logging.getLogger("torch"))  # without __trace, which draft_export reads
     levels = [logger.level for logger in torchs]
     with (
         warnings.catch_warnings(),
@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_logging() -> Iterator[None]:
-    """Have nothing logged: torch's draft export reads its own log, and would report what it finds there otherwise."""
+    """Disable all logging: torch's draft export reads its own log, and would report what it finds there."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -47,7 +47,7 @@ def without_logging() -> Iterator[None]:
 
 
 class _Muted(io.TextIOBase):
-    """A stream that takes nothing from the thread that made it."""
+    """Stream that drops what the thread that made it writes; other threads write as usual."""
 
     def __init__(self, stream: Any):
         self._stream, self._thread = stream, threading.get_ident()

@@ -1,4 +1,4 @@
-"""Containers of tensors without torch's classes: what a converted module returns can pass through jax.jit."""
+"""Containers of tensors without torch's classes, so that the output of a converted module can pass through jax.jit."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from torch_bridge.lowering.recording.objects import Fields
 
 
 class Outputs(dict):
-    """A dictionary whose entries are attributes too: `outputs.logits`. Stands for Hugging Face's ModelOutput and for
-    dataclasses; entries that are None are left out, as there."""
+    """Dictionary whose entries are attributes too: `outputs.logits`. Stands for Hugging Face's ModelOutput and for
+    dataclasses; entries that are None are left out, as in ModelOutput."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -34,7 +34,7 @@ jax.tree_util.register_pytree_with_keys(Outputs, _flatten, lambda keys, values: 
 
 
 class Cache:
-    """Stands in torch for the cache of keys and values that a recorded forward pass has filled and that is no output.
+    """Stand-in, in torch, for a key-value cache that a recorded forward pass has filled but does not return.
 
     Raises UserError wherever it is used.
     """
@@ -52,21 +52,21 @@ class Cache:
 
 
 class _NoCache(UserError, AttributeError):
-    """`hasattr` says no."""
+    """UserError that makes `hasattr` return False."""
 
 
 def is_cache(value: Any) -> bool:
-    """Tell whether it is one of transformers' caches, without an import of transformers."""
+    """Return True for one of transformers' caches, without importing transformers."""
     return any(f"{kind.__module__}.{kind.__name__}" == "transformers.cache_utils.Cache" for kind in type(value).__mro__)
 
 
 def _is_record(value: Any) -> bool:
-    """Tell whether it is a dataclass that torch has no name for; transformers' outputs are mappings."""
+    """Return True for an instance of a dataclass that is not a mapping; transformers' outputs are mappings."""
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping))
 
 
 def with_fields(outputs: Any) -> Any:
-    """Outputs whose dataclasses, at any depth, are Fields, and whose caches are Cache."""
+    """Return the outputs with dataclasses, at any depth, replaced by Fields, and caches by Cache."""
 
     def one(value: Any) -> Any:
         if is_cache(value):
@@ -84,7 +84,10 @@ pytree.register_pytree_node(Cache, lambda cache: ([], vars(cache)["_kind"]), lam
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """kind: "leaf", "none", "list", "tuple", "dict", "outputs" or a namedtuple class. keys: of a dict or outputs."""
+    """Structure of nested outputs.
+
+    kind: "leaf", "none", "list", "tuple", "dict", "outputs" or a namedtuple class. keys: of a dict or outputs.
+    """
 
     kind: Any
     keys: tuple = ()
@@ -92,7 +95,7 @@ class Structure:
 
     @classmethod
     def of(cls, spec: Any) -> "Structure":
-        """From torch's TreeSpec."""
+        """Convert torch's TreeSpec."""
         if spec.is_leaf():
             return cls("leaf")
         children = tuple(cls.of(spec.child(index)) for index in range(spec.num_children))
@@ -106,15 +109,13 @@ class Structure:
         if spec.type is Fields:
             return cls("dict", keys[1], children)
         if isinstance(keys, (list, tuple)) and len(keys) != len(children):
-            keys = keys[
-                0
-            ]  # torch's context of a dataclass: names of the fields that are there, and of those that are None
+            keys = keys[0]  # of a dataclass torch keeps the names of set fields, then of those that are None
         if not isinstance(keys, (list, tuple)) or len(keys) != len(children):
             keys = range(len(children))
         return cls("dict" if issubclass(spec.type, dict) and spec.type is dict else "outputs", tuple(keys), children)
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """The container around the leaves."""
+        """Build the container around the leaves."""
         feed = iter(leaves)
         value = self._build(feed)
         assert next(feed, None) is None

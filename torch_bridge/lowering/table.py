@@ -1,8 +1,8 @@
-"""The table of operators: name of an ATen operator -> the function that does the same with JAX arrays.
+"""Table of lowerings: name of an ATen operator -> the function that computes it on JAX arrays.
 
 A lowering is called as `lowering(call, *args, **kwargs)` with the operator's own arguments: tensors are JAX arrays,
-sizes Python ints, dtypes numpy dtypes, absent optional arguments fall back to the lowering's defaults, which are those
-of the operator's schema. `call` is the `Call` below.
+sizes Python ints, dtypes torch's (`dtypes.jax_dtype` converts them). Optional arguments may be absent: the lowering's
+defaults are those of the operator's schema. `call` is the `Call` below.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import jax
 
 @dataclasses.dataclass
 class Call:
-    """Hold what a lowering may use besides the operator's arguments.
+    """Context of a call: everything a lowering may use besides the operator's arguments.
 
-    rngs: source of random keys, `rngs()` gives the next one; None in evaluation, where sampling operators take keys
-    from a fixed seed, so that evaluation repeats itself.
-    valid: bool [batch] or None; rows that are padding and must not enter statistics over the batch.
+    rngs: `rngs()` returns the next random key. None in evaluation: sampling operators then take keys from a fixed seed,
+    so that evaluation repeats itself. valid: bool [batch] or None; False marks padding rows, which must not enter
+    statistics over the batch.
     """
 
     rngs: Callable[[], jax.Array] | None = None
     valid: Any = None
     observe: Callable[[Any, Any], None] | None = None  # called with each node of the graph and its value
-    bounds: dict = dataclasses.field(default_factory=dict)  # of integers, by node of the graph that runs
+    bounds: dict = dataclasses.field(default_factory=dict)  # (low, high) of integers, by node of the running graph
     _drawn: int = 0
 
     def key(self) -> jax.Array:
@@ -38,7 +38,7 @@ TABLE: dict[str, Callable] = {}
 
 
 def lowering(*names: str):
-    """Decorator: the function lowers these operators, written without namespace where it is aten ("add.Tensor")."""
+    """Decorate the lowering of these operators; "add.Tensor" without a namespace means aten.add.Tensor."""
 
     def add(function: Callable) -> Callable:
         for name in names:
@@ -51,8 +51,8 @@ def lowering(*names: str):
 def register(name: str, function: Callable | None = None):
     """Add or replace a lowering: `register("my_ops.scale.default", lambda call, x, factor: x * factor)`.
 
-    Also a decorator: `@register("aten.special_i0.default")`. The operator is then kept whole by the export, also where
-    torch could take it apart. Modules converted before are not affected. Raises ValueError for a name that is not
+    Also a decorator: `@register("aten.special_i0.default")`. The export then keeps the operator whole, even where torch
+    could decompose it. Modules converted before are not affected. Raises ValueError for a name that is not
     "namespace.operator.overload".
     """
     if name.count(".") != 2:

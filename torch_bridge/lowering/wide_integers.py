@@ -1,7 +1,8 @@
-"""int64 where int32, the width JAX computes in, may not hold the numbers: hashes, products of ids, long sums.
+"""Compute in int64 where int32, JAX's width, may not hold the numbers: hashes, products of ids, long sums.
 
-Every integer of a graph has bounds, from what made it. An operator whose result may leave 32 bits is computed in 64,
-and so is what follows until the bounds fit again (a remainder, a clamp). What has no 64-bit form is refused by name.
+Every integer of a graph has bounds, derived from its operator and inputs. An operator whose result may exceed 32 bits
+is computed in 64, and so is everything after it until the bounds fit again (by a remainder, a clamp). An operator
+without a 64-bit form is refused by name.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.operators.reductions import axes_of
 
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
-COUNTER = (-(2**31) + 16, 2**31 - 16)  # a buffer that counts calls is taken to stay below; one that counts more is wide
+COUNTER = (-(2**31) + 16, 2**31 - 16)  # assumed of int64 buffers: up to 15 more per call still fits
 Bounds = tuple[int, int]
 
 _GROWING = set(
@@ -41,14 +42,14 @@ _PLACING = set(
     "index_put _unsafe_index_put index_add index_copy index_fill scatter scatter_add scatter_reduce put one_hot "
     "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward cross_entropy_loss".split()
 )
-_FLOATING = set(  # torch takes integers for float32 there
+_FLOATING = set(  # torch converts integers to float32 for these
     "reciprocal true_divide sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan "
     "sigmoid erf erfc lgamma digamma".split()
 )
 
 
 def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """The lowering's result, in 64 bits where 32 may not hold it. call.bounds has those of the nodes before."""
+    """Return the lowering's result, computed in 64 bits if 32 may not hold it. call.bounds: of the nodes before."""
     name = str(node.target).split(".")[1]
     bounds = _bounds(name, node, call.bounds, args)
     whole = getattr(node.meta.get("val"), "dtype", None) is torch.int64
@@ -80,7 +81,7 @@ def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Ma
 
 
 def _truncates(node: torch.fx.Node) -> bool:
-    """Tell whether a node makes int64 of floats, which may be any, and all that computes with it has a 64-bit form."""
+    """Return True if a node makes int64 of floats, which may be any, and all its users have a 64-bit form."""
     taken = node.args[0] if node.args else None
     value = taken.meta.get("val") if isinstance(taken, torch.fx.Node) else None
     if str(node.target) not in _TRUNCATING or not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -107,7 +108,7 @@ def _by_mask(node: torch.fx.Node) -> bool:
 
 
 def array(value: Any) -> Any:
-    """A number or array as the graph computes with it; int64 beyond 32 bits stays."""
+    """Return a number or array as the graph computes with it; int64 beyond 32 bits stays int64."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, torch.Tensor):
@@ -124,22 +125,22 @@ def fits(value: np.ndarray) -> bool:
 
 
 def as_wide(value: Any) -> jax.Array:
-    """The integers as an int64 array."""
+    """Return the integers as an int64 array."""
     with jax.enable_x64(True):
         return jnp.asarray(value, jnp.int64)
 
 
 def stored(value: Any, like: Any) -> Any:
-    """A buffer's new value in the width that it is kept in."""
+    """Return a buffer's new value in the width in which the buffer is kept. like: its present value."""
     if getattr(like, "dtype", None) == np.int64:
         return as_wide(value)
     return _position(value)
 
 
 def outgrowing(graph: torch.fx.Graph, places: Mapping[str, str], written: Mapping[torch.fx.Node, str]) -> set[str]:
-    """Names of the int64 buffers that a graph may write numbers beyond 32 bits to, over many calls.
+    """Return the names of int64 buffers whose values may exceed 32 bits after many calls of a graph.
 
-    places: placeholder -> buffer. written: what a buffer becomes -> its name.
+    places: placeholder -> buffer. written: node of a buffer's new value -> buffer.
     """
     found: set[str] = set()
     while True:
@@ -159,7 +160,7 @@ def outgrowing(graph: torch.fx.Graph, places: Mapping[str, str], written: Mappin
 
 
 def _follow(node: torch.fx.Node, known: dict[torch.fx.Node, Bounds], wide: set[torch.fx.Node]) -> None:
-    """Note the bounds of a node, and that it is wide where `evaluate` would have its result so."""
+    """Note a node's bounds in `known`, and add it to `wide` if `evaluate` would keep its result in 64 bits."""
     name, whole = str(node.target).split(".")[1], _is_whole(node)
     bounds = _bounds(name, node, known, torch.fx.node.map_arg(node.args, lambda used: _shown(used, used in wide)))
     grows = whole and not _within(bounds, INT32) and (name in _GROWING or _truncates(node))
@@ -178,7 +179,7 @@ def _is_whole(node: torch.fx.Node) -> bool:
 
 
 def _shown(node: torch.fx.Node, wide: bool) -> Any:
-    """Describe a node's result, as `_bounds` looks at it."""
+    """Return a node's shape and dtype, as `_bounds` needs them; its value if it is no tensor."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
@@ -210,7 +211,7 @@ def _widened(value: Any) -> Any:
 
 
 def _settled(result: Any, wanted: Any, narrow: bool) -> Any:
-    """The result in the dtypes that the graph goes on with."""
+    """Return the result in the dtypes that the graph continues with."""
     if isinstance(result, (tuple, list)):
         values = wanted if isinstance(wanted, (tuple, list)) else [None] * len(result)
         return type(result)(_settled(part, value, narrow) for part, value in zip(result, values, strict=False))
@@ -222,7 +223,7 @@ def _settled(result: Any, wanted: Any, narrow: bool) -> Any:
 
 
 def _of(value: Any, known: Mapping[torch.fx.Node, Bounds], given: Any) -> Bounds:
-    """Bounds of an argument of a node; given: its value now."""
+    """Return the bounds of a node's argument. given: its value now."""
     if isinstance(value, torch.fx.Node) and value in known:
         return known[value]
     if isinstance(given, (bool, int)):
@@ -246,7 +247,7 @@ _SAME = set(
 
 
 def _bounds(name: str, node: torch.fx.Node, known: Mapping[torch.fx.Node, Bounds], args: Sequence[Any]) -> Bounds:
-    """Bound the result of a node; INT32 if nothing is known of a number that is stored in 32 bits."""
+    """Return the bounds of a node's result; INT32 if nothing is known of a number that is stored in 32 bits."""
     of = lambda place: _of(node.args[place], known, args[place])
     if name in ("cat", "stack"):
         parts = zip(pytree.tree_leaves(node.args[0]), args[0], strict=True)

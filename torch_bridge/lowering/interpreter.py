@@ -1,4 +1,4 @@
-"""Runs an exported graph on JAX arrays, operator by operator; under jax.jit the operators become one XLA program."""
+"""Run an exported graph on JAX arrays, operator by operator; under jax.jit the operators become one XLA program."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from torch_bridge.lowering.recording.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 
-WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are a new value of some state
+WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are new values of state
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,8 @@ log = logging.getLogger(__name__)
 class Graph:
     """One exported graph. Shapes may vary within what `sizes` admits.
 
-    state: names of the parameters and buffers that it reads, in the order of its first placeholders.
-    constants: tensors that belong to no state dict, by placeholder. checks: lines of checks of values that torch makes
-    and this does not.
+    state: names of the parameters and buffers that it reads. constants: tensors outside every state dict, by
+    placeholder. checks: source lines of value checks that torch makes and this graph does not.
     """
 
     module: torch.fx.GraphModule
@@ -57,7 +56,7 @@ class Graph:
 
     @functools.cached_property
     def may_raise(self) -> str:
-        """Name what raises in torch for some values, for which this gives NaN; "" for nothing."""
+        """Name what raises in torch for some values, where this graph returns NaN; "" if nothing does."""
         return f"the check at {self.checks[0]}" if self.checks else raising(self.module)
 
     @property
@@ -66,19 +65,19 @@ class Graph:
 
     @property
     def changed(self) -> set[str]:
-        """Names of the buffers and frozen parameters that it writes."""
+        """Return the names of the buffers and frozen parameters that the graph writes."""
         return {name for kind, name in self.outputs if kind in WRITES and name is not None}
 
     @functools.cached_property
     def counters(self) -> set[str]:
-        """Names of the int64 buffers that it may let grow beyond 32 bits."""
+        """Return the names of the int64 buffers that the graph may let grow beyond 32 bits."""
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
         pairs = zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
         written = {node: name for (kind, name), node in pairs if kind in WRITES and name}
         return wide_integers.outgrowing(self.module.graph, {p: name for p, name in self.placeholders if name}, written)
 
     def unread_inputs(self) -> set[int]:
-        """Return the places of the inputs that nothing in it uses."""
+        """Return the positions of the inputs that no node uses."""
         used = {node.name for node in self.module.graph.nodes if node.op == "placeholder" and node.users}
         return {place for place, name in enumerate(self.inputs) if name not in used}
 
@@ -87,7 +86,7 @@ class Graph:
         return IndexChecks(self.module, self.inputs, self.constants)
 
     def check_indices(self, leaves: Sequence[Any]) -> None:
-        """Raise IndexOutOfBounds where torch would refuse an index that inputs in host memory lead to."""
+        """Raise IndexOutOfBounds if inputs in host memory lead to an index that torch would refuse."""
         self._index_checks.check(leaves, lambda: self.sizes.symbols(leaves))
 
     @functools.cached_property
@@ -95,27 +94,27 @@ class Graph:
         return PrecisionChecks(self.module, self.inputs, self.constants)
 
     def lost_digits(self, leaves: Sequence[Any]) -> str:
-        """Tell where float64 inputs in host memory, computed with in float32, lead away from torch; "" for nowhere."""
+        """Describe where float64 inputs in host memory, computed in float32, depart from torch; "" if nowhere."""
         return self._precision_checks.loss(leaves, lambda: self.sizes.symbols(leaves))
 
     def lost_inside(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
-        """As `lost_digits`, of float64 that it makes of weights. state: tensors or arrays by name."""
+        """Do as `lost_digits` for float64 that the graph makes of weights. state: tensors or arrays by name."""
         return self._precision_checks.loss_inside(lambda: self._arguments(state, leaves))
 
     def unfit(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
-        """Tell why these inputs, the first of their shapes, cannot be computed as torch does; "" where they can."""
+        """Return why these inputs, the first of their shapes, cannot be computed as in torch; "" if they can."""
         if any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs):
             return "it writes to a tensor that it is given, in place"
         return self.lost_digits(leaves) or self.lost_inside(leaves, state)
 
     def _arguments(self, state: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
-        """The placeholders' values."""
+        """Return the placeholders' values, in order."""
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         return [values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders]
 
     @property
     def loops(self) -> bool:
-        """Tell if an operator is computed row after row."""
+        """Return True if an operator is computed in a loop over rows or steps."""
         inner = [module for module in self.module.modules() if isinstance(module, torch.fx.GraphModule)]
         return any(word in str(node.target) for m in inner for node in m.graph.nodes for word in _LOOPS)
 
@@ -126,9 +125,9 @@ class Graph:
         return all(np.array_equal(value, other.constants[name]) for name, value in self.constants.items())
 
     def differentiable(self, places: Collection[int] | None = None) -> set[str]:
-        """Names of the parameters, and placeholders of the inputs, that torch's backward() reaches.
+        """Return names of the parameters, and placeholders of the inputs, that torch's backward() reaches.
 
-        places: the leaves of the output that it begins at; all if left out.
+        places: the output leaves at which it starts; all if left out.
         """
         leaves = self._output_leaves
         chosen = leaves if places is None else [leaves[place] for place in places]
@@ -137,7 +136,7 @@ class Graph:
         return {name or placeholder for placeholder, name in self.placeholders if placeholder in names}
 
     def carries_gradient(self, trained: set[str]) -> list[bool]:
-        """Tell of each leaf of the output if a gradient flows from it to one of these parameters or inputs.
+        """Return for each leaf of the output if a gradient flows from it to one of these parameters or inputs.
 
         trained: names of parameters and placeholders of inputs.
         """
@@ -151,7 +150,7 @@ class Graph:
 
     @functools.cached_property
     def handed_on(self) -> dict[int, str]:
-        """Leaves of the output that are a parameter, a buffer or an input itself: its name, or its placeholder's."""
+        """Map each output leaf that is an unchanged parameter, buffer or input to its name, or to its placeholder."""
         names = {placeholder: name or placeholder for placeholder, name in self.placeholders}
         handed = {
             place: names[node.name]
@@ -162,7 +161,7 @@ class Graph:
 
     @property
     def gives_tensor(self) -> bool:
-        """Tell if the first leaf of the output is a tensor, and no constant or nothing."""
+        """Return True if the first leaf of the output is a tensor, rather than a constant or None."""
         return bool(self._output_leaves) and isinstance(self._output_leaves[0], torch.fx.Node)
 
     @property
@@ -172,16 +171,16 @@ class Graph:
         return [node for (kind, _), node in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
 
     def run(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[Any, dict[str, Any]]:
-        """The module's output, and the new values of the buffers that it changes, by name."""
+        """Return the module's output, and the new values of the buffers that it changes, by name."""
         leaves, changed = self.run_leaves(state, inputs, call)
         return self.structure.build(leaves), changed
 
     def in_torch(self, leaves: Sequence[Any]) -> Any:
-        """The output around the leaves in its own classes: transformers' ModelOutput, namedtuples, dataclasses."""
+        """Build the output from its leaves in its own classes: transformers' ModelOutput, namedtuples, dataclasses."""
         return put_together(pytree.tree_unflatten(leaves, self.spec))
 
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
-        """`run` with the output as a flat list, from which `structure.build` or `in_torch` makes it."""
+        """Do as `run`, but return the output as a flat list, for `structure.build` or `in_torch`."""
         arguments = self._arguments(state, inputs)
         narrow = {place for place, name in self.placeholders if name is not None and state[name].dtype != np.int64}
         call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in narrow})
@@ -199,11 +198,11 @@ def graph_of(
     parts: Mapping[str, str] | None = None,
     checks: Sequence[str] = (),
 ) -> Graph:
-    """The runnable form of an exported program. Parameters and buffers whose names start with `prefix` are its state
-    (without the prefix); others, a loss's class weights say, are constants.
+    """Convert an exported program to a runnable Graph.
 
-    parts: further prefixes -> what stands in their place, for modules whose parameters, and the buffers that they
-    change, are state too.
+    Parameters and buffers whose names start with `prefix` are its state (without the prefix); others, such as a loss's
+    class weights, are constants. parts: further prefixes -> their replacements, for modules whose parameters, and the
+    buffers that they change, are state too.
     """
     signature = program.graph_signature
     changed = {spec.target for spec in signature.output_specs if spec.kind in WRITES}
@@ -223,7 +222,7 @@ def graph_of(
             spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
         )
         target = spec.target
-        if spec.kind == InputKind.CONSTANT_TENSOR:  # a parameter met outside its module's registry is itself
+        if spec.kind == InputKind.CONSTANT_TENSOR:  # a parameter reached outside its module's registry
             target = parameters.get(_place(_tensor_of(program, target)), target)
             stateful = target != spec.target
         stateful = stateful and own(target)
@@ -232,7 +231,7 @@ def graph_of(
             inputs.append(name)
             if isinstance(spec.arg, ConstantArgument):
                 constants[name] = spec.arg.value
-        elif not stateful and spec.kind != InputKind.CUSTOM_OBJ:  # a generator of its own: the step's numbers serve
+        elif not stateful and spec.kind != InputKind.CUSTOM_OBJ:  # a generator: the step's keys replace it
             constants[name] = np.array(to_numpy(_tensor_of(program, spec.target)))  # torch may write to it
     return Graph(
         module=program.graph_module,
@@ -256,7 +255,7 @@ _LOOPS = ("lstm", "gru", "rnn_", "packed_rnn", "ctc_loss", "scan", "while_loop",
 
 
 def _place(tensor: torch.Tensor) -> tuple:
-    """Two tensors with the same place are the same numbers in memory."""
+    """Return a key that two tensors share if they are the same numbers in memory."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
@@ -301,7 +300,7 @@ def _value(graph_module, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any
 
 
 def _module_of(node: torch.fx.Node) -> str:
-    """The path of the submodule that a node comes from; of the module itself, and of a loss module, the class."""
+    """Return the path of the submodule that a node comes from; for the root module, or a loss module, its class."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack or isinstance(node.target, torch._ops.HigherOrderOperator):
         return ""
@@ -311,7 +310,7 @@ def _module_of(node: torch.fx.Node) -> str:
 
 
 def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, call: Call) -> dict[torch.fx.Node, Any]:
-    """The values that later nodes want of a block, which the backward pass computes again. Sizes stay Python's."""
+    """Return a block's values that later nodes need; the backward pass recomputes them. Sizes stay Python numbers."""
     inside = set(nodes)
     given = {used: values[used] for node in nodes for used in node.all_input_nodes if used not in inside}
     entering = [node for node, value in given.items() if is_array(value)]
@@ -330,8 +329,8 @@ def _recomputed(graph_module, nodes: Sequence[torch.fx.Node], values: Mapping, c
 
 
 def blocks(graph: torch.fx.Graph) -> Iterator[list[torch.fx.Node]]:
-    """The nodes in order, those of one block of the model together: an element of a ModuleList or Sequential that is
-    more than a single layer of torch.nn, the innermost such."""
+    """Yield the nodes in order, those of one block of the model together. A block is an element of a ModuleList or
+    Sequential, the innermost such, that is more than a single layer of torch.nn."""
     kept: list[torch.fx.Node] = []
     current = None
     for node in graph.nodes:
@@ -370,7 +369,7 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
     if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in HIGHER_ORDER:
         return HIGHER_ORDER[str(target)](lambda inner: lambda *given: tuple(_run(inner, given, call)), *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
-        lower = cast(Callable, TABLE.get(str(target)))  # some that select by values have none of their own
+        lower = cast(Callable, TABLE.get(str(target)))  # None for some that select by values
         plain = lambda args, kwargs: wide_integers.evaluate(lower, call, node, args, kwargs)
         try:
             if selections.concern(node, (args, kwargs)):
@@ -384,6 +383,6 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             raise OperatorFailed(str(target), node.stack_trace, error) from error
     if selections.concern(node, (args, kwargs)):
         return selections.compute(node, args, kwargs, target)
-    if target is torch.sym_float and is_array(args[0]):  # a number that item() has read
+    if target is torch.sym_float and is_array(args[0]):  # a number read by item()
         return args[0].astype(jnp.float32)
     return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple

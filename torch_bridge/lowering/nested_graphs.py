@@ -1,6 +1,6 @@
-"""Operators that hold graphs of their own: branches and loops, gradients that a module's code defines, hooks.
+"""Lowerings of operators that hold graphs: branches and loops, gradients that a module's code defines, hooks.
 
-Each is called with `runner`, which makes a graph callable: runner(graph)(*arguments) is the tuple of its results.
+Each takes `runner`, which makes a graph callable: runner(graph)(*arguments) returns the tuple of its results.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def _while_loop(runner, condition, body, carried, additional=()):
 
 
 def _scan(runner, combine, init, xs, additional=()):
-    """Carries first, then the stacked outputs, as torch lists them."""
+    """Return the carries, then the stacked outputs, in torch's order."""
     step = runner(combine)
 
     def body(carry, x):
@@ -55,10 +55,10 @@ def _without_gradient(runner, enabled, body, *arguments):
 
 
 def _own_gradient(runner, ys, xs, residuals, backward, saved=True):
-    """A torch.autograd.Function: the values of its forward, the gradients of its own backward.
+    """Lower a torch.autograd.Function: the values of its forward, the gradients of its own backward.
 
-    saved: `backward` gets the outputs too. Gradients of gradients go through the same backward: what leads to its
-    residuals, and to the outputs, has one.
+    saved: `backward` gets the outputs too. Second derivatives differentiate `backward`, through its residuals and the
+    outputs.
     """
     arrays = [index for index, value in enumerate(residuals) if is_array(value)]
 
@@ -80,7 +80,8 @@ def _own_gradient(runner, ys, xs, residuals, backward, saved=True):
 
 
 def _hook(runner, x, residuals, backward, why=""):
-    """Tensor.register_hook: the tensor, whose gradient the hook changes. why: its gradient is not differentiated."""
+    """Lower Tensor.register_hook: return x, whose gradient the hook changes. why: refuse to differentiate that
+    again."""
     reason = f"a backward hook {why} has no form in JAX where its gradient is differentiated again: write it as an "
     reason += "autograd.Function"
     once = lambda slopes: [underived(slope, reason, slope) for slope in slopes] if why else slopes
@@ -89,7 +90,7 @@ def _hook(runner, x, residuals, backward, why=""):
 
 
 def _enter(runner, xs, sizes, dtypes, kept, places, backward):
-    """The arguments of a module with backward hooks, and tokens: zeros, whose gradients are what the hooks are told."""
+    """Return a module's arguments, and tokens: zeros, whose gradients the module's backward hooks receive."""
     arrays = [index for index, value in enumerate(kept) if is_array(value)]
     tokens = [jnp.zeros(shape, _carrier(dtype)) for shape, dtype in zip(sizes, dtypes, strict=True)]
 
@@ -106,12 +107,12 @@ def _enter(runner, xs, sizes, dtypes, kept, places, backward):
         changed = runner(backward)(*into, *told[:sent], *(residuals[place] for place in places))
         return [slope.astype(x.dtype) for slope, x in zip(changed, into, strict=True)], None
 
-    function.defvjp(lambda xs, kept: (function(xs, kept), kept), pull)  # a second backward meets the hooks again
+    function.defvjp(lambda xs, kept: (function(xs, kept), kept), pull)  # differentiating twice runs the hooks again
     return function(list(xs), [kept[index] for index in arrays])
 
 
 def _leave(runner, ys, tokens, sent, residuals, backward):
-    """The outputs of a module with backward hooks, whose gradients its pre-hooks change and its tokens are told."""
+    """Return a module's outputs: its backward pre-hooks change their gradients, which the tokens then get."""
     arrays = [index for index, value in enumerate(residuals) if is_array(value)]
 
     @jax.custom_vjp
@@ -130,12 +131,12 @@ def _leave(runner, ys, tokens, sent, residuals, backward):
 
 
 def _carrier(dtype: Any) -> Any:
-    """A type of gradients that holds every number of another type."""
+    """Return a dtype of gradients that can hold every number of another dtype."""
     return jnp.promote_types(jax_dtype(dtype), jnp.float32)
 
 
 def _gradient(runner, xs, slopes, kept, rows, residuals, forward):
-    """torch.autograd.grad. kept: with create_graph; else nothing is differentiated twice. rows: is_grads_batched."""
+    """Lower torch.autograd.grad. kept: create_graph; else nothing is differentiated twice. rows: is_grads_batched."""
     if not kept:
         arrays = lambda values: [jax.lax.stop_gradient(value) if is_array(value) else value for value in values]
         xs, slopes, residuals = map(arrays, (xs, slopes, residuals))
@@ -145,7 +146,7 @@ def _gradient(runner, xs, slopes, kept, rows, residuals, forward):
 
 
 def _autocast(runner, device, dtype, enabled, cache, body, *arguments):
-    """The casts that autocast makes are operators of the body; precision follows the policy here."""
+    """Run the body. Autocast's casts are operators in it; the precision follows the training policy here."""
     return runner(body)(*arguments)
 
 

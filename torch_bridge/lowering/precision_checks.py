@@ -1,9 +1,9 @@
-"""Arithmetic in float64 on a batch, where float32 keeps too few digits: `(timestamp - start).float()`.
+"""Find float64 arithmetic on a batch for which float32 keeps too few digits: `(timestamp - start).float()`.
 
-JAX computes in float32 here. Of measurements and features it keeps seven digits, and no training tells the difference;
-of a second in the year 2026 it keeps two minutes. What a graph makes in float64 of the batch and of constants alone,
-before weights come in, is therefore computed twice on the host, in float64 and with every result rounded to float32; so
-is the whole graph where weights come into float64, as in `cholesky(kernel.double() + 1e-8 * eye)`.
+JAX computes in float32 here, which keeps seven digits: enough for measurements and features, but a second in the year
+2026 is known to two minutes only. Therefore everything that a graph makes in float64 of the batch and of constants
+alone, before weights come in, is computed twice on the host: in float64, and with every result rounded to float32. The
+whole graph is computed twice if weights enter float64, as in `cholesky(kernel.double() + 1e-8 * eye)`.
 """
 
 import functools
@@ -20,20 +20,20 @@ from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.host_graph import HostPart, HostProgram, Symbols, without_mark
 
-TOLERANCE = 1e-3  # of the largest value; of the entries, where they are integers or truth values
-MOST_ELEMENTS = 10**8  # of weights and batch together, with which a graph is run twice on the host
+TOLERANCE = 1e-3  # relative to the largest value; for integers and bools, the share of changed entries
+MOST_ELEMENTS = 10**8  # of weights and batch together; a larger graph is not run twice
 
 log = logging.getLogger(__name__)
 
 
 class PrecisionChecks:
-    """Those of a graph; arguments as IndexChecks has them."""
+    """Precision checks of a graph; takes the arguments of IndexChecks."""
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[str], constants: Mapping[str, Any]):
         part = HostPart(module, inputs, constants, lambda value: not value.is_complex())
-        touched: set[torch.fx.Node] = set()  # what has float64 in it
+        touched: set[torch.fx.Node] = set()  # nodes computed from float64
         self._graph = module
-        self._of_weights: list[torch.fx.Node] = []  # float64 that weights come into
+        self._of_weights: list[torch.fx.Node] = []  # float64 nodes that depend on weights
         self._targets: list[torch.fx.Node] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -48,7 +48,7 @@ class PrecisionChecks:
         self._program = HostProgram(part, self._targets) if self._targets else None
 
     def loss(self, leaves: Sequence[Any], symbols: Symbols) -> str:
-        """Tell where and how far the batch leads away from torch in float32; "" where it doesn't, or can't be seen."""
+        """Describe where and how far float32 departs from torch on this batch; "" if it doesn't, or can't be seen."""
         if self._program is None:
             return ""
         values = self._program.arguments(leaves, functools.cache(symbols))
@@ -65,8 +65,8 @@ class PrecisionChecks:
         return ""
 
     def loss_inside(self, arguments: Callable[[], Sequence[Any] | None]) -> str:
-        """As `loss`, of float64 that the graph makes of its weights. arguments: gives the placeholders' values, as
-        arrays in host memory or tensors; None where they cannot be had."""
+        """Do as `loss` for float64 that the graph makes of its weights. arguments: returns the placeholders' values, as
+        arrays in host memory or tensors, or None if they are unavailable."""
         values = arguments() if self._of_weights else None
         if values is None or sum(math.prod(getattr(value, "shape", ())) for value in values) > MOST_ELEMENTS:
             return ""
@@ -74,7 +74,7 @@ class PrecisionChecks:
         given = [_as_recorded(node, value) for node, value in zip(nodes, values, strict=True)]
         try:
             exact = self._run(_InTorch, given)
-        except Exception as error:  # an operator of a record's own, which torch does not run
+        except Exception as error:  # an operator that only records have, and torch cannot run
             log.info("float64 inside a graph is not looked at: %s", error)
             return ""
         told = self._departs_rounded(exact, given)
@@ -84,7 +84,7 @@ class PrecisionChecks:
     def _departs_rounded(self, exact: list, given: list) -> str:
         try:
             rounded = self._run(_InFloat32, given)
-        except Exception as error:  # a factorization, say, of what float32 no longer tells apart
+        except Exception as error:  # e.g. a factorization of numbers that float32 cannot tell apart
             return f"fails ({str(error).partition(chr(10))[0]})"
         pairs = [(a, b) for a, b in zip(exact, rounded, strict=True) if isinstance(a, torch.Tensor)]
         return next((f"changes {told}" for pair in pairs if (told := _departs(*pair))), "")
@@ -96,14 +96,14 @@ class PrecisionChecks:
 
 
 class _InTorch(torch.fx.Interpreter):
-    """Runs a graph by torch's own operators."""
+    """Run a graph with torch's own operators."""
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return super().call_function(target, without_mark(target, args), kwargs)
 
 
 class _InFloat32(_InTorch):
-    """Runs a graph with every float64 tensor rounded to what float32 holds."""
+    """Run a graph with every float64 tensor rounded to float32 precision."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
@@ -113,7 +113,7 @@ class _InFloat32(_InTorch):
 
 
 def _departs(right: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Name the difference; "" where there is none to speak of."""
+    """Describe the difference; "" if it is negligible."""
     if not right.numel():
         return ""
     if not right.is_floating_point():
@@ -128,7 +128,7 @@ def _departs(right: torch.Tensor, wrong: torch.Tensor) -> str:
 
 
 def _as_recorded(node: torch.fx.Node, value: Any) -> Any:
-    """A placeholder's value as a tensor of its recorded dtype on the host."""
+    """Return a placeholder's value as a tensor of its recorded dtype on the host."""
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return value
     tensor = value.detach() if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))

@@ -1,1 +1,1 @@
-"""State that Python code keeps beside the tensors while it is recorded: what it reads, changes and is told."""
+"""Python state outside tensors that recorded code reads, changes or asks for."""

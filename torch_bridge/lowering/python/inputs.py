@@ -1,7 +1,7 @@
-"""Values that a recorded function may read from Python: attributes of modules and settings, closures, globals.
+"""Find the Python values that a recorded function may read: attributes of modules and settings, closures, globals.
 
-A record keeps them as they were. `PythonInputs` finds those that the code may read, by the names in it, and tells when
-one has changed.
+A record keeps the values of the recording. `PythonInputs` finds those that the code may read, by the names in the code,
+and detects when one has changed.
 """
 
 import argparse
@@ -50,11 +50,11 @@ from torch_bridge.lowering.python.places import (
     value_at,
 )
 
-MOST_ITEMS = 64  # of a list or dict that is looked into
-MOST_WATCHED = 1 << 16  # of a longer one whose items are watched: which objects they are
-DEPTH = 5  # objects inside objects
+MOST_ITEMS = 64  # of a list or dict whose items are visited
+MOST_WATCHED = 1 << 16  # of a longer one whose items are compared by identity
+DEPTH = 5  # of objects nested in objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
-_BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by names that are texts
+_BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by name strings
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _WRITER = type(csv.writer(io.StringIO()))
@@ -62,7 +62,7 @@ _MACHINERY = "torch_bridge.", "jaxtrain.compiled_step."  # of compiled forwards 
 
 
 class PythonInputs:
-    """The places that a function and the modules that it calls may read plain values from.
+    """Places from which a function and the modules that it calls may read plain values.
 
     places: of plain values. held: of tensors and arrays. registered: of the modules' parameters and buffers.
     """
@@ -72,10 +72,10 @@ class PythonInputs:
         self.look()
 
     def look(self) -> None:
-        """Find the places, as they are now."""
+        """Find the places anew."""
         names: set[str] = set()
         walk = _Walk(names, *self._root)
-        while not walk.found <= names:  # what is handed to a function is read by that function's names
+        while not walk.found <= names:  # a function reads its arguments by its own names
             names |= walk.found
             walk = _Walk(names, *self._root)
         self.places = _named_apart(walk.places)
@@ -86,18 +86,18 @@ class PythonInputs:
         self._walk = walk
 
     def values(self) -> list[Any]:
-        """Return the present values, in the places' order."""
+        """Return the current values, in the order of `places`."""
         try:
             return [container[key] for container, key, _ in self.places]
-        except (KeyError, IndexError, ValueError):  # one is gone
+        except (KeyError, IndexError, ValueError):  # a place no longer exists
             return [value_at(place) for place in self.places]
 
     def named(self) -> dict[str, Any]:
-        """Return the present values by their places' names."""
+        """Return the current values by their places' names."""
         return {place.name: value for place, value in zip(self.places, self.values(), strict=True)}
 
     def moved(self) -> list[str]:
-        """Return the names of what is another object, or holds other items, than at the last look."""
+        """Return the names of places and containers whose object or items have changed since the last look."""
         moved = [place.name for place, value in self._linked if value_at(place) is not value]
         moved += [name for name, attributes, count in self._counts if len(attributes) != count]
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
@@ -108,7 +108,7 @@ class PythonInputs:
         return [*(value for _, value in self._linked), *(value_at(place) for place in self.held), *items]
 
     def signature(self) -> tuple:
-        """Tell two looks apart that found other places, or other objects in them: hashable, while `objects` live."""
+        """Return a hashable key of the places found and the objects in them, valid while `objects` live."""
         kind = lambda value: type(value) if isinstance(value, CONTAINERS) else id(value)
         places = tuple(place.name for place in self.places)
         items = tuple(tuple(map(id, form)) if type(form) is list else form for _, _, form in self._forms
@@ -118,7 +118,7 @@ class PythonInputs:
 
     @contextlib.contextmanager
     def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
-        """While active, these places hold these values."""
+        """While active, the places with these numbers hold these values."""
         before = [value_at(self.places[number]) for number in numbers]
         try:
             for number, value in zip(numbers, values, strict=True):
@@ -130,9 +130,9 @@ class PythonInputs:
 
     @contextlib.contextmanager
     def effects(self) -> Iterator[set[str]]:
-        """While active, code runs to be recorded. Gives the names of what it changed in Python, which is put back.
+        """While active, code runs to be recorded. Yields the names of Python state that it changed, which is undone.
 
-        Raises UnsupportedModel before it runs where something could not be put back.
+        Raises UnsupportedModel before the code runs if some of its changes could not be undone.
         """
         walk = self._walk
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
@@ -142,22 +142,22 @@ class PythonInputs:
 
 
 class _Walk:
-    """One look at what a function may read. names: of all the code that it may reach, as far as is known; found: those
-    of the code that was reached."""
+    """One search for everything a function may read. names: those in all code that it may reach, as far as known.
+    found: those in the code that was reached."""
 
     def __init__(self, names: set[str], function: Callable, modules: Mapping[str, torch.nn.Module]):
         self.names, self.found = frozenset(names), set[str]()
         self._by_text = not _BY_TEXT.isdisjoint(names)
         self.places: list[Place] = []
-        self.links: list[Place] = []  # where objects and containers are kept
+        self.links: list[Place] = []  # of objects and containers
         self.held: list[Place] = []
         self.registered: list[Place] = []
         self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets
-        self.attributes: list[tuple[str, dict]] = []  # of objects and functions, whose changes are put back
-        self.of_modules: list[tuple[str, dict]] = []  # attributes of the user's own, which the recording puts back
-        self.tables: list[tuple[str, dict]] = []  # of modules: their parameters, buffers and parts
+        self.attributes: list[tuple[str, dict]] = []  # of objects and functions; changes are undone
+        self.of_modules: list[tuple[str, dict]] = []  # of user modules; the recording undoes changes
+        self.tables: list[tuple[str, dict]] = []  # of modules: parameters, buffers, submodules
         self.generators: list[tuple[str, Any]] = []  # of random numbers
-        self.unfollowed: list[str] = []  # what a call changes that cannot be put back
+        self.unfollowed: list[str] = []  # changes of a call that cannot be undone
         self.foreign: list[tuple[str, Any]] = []  # containers of torch's and other libraries' own objects
         self._machinery: set[int] = set()
         self._seen: set[int] = set()
@@ -205,7 +205,7 @@ class _Walk:
             self._environment(names_of(function.__code__))
         scope, loaded = function.__globals__, globals_of(function.__code__)
         for name in sorted(names & scope.keys()):
-            if name in loaded or not isinstance(scope[name], ARRAYS):  # else an attribute of that name is meant
+            if name in loaded or not isinstance(scope[name], ARRAYS):  # else the name is an attribute
                 self._visit(scope, name, scope[name], name, names, depth)
 
     def _environment(self, names: set[str]) -> None:
@@ -253,7 +253,7 @@ class _Walk:
             self._object(value, name, names, depth)
 
     def _namespace(self, value: Any, name: str, names: set[str], depth: int) -> None:
-        """Visit a module of Python's, or a class."""
+        """Visit a Python module or a class."""
         if of_library_module(value.__module__ if isinstance(value, type) else value):
             return
         names = names | self.names
@@ -357,7 +357,7 @@ class _Walk:
 
 
 def _named_apart(places: list[Place]) -> list[Place]:
-    """Return the places, of which no two have one name."""
+    """Return the places, numbering repeated names so that each is unique."""
     seen: collections.Counter[str] = collections.Counter()
     apart = []
     for place in places:
@@ -374,8 +374,8 @@ def _hooks_of(module: torch.nn.Module) -> list[Callable]:
 
 
 def _form(container: Any) -> Any:
-    """Return what a look at a container depends on beside the places in it: a set's items, a dict's keys (a tuple), the
-    items of a long list or dict (a list), else the length."""
+    """Return what a look at a container depends on besides its places: a set's items, a dict's keys (tuple), the items
+    of a long list or dict (list), else its length."""
     if isinstance(container, set):
         return frozenset(container)
     if isinstance(container, dict) and len(container) <= MOST_ITEMS:

@@ -1,4 +1,4 @@
-"""Which names a function's code reads, and which code is the user's own."""
+"""Find the names that a function's code reads, and tell user code from library code."""
 
 import dis
 import functools
@@ -23,28 +23,28 @@ _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "site-packages", f"{os.s
 
 
 def names_of(code: types.CodeType) -> set[str]:
-    """The names in the code and in functions inside it; texts that could be names too, as getattr(args, "lam") has."""
+    """Return the names in the code and in functions inside it, and strings that may be names: getattr(args, "lam")."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     texts = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
     return texts.union(code.co_names, *map(names_of, inner))
 
 
 def states_read(code: types.CodeType) -> set[str]:
-    """Give "optimizer.state" where the code, or a function inside it, reads the attribute `state` of that name."""
+    """Return "NAME.state" for every name whose attribute `state` is read by the code, or a function inside it."""
     loads = [str(instruction.argval) for instruction in dis.get_instructions(code)]
     own = {f"{name}.state" for name, attribute in itertools.pairwise(loads) if attribute == "state"}
     return own.union(*(states_read(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
 def globals_of(code: types.CodeType) -> set[str]:
-    """The names that the code, or a function inside it, takes from its globals."""
+    """Return the names that the code, or a function inside it, loads from its globals."""
     own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
     return own.union(*(globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
 def methods(kind: type, names: set[str]) -> list[types.FunctionType]:
-    """The methods of a class that code with these names may call, directly or not; operators, calls and protocols too,
-    which have no name in the code."""
+    """Return the methods of a class that code with these names may call, directly or indirectly. Operators, calls and
+    protocols are included, because their names do not occur in the code."""
     found: dict[str, types.FunctionType] = {}
     own = kind.__module__.partition(".")[0] not in OWN_STATE
     protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if own and name.startswith("__")}
@@ -63,14 +63,14 @@ def methods(kind: type, names: set[str]) -> list[types.FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def class_names(kind: type) -> frozenset[str]:
-    """The names in a module class's own methods, those that only build or describe it aside."""
+    """Return the names in a module class's own methods, except those that only build or describe it."""
     return frozenset(set().union(*(names_of(function.__code__) for function in class_functions(kind))))
 
 
 def class_functions(kind: type) -> Iterator[types.FunctionType]:
-    """Give a module class's own methods, those that only build or describe it aside.
+    """Yield a module class's own methods, except those that only build or describe it.
 
-    Of decorated ones what the user wrote: transformers' own note in the config what kind of problem they solve.
+    Yield what a decorator wraps too if it is user code: transformers' own writes the problem type to the config.
     """
     for base in kind.__mro__:
         if base not in (torch.nn.Module, object):
@@ -88,7 +88,7 @@ def class_functions(kind: type) -> Iterator[types.FunctionType]:
 @functools.lru_cache(maxsize=4096)
 def on_host(kind: type) -> bool:
     """Return True for torchmetrics' classes, whose counts change at every call and which no record reads, and for
-    DistributedDataParallel, whose own state orders its processes."""
+    DistributedDataParallel, whose own state coordinates its processes."""
     if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
         return True
     return any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__)
@@ -106,7 +106,7 @@ def of_library_file(file: str) -> bool:
 
 
 def mentions(value: Any, name: str) -> bool:
-    """Return True if a function's code has this name, or that of a function or method that it calls by its name."""
+    """Return True if the name occurs in a function's code, or in that of functions and methods it calls by name."""
     kind = type(getattr(value, "__self__", None))
     waiting, seen = [value], set()
     while waiting:
@@ -127,7 +127,7 @@ def mentions(value: Any, name: str) -> bool:
 
 
 def of_library_module(module: Any) -> bool:
-    """Return True for a module that is not the user's own, or a class of one. module: it, or its name."""
+    """Return True for a module, or the module of a class, that is not user code. module: the module or its name."""
     module = sys.modules.get(module) if isinstance(module, str) else module
     file = getattr(module, "__file__", None)
     if file is None:

@@ -1,4 +1,4 @@
-"""Where Python code keeps values: variables, attributes and items, each read and written like a dict's entry."""
+"""Places where Python code keeps values: variables, attributes and items, each read and written like a dict's entry."""
 
 import collections
 import enum
@@ -16,7 +16,7 @@ PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
 
 
 class Place(NamedTuple):
-    """Where a value is kept: container[key]. name: as the code calls it."""
+    """Place of a value: container[key]. name: as it is written in the code."""
 
     container: Any
     key: Any
@@ -37,7 +37,7 @@ class Cell:
 
 
 class ClassValue:
-    """A value of an object's class that the object may come to shadow."""
+    """Attributes of an object's class, which attributes of the object may come to shadow."""
 
     def __init__(self, owner: Any):
         self.owner = owner
@@ -56,7 +56,7 @@ class ClassValue:
 
 
 class TypeValues:
-    """The values of a class."""
+    """Attributes of a class."""
 
     def __init__(self, kind: type):
         self.kind = kind
@@ -69,7 +69,7 @@ class TypeValues:
 
 
 class Slots:
-    """The attributes of an object that has no `__dict__`."""
+    """Attributes of an object that has no `__dict__`."""
 
     def __init__(self, owner: Any):
         self.owner = owner
@@ -84,7 +84,7 @@ class Slots:
         object.__setattr__(self.owner, key, value)
 
     def keys(self) -> list[str]:
-        """Return the names of those that are set."""
+        """Return the names of the slots that are set."""
         slots = [name for kind in type(self.owner).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
         return [name for name in slots if not name.startswith("__") and hasattr(self.owner, name)]
 
@@ -94,7 +94,7 @@ def _listed(slots: Any) -> Any:
 
 
 def value_at(place: Place) -> Any:
-    """Return the value that is kept there now; None where there is none."""
+    """Return the place's current value; None if there is none."""
     try:
         return place.container[place.key]
     except (KeyError, IndexError, ValueError):
@@ -102,12 +102,12 @@ def value_at(place: Place) -> Any:
 
 
 def unwatched(container: Any) -> Any:
-    """Return what gives a container's items without the code of a user's own class of lists, which may count."""
+    """Return an iterable of a container's items that runs no code of a user's own list class, which may count reads."""
     return list.__iter__(container) if isinstance(container, list) else container
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for a value that is told from others by `==`."""
+    """Return True for a value that is compared by `==`, not by identity."""
     return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(item, PLAIN) for item in value))
 
 

@@ -1,4 +1,4 @@
-"""Tell what a change of the values that a recorded function reads from Python asks for: an input, another record."""
+"""Decide what a change of a Python value that a recorded function reads requires: an input, or another record."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,14 @@ import torch
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import PLAIN, is_plain, same
 
-MOST_KEPT = 32  # arrangements of objects that are known again
+MOST_KEPT = 32  # arrangements of objects that are remembered
 
 
 class Varying:
     """Follow the values of a function's Python inputs from call to call.
 
     dynamic: numbers that have changed, now inputs of the compiled step, in order. fixed: other values that have
-    changed: each combination has a record of its own, as has each arrangement of the objects that hold them.
+    changed: each combination has its own record, as has each arrangement of the objects that hold them.
     """
 
     def __init__(self, function: Callable, modules: Mapping[str, torch.nn.Module]):
@@ -32,10 +32,10 @@ class Varying:
         self._renew()
 
     def __deepcopy__(self, memo: Any) -> "Varying":
-        return self  # a copy of what is recorded reads the same Python
+        return self  # a copied step reads the same Python values
 
     def state(self) -> tuple[tuple, list[np.ndarray]]:
-        """Return a key of what has to be recorded apart, and the dynamic numbers as 0-d arrays."""
+        """Return a key that selects the record, and the dynamic numbers as 0-d arrays."""
         moved = self.inputs.moved()
         if moved:
             self._exchanged = moved
@@ -55,7 +55,7 @@ class Varying:
         return self._state
 
     def _look_again(self) -> None:
-        """Find the places anew, where objects or items have been exchanged; a place is known again by its name."""
+        """Find the places anew after objects or items were exchanged; match old places by name."""
         last = {place.name: value for place, value in zip(self.inputs.places, self._last, strict=True)}
         dynamic, fixed = self.names(self.dynamic), self.names(sorted(self.fixed))
         self.inputs.look()
@@ -89,7 +89,7 @@ class Varying:
         self._state: tuple[tuple, list[np.ndarray]] = (dynamic, self._constant), self.arrays(dynamic)
 
     def leave_out(self, idle: set[int]) -> tuple[tuple, list[np.ndarray]]:
-        """Leave out dynamic numbers that no record reads which holds for the present constants; return the state.
+        """Leave out dynamic numbers that no record for the present constants reads; return the new state.
 
         idle: those that the latest of these records does not read.
         """
@@ -103,7 +103,7 @@ class Varying:
         return [_array(self._last[number]) for number in numbers]
 
     def branch_on(self, numbers: Sequence[int]) -> None:
-        """Take these dynamic numbers for values that Python itself needs, from now on."""
+        """Treat these dynamic numbers as fixed from now on, because Python itself needs their values."""
         self.dynamic = [number for number in self.dynamic if number not in numbers]
         self.fixed.update(numbers)
         self._renew()
@@ -113,7 +113,7 @@ class Varying:
         return [self.inputs.places[number].name for number in numbers]
 
     def changing(self) -> str:
-        """Return the names of what has asked for other records, for a message."""
+        """Return the names of values that have required other records, for a message."""
         return ", ".join([*self.names(sorted(self.fixed)), *self._exchanged][:3])
 
 

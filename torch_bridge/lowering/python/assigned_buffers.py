@@ -9,17 +9,17 @@ from torch.utils import _pytree as pytree
 
 
 def of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor | None]]:
-    """Every registered buffer: its module, that one's path, its name, the tensor."""
+    """Return every registered buffer as (module, the module's path, the buffer's name, tensor)."""
     parts = ((path.removeprefix("wrapped_module").removeprefix("."), part) for path, part in module.named_modules())
     return [(part, path, name, buffer) for path, part in parts for name, buffer in part._buffers.items()]
 
 
 def write(before: list, outputs: Any, misfits: list[str]) -> Any:
-    """Write the buffers that a call has replaced (`self.mean = 0.9 * self.mean + ...`) in place, once it has ended.
+    """Write the buffers that a call has replaced (`self.mean = 0.9 * self.mean + ...`) in place, after the call.
 
-    torch.export does so for the outermost module only, and drops what inner ones assign. Outputs come back as copies
-    where there are such buffers: they may share the memory of the old ones. before: as `of` gave it. misfits: takes a
-    sentence for each that cannot be kept.
+    torch.export does so for the outermost module only, and drops buffers that inner modules assign. If any were
+    replaced, outputs are returned as copies: they may share memory with the old buffers. before: the result of `of`.
+    misfits: receives a sentence for each buffer that cannot be kept.
     """
     replaced = [item for item in before if item[0]._buffers.get(item[2]) is not item[3]]
     if not replaced:
@@ -39,7 +39,7 @@ def write(before: list, outputs: Any, misfits: list[str]) -> Any:
 
 
 def registered(module: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, dict, str, Any]]:
-    """Return by name every parameter, buffer and part: its owner, the owner's table and the key there, and itself."""
+    """Return by name every parameter, buffer and submodule: (owner, the owner's table, key in the table, object)."""
     found = {}
     for path, inner in module.named_modules():
         path = path.removeprefix("wrapped_module").removeprefix(".")
@@ -49,8 +49,8 @@ def registered(module: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, dict
 
 
 def put_back(module: torch.nn.Module, before: dict[str, tuple[torch.nn.Module, dict, str, Any]]) -> list[str]:
-    """Undo where a call has put another parameter or part in the place of one that an optimizer may hold. Return a
-    sentence for each of those, and for what is new. before: as `registered` gave it."""
+    """Undo a call's replacement of parameters and submodules, which an optimizer may hold. Return a sentence for each
+    of them, and for each new registration. before: the result of `registered`."""
     now = registered(module)
     sentences = [f"it registers {name}, which did not exist before" for name in sorted(now.keys() - before.keys())]
     for name, (owner, table, key, old) in before.items():
@@ -66,7 +66,7 @@ def _kind(x: torch.Tensor | None) -> str:
 
 @contextlib.contextmanager
 def kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put every buffer back at the end: what torch.export assigns while it records is no tensor of the user's."""
+    """Restore every buffer at the end: torch.export assigns tensors of its own while it records."""
     before = [(part._buffers, dict(part._buffers)) for part in module.modules()]
     try:
         yield

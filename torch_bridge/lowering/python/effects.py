@@ -1,4 +1,4 @@
-"""Find, and put back, all that code changes in Python while it is recorded."""
+"""Find and undo all changes that code makes in Python while it is recorded."""
 
 import builtins
 import contextlib
@@ -24,7 +24,8 @@ ADVICE = "A record runs Python once, and every call has to: keep it out of the l
 
 
 class Traces:
-    """places, containers, tables and generators: as PythonInputs finds them, with their values before the code runs."""
+    """Snapshot of Python state before code runs; places, containers, tables and generators as PythonInputs finds
+    them."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class Traces:
 
     @contextlib.contextmanager
     def of_code(self, unfollowed: Sequence[str]) -> Iterator[set[str]]:
-        """While active, the code runs. Gives the names of what it has changed, which is put back.
+        """While active, the code runs. Yields the names of the state that it has changed, which is restored at the end.
 
-        unfollowed: what the code may change and what cannot be put back. Raises UnsupportedModel where there is any.
+        unfollowed: state that the code may change and that cannot be restored. Raises UnsupportedModel if there is any.
         """
         if unfollowed:
             raise UnsupportedModel("the code", [Obstacle(f"Python takes from or writes to {unfollowed[0]}")], ADVICE)
@@ -74,7 +75,7 @@ class Traces:
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """While active, code runs to be recorded, or is refused: random numbers of Python and numpy stay where they are."""
+    """Restore the random generators of Python and numpy after code was recorded, or refused."""
     before = random.getstate(), np.random.get_state()
     try:
         yield
@@ -85,7 +86,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_reading() -> Iterator[None]:
-    """Raise WritesOutside where the user's own code, in this thread, opens a file to write to."""
+    """While active, raise WritesOutside if user code in this thread opens a file for writing."""
     thread, plain = threading.get_ident(), builtins.open
 
     def opened(file, mode="r", *arguments, **options):
@@ -99,7 +100,7 @@ def only_reading() -> Iterator[None]:
 
 
 def _opener(frame: Any) -> str:
-    """The file of the code that opens a file, itself or by a method of its Path."""
+    """Return the file of the code that opens a file, directly or by a method of its Path."""
     while frame.f_globals.get("__name__", "").partition(".")[0] == "pathlib":
         frame = frame.f_back
     return frame.f_code.co_filename
@@ -107,7 +108,7 @@ def _opener(frame: Any) -> str:
 
 @contextlib.contextmanager
 def _without_logging() -> Iterator[None]:
-    """Raise WritesOutside where the user's own code is about to log."""
+    """While active, raise WritesOutside if user code is about to log."""
     factory = logging.getLogRecordFactory()
 
     def refuse(name: str, level: int, path: str, line: int, *args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -132,7 +133,7 @@ def _same_items(before: Any, container: Any) -> bool:
         return False
     if isinstance(now, dict):
         return all(key in now and same(value, now[key]) for key, value in before.items())
-    if isinstance(container, set):  # its order is not its value: refilled, a set may have another
+    if isinstance(container, set):  # as sets: a refilled set may have another order
         return {(type(item), item) for item in before} == {(type(item), item) for item in now}
     return all(map(same, before, now))
 

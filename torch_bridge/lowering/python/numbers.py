@@ -1,7 +1,7 @@
 """Plain numbers that change from call to call (batch_idx, an epoch), in torch code that is recorded once.
 
-With tensors a `Number` computes as a tensor of the record. What Python itself asks of it (a comparison, a range, a
-text) is answered from its present value and kept as a condition: the record holds for values that give these answers.
+Combined with tensors, a `Number` acts as a tensor of the record. When Python needs its value (in a comparison, a range,
+a string), the current value answers and becomes a condition: the record holds for values that answer alike.
 """
 
 import operator
@@ -14,7 +14,7 @@ import torch
 from jaxtrain.errors import UserError
 from torch_bridge.lowering.errors import MACHINERY, CannotRecord
 
-MOST_PATHS = 8  # ways through the code, each of which is recorded and compiled
+MOST_PATHS = 8  # paths through the code, each recorded and compiled
 
 Values = Mapping[str, Any]
 _BINARY = "add sub mul truediv floordiv mod pow".split()
@@ -22,7 +22,7 @@ _COMPARISONS = "eq ne lt le gt ge".split()
 
 
 class Path:
-    """One way through the code. conditions: (asked of the values, answer, line of the user's that asked)."""
+    """One path through the code. conditions: (function of the values, its answer, line of user code that asked)."""
 
     __slots__ = ("conditions",)
 
@@ -34,19 +34,19 @@ class Path:
         for ask, answer, _ in self.conditions:
             try:
                 got = ask(values)
-            except (ArithmeticError, KeyError):  # a batch of another structure has other items
+            except (ArithmeticError, KeyError):  # a batch of another structure has other keys
                 return False
             if type(got) is not type(answer) or got != answer:
                 return False
         return True
 
     def number(self, name: str, values: Values, tensor: torch.Tensor) -> "Number":
-        """Return the number of this name: its present value, and the 0-d tensor that it is in the record."""
+        """Return the Number of this name: its current value, with the 0-d tensor that stands for it in the record."""
         return Number(self, values[name], lambda now: now[name], lambda: tensor)
 
 
 class Paths:
-    """The ways through a function that changing numbers have led to so far."""
+    """Paths through a function that changing numbers have led to so far."""
 
     __slots__ = ("known", "name", "values")
 
@@ -56,9 +56,9 @@ class Paths:
         self.values: Values = {}
 
     def of(self, values: Values) -> int:
-        """Return the place of the path that holds for these values; a new one has no conditions yet.
+        """Return the index of the path that holds for these values, adding one without conditions if there is none.
 
-        Raises CannotRecord where there are too many.
+        Raises CannotRecord if there are too many paths.
         """
         self.values = values
         for place, path in enumerate(self.known):
@@ -75,7 +75,7 @@ class Paths:
 
 
 class Number:
-    """A number of a path. value: at present. of: from the values. tensor: gives the 0-d tensor that stands for it."""
+    """A number on a path. value: the current one. of: computes it from the values. tensor: returns its 0-d tensor."""
 
     __slots__ = ("of", "path", "tensor", "value")
     __array_ufunc__ = None
@@ -85,19 +85,19 @@ class Number:
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        """Compute with the tensor in place of the number."""
+        """Call the function with tensors in place of Numbers."""
         exchange = lambda item: item.tensor() if isinstance(item, Number) else item
         return function(*map(exchange, args), **{key: exchange(item) for key, item in (kwargs or {}).items()})
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
-        """Answer Python now, and keep the answer as a condition."""
+        """Answer Python from the current value, and keep the answer as a condition."""
         of = self.of
         answer = ask(self.value)
         self.path.conditions.append((lambda now: ask(of(now)), answer, _line()))
         return answer
 
     def plain(self) -> Any:
-        """Return the present value; the record then holds for this value alone."""
+        """Return the current value; the record then holds for this value alone."""
         return self._asked(lambda value: value)
 
     def _with(self, other: Any, operate: Callable, reflected: bool) -> Any:
@@ -166,7 +166,7 @@ class Number:
 
 
 class Given(Number):
-    """Something else of Python's that changes from call to call, as a text: it can be compared and handed on."""
+    """Any other Python value that changes from call to call, such as a string: it can be compared and passed on."""
 
     __slots__ = ("name",)
 
@@ -203,7 +203,7 @@ for _name in _COMPARISONS:
 
 
 def _line() -> str:
-    """The innermost line of the user's own code, as file:line."""
+    """Return the innermost line of user code, as file:line."""
     frame = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename == __file__ or any(part in frame.f_code.co_filename for part in MACHINERY)

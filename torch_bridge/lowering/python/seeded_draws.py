@@ -1,4 +1,4 @@
-"""Random numbers whose seed a forward sets: the same at every call in torch, which JAX's would not be."""
+"""Find random numbers whose seed forward sets: in torch they are the same at every call, in JAX they would not be."""
 
 import collections
 import contextlib
@@ -15,14 +15,14 @@ _REPEATS = (
     "in __init__ and keep them (self.register_buffer), or draw without a seed of your own"
 )
 SEEDS = f"forward seeds the generator that it draws from: {_REPEATS}"
-_MARK = 0x5EED_0F_4E0_4E  # a seed that nobody sets
+_MARK = 0x5EED_0F_4E0_4E  # a seed that no user code sets
 _DEPTH = 6  # module -> its attributes -> submodules -> ... -> an object -> its attributes
 
 
 class Unseeded:
-    """torch's default generator, without leave for a module's own code to seed it.
+    """torch's default generator, which a module's own code may not seed.
 
-    by_torch: tells whether torch's own code makes the call, as its checkpoints do.
+    by_torch: returns True if torch's own code makes the call, as its checkpoints do.
     """
 
     def __init__(self, generator: torch.Generator, by_torch: Callable[[], bool]):
@@ -35,9 +35,8 @@ class Unseeded:
 
 
 class Draws:
-    """The generators of the user's own that forward draws from. seeded: the lines that draw from one after forward has
-    seeded it, which shows in a second record: the first marks the generators.
-    """
+    """User's generators that forward draws from. seeded: lines that draw from one after forward has seeded it, which a
+    second record detects: the generators are marked before it."""
 
     def __init__(self) -> None:
         self.seeded: list[str] = []
@@ -45,8 +44,8 @@ class Draws:
         self._marked = False
 
     def note(self, generator: torch.Generator, frame: Any, by_torch: bool) -> None:
-        """Note a draw by the user's code of a frame, or by torch's that it calls. Raises NotImplementedError for a
-        generator that forward makes anew, which nothing holds but its own variables."""
+        """Note a draw by user code in a frame, or by torch code that it calls. Raises NotImplementedError for a
+        generator that forward makes anew, which only its own variables hold."""
         if not by_torch and not _is_held(generator, frame):
             raise NotImplementedError(f"forward makes the generator that it draws from: {_REPEATS}")
         known = self._states.setdefault(id(generator), (generator, generator.get_state()))[0] is generator
@@ -55,8 +54,7 @@ class Draws:
 
     @contextlib.contextmanager
     def marked(self) -> Iterator[None]:
-        """While active, code that draws from a generator of an earlier record finds it as it is here, or has seeded
-        it."""
+        """While active, the generators of an earlier record have a marker seed, which is gone once code seeds them."""
         for generator, _ in self._states.values():
             generator.manual_seed(_MARK)
         self._marked = True
@@ -76,7 +74,7 @@ def _is_held(generator: torch.Generator, frame: Any) -> bool:
         own = [value for name, value in frame.f_locals.items() if name in free or value is not generator]
         waiting += [(value, 0) for value in (*own, *frame.f_globals.values())]
         frame = frame.f_back
-    seen: dict[int, Any] = {}  # kept, so that no other object gets its number
+    seen: dict[int, Any] = {}  # kept alive, so that ids stay unique
     while waiting:
         value, depth = waiting.popleft()
         if value is generator:

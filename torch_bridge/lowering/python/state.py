@@ -1,7 +1,7 @@
-"""State that Python keeps beside the tensors: a recorded module would keep the values of one call for ever.
+"""Detect Python state outside tensors that a module changes or reads: a record would keep the values of one call.
 
-A module is recorded once, and its Python runs then and never again. `self.step += 1`, `random.random()`, a numpy mask
-or a clock are constants of that record. They are found by looking at what a call changes and by recording twice.
+A module is recorded once, and its Python code runs only then. `self.step += 1`, `random.random()`, a numpy mask or a
+clock become constants of that record. They are found by comparing state before and after a call and by recording twice.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ ADVICE_STATE = (
     "torch.zeros(())), then self.step += 1), draw random numbers with torch (torch.rand), and pass what comes from "
     "outside as an input."
 )
-_OWN = set(vars(torch.nn.Module())) | {"forward"}  # what every module has; buffers and parameters are torch's to watch
+_OWN = set(vars(torch.nn.Module())) | {"forward"}  # of every module; torch watches buffers and parameters
 _LIBRARY = os.path.dirname(os.__file__)
-_DEPTH = 3  # containers inside containers
+_DEPTH = 3  # of containers nested in containers
 
 
 class Watch:
@@ -45,12 +45,12 @@ class Watch:
         self.generators = random.getstate(), np.random.get_state()
         self.changed: list[tuple[torch.nn.Module, str, str, Any, Any]] = []
         self.drawn: list[str] = []
-        self.misfits: list[str] = []  # what the call registers or replaces, that no record keeps
+        self.misfits: list[str] = []  # registrations and replacements that no record keeps
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around the forward pass, inside torch.export, which puts attributes back as they were."""
-        generators, begun = _generators(), _hooks_of(self.module)  # with those of the recording itself
+        """Watch the forward pass inside torch.export, which puts attributes back as they were."""
+        generators, begun = _generators(), _hooks_of(self.module)  # including the recording's own hooks
         registered = assigned_buffers.registered(self.module)
         try:
             yield
@@ -70,7 +70,7 @@ class Watch:
                     self.changed.append((module, path, name, None, new))
 
     def names(self) -> list[str]:
-        """The attributes that the call changes, with their modules' paths."""
+        """Return the attributes that the call changes, with their modules' paths."""
         return [
             f"{path}.{name}".removeprefix(".")
             for module, path, name, _, _ in self.changed
@@ -79,7 +79,7 @@ class Watch:
 
     def restore(self) -> None:
         """Put every attribute, hook and the random generators back as they were before the call."""
-        _put_hooks(self.hooks)  # transformers' modules register some at their first call, and note that
+        _put_hooks(self.hooks)  # transformers' modules register and note some at their first call
         random.setstate(self.generators[0])
         np.random.set_state(self.generators[1])
         for key, (module, _, name, _) in _snapshot(self.module).items():
@@ -89,7 +89,7 @@ class Watch:
             _put(module, name, old)
 
     def advance(self) -> None:
-        """Set attributes and hooks as the call left them; a tensor becomes one of other values."""
+        """Set attributes and hooks as the call left them; tensors get other numbers."""
         _put_hooks(self.hooks_after)
         for module, _, name, _, new in self.changed:
             _put(module, name, _other(new))
@@ -97,7 +97,7 @@ class Watch:
 
 def _computed_anew(module: torch.nn.Module, name: str) -> bool:
     """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass, and for the
-    lists in which a recurrent layer keeps its parameters once more."""
+    lists in which a recurrent layer keeps its parameters a second time."""
     if isinstance(module, torch.nn.RNNBase) and name in ("_flat_weights", "_flat_weight_refs"):
         return True
     hooks = module._forward_pre_hooks.values()
@@ -108,7 +108,7 @@ def _computed_anew(module: torch.nn.Module, name: str) -> bool:
 def watched(
     module: torch.nn.Module, watch: Watch, begin: Callable[[], None], end: Callable[[], None]
 ) -> Iterator[None]:
-    """While active, calls of the module are watched. begin, end: called when one begins and ends."""
+    """Watch calls of the module while active. begin, end: called when one begins and ends."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -129,7 +129,7 @@ def watched(
 
 
 def _hooks_of(module: torch.nn.Module) -> list[tuple[dict, dict]]:
-    """Every table of hooks of the module and its parts, and what it holds now."""
+    """Return every table of hooks of the module and its parts, each with a copy of its contents."""
     named = [item for inner in module.modules() for item in vars(inner).items()]
     tables = [table for name, table in named if "_hooks" in name and isinstance(table, dict)]
     return [(table, dict(table)) for table in tables]
@@ -142,7 +142,7 @@ def _put_hooks(tables: list[tuple[dict, dict]]) -> None:
 
 
 def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch, draws: Draws) -> Iterator[Obstacle]:
-    """The lines that compute with state of Python, found by recording the module twice more, with fixed sizes.
+    """Yield the lines that compute with Python state, found by recording the module twice more, with fixed sizes.
 
     watch: of the record that succeeded. The module's attributes are left as they were before it.
     """
@@ -177,8 +177,8 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch, draws: Draws
 
 
 def _are_caches(module: torch.nn.Module, inputs: tuple, watch: Watch) -> bool:
-    """Return True if calls leave the same values whatever their inputs and number are: kept results of the parameters,
-    which the record computes at every call."""
+    """Return True if calls leave the same values whatever the inputs and number of calls: cached results of the
+    parameters, which the record computes at every call."""
     flipped = pytree.tree_map_only(torch.Tensor, lambda x: x.flip(tuple(range(x.dim()))), inputs)
     left = []
     try:
@@ -189,7 +189,7 @@ def _are_caches(module: torch.nn.Module, inputs: tuple, watch: Watch) -> bool:
                     twin(*given)
             parts = {path.removeprefix("wrapped_module").removeprefix("."): part for path, part in twin.named_modules()}
             left.append(pytree.tree_flatten([getattr(parts[path], name) for _, path, name, _, _ in watch.changed]))
-    except Exception:  # what torch cannot call here is refused as it was
+    except Exception:  # torch cannot call it here: not known to be caches
         return False
     (first, structure), *others = left
     return all(other == structure for _, other in others) and all(
@@ -207,7 +207,7 @@ def _trace(module: torch.nn.Module, inputs: tuple) -> torch.export.ExportedProgr
 
 
 def difference(first: torch.export.ExportedProgram, second: torch.export.ExportedProgram) -> Any:
-    """The first node of the second program that computes something else; None where the two are equal."""
+    """Return the first node of the second program that computes something else; None if the two are equal."""
     ours, theirs = _nodes(first.graph_module), _nodes(second.graph_module)
     for a, b in zip(ours, theirs, strict=False):
         if (a.op, _target(a)) != (b.op, _target(b)) or not _equal_arguments(a, b):
@@ -227,7 +227,7 @@ def difference(first: torch.export.ExportedProgram, second: torch.export.Exporte
 
 
 def _target(node: torch.fx.Node) -> str:
-    """An operator's name; a higher-order one made for this record by its class."""
+    """Return an operator's name; for a higher-order one, which each record makes anew, the name of its class."""
     return str(node.target) if isinstance(node.target, (str, torch._ops.OpOverload)) else type(node.target).__name__
 
 
@@ -238,13 +238,13 @@ def _nodes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 def _equal_arguments(a: torch.fx.Node, b: torch.fx.Node) -> bool:
     markers = str(a.target).startswith("torch_bridge.") and not str(a.target).startswith("torch_bridge.print")
-    if markers:  # of the record itself, which number themselves
+    if markers:  # the record's own operators, which carry running numbers
         return a.all_input_nodes == [] or [n.name for n in a.all_input_nodes] == [n.name for n in b.all_input_nodes]
     return _literals((a.args, a.kwargs)) == _literals((b.args, b.kwargs))
 
 
 def _literals(value: Any) -> Any:
-    """Arguments of a node as text and tuples: numbers and names count, objects that each record makes anew do not."""
+    """Return a node's arguments as text and tuples: numbers and names count, objects that each record makes do not."""
     if isinstance(value, dict):
         return tuple((key, _literals(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -271,7 +271,7 @@ def _generators() -> tuple:
 
 @contextlib.contextmanager
 def _drawing(lines: list[str]) -> Iterator[None]:
-    """While active, the lines outside torch after which a generator of Python or numpy has moved on are added."""
+    """While active, add each line outside torch after which a generator of Python or numpy has moved on to `lines`."""
     known = [_generators()]
 
     def trace(frame, event, _):
@@ -303,7 +303,7 @@ def _of_python(file: str) -> bool:
 
 
 def _snapshot(module: torch.nn.Module) -> dict[tuple, tuple]:
-    """(module, attribute) -> module, its path, attribute, a copy of the value as far as its containers go."""
+    """Return (module, attribute) -> module, its path, attribute, and the value with copies of its containers."""
     found = {}
     for path, inner in module.named_modules():
         path = path.removeprefix("wrapped_module").removeprefix(".")
@@ -315,7 +315,7 @@ def _snapshot(module: torch.nn.Module) -> dict[tuple, tuple]:
 
 def _copy(value: Any, depth: int = _DEPTH) -> Any:
     if depth and type(value) is set:
-        return _Container(value, frozenset(value))  # its order is not its value: refilled, a set may have another
+        return _Container(value, frozenset(value))  # not in order: a refilled set may have another
     if depth and type(value) in (list, tuple):
         return _Container(value, [_copy(item, depth - 1) for item in value])
     if depth and isinstance(value, dict):
@@ -324,7 +324,7 @@ def _copy(value: Any, depth: int = _DEPTH) -> Any:
 
 
 class _Container:
-    """A list, tuple, set or dict and what it held."""
+    """A list, tuple, set or dict, and a copy of what it held."""
 
     def __init__(self, owner: Any, held: Any):
         self.owner, self.held = owner, held
@@ -350,20 +350,20 @@ def _put(module: torch.nn.Module, name: str, value: Any) -> None:
 
 
 def _whole(value: Any) -> Any:
-    """The value again, its containers the same objects with what they held."""
+    """Return the saved value; its containers are the original objects, holding again what they held."""
     if not isinstance(value, _Container):
         return value
     owner, held = value.owner, value.held
     if isinstance(held, dict):
         items = {key: _whole(item) for key, item in held.items()}
-        if not _holds(owner, items):  # dicts that refuse to be changed have not been
+        if not _holds(owner, items):  # write only if changed: some dicts refuse writes
             owner.clear()
             owner.update(items)
         return owner
     items = [_whole(item) for item in held]
     if isinstance(owner, list):
         owner[:] = items
-    elif isinstance(owner, set) and owner != held:  # filled anew, it may have another order
+    elif isinstance(owner, set) and owner != held:  # a refilled set may have another order
         owner.clear()
         owner.update(items)
     return owner
@@ -374,7 +374,7 @@ def _holds(owner: dict, items: dict) -> bool:
 
 
 def _other(value: Any) -> Any:
-    """The value as the next call finds it; a tensor of other numbers, so that a call that reads it differs."""
+    """Return the value as the next call finds it; tensors get other numbers, so that a call that reads them differs."""
     if isinstance(value, torch.Tensor):
         shape = [int(size) if isinstance(size, int) else 2 for size in value.shape]
         return torch.ones(shape, dtype=value.dtype)

@@ -1,7 +1,7 @@
-"""While a module is recorded, the user's own code is told what torch tells it: that no compiler is at work.
+"""Tell the user's own code that no compiler is at work while a module is recorded, as torch would.
 
-Libraries (transformers, torch itself) are told of the export, where they leave out looks at values. A user's own code
-is told of it too where its branch without a compiler cannot be recorded.
+Libraries (transformers, torch itself) are told of the export, so that they leave out checks of values. User code is
+told of it too if its branch without a compiler cannot be recorded.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ import torch
 
 from torch_bridge.lowering.python.names import of_library_file
 
-_OLD_NAMES = ("torch._utils", "torch._dynamo.external_utils")  # of the same function, which they call
-_ASKED: list[str] = []  # lines of the user's own that have asked, in the record that is being made
+_OLD_NAMES = ("torch._utils", "torch._dynamo.external_utils")  # modules that wrap the same function
+_ASKED: list[str] = []  # lines of user code that have asked, in the current record
 
 
 def user_asks() -> bool:
-    """Return True if the user's own code has called the caller of this, by whichever name of it; note the line."""
+    """Return True if user code has called the caller of this, by any of its names; note the line."""
     frame: Any = sys._getframe(2)
     while frame.f_globals.get("__name__") in _OLD_NAMES:
         frame = frame.f_back
@@ -43,9 +43,9 @@ def _is_exporting() -> bool:
 
 @contextlib.contextmanager
 def unseen_by_users(unseen: bool) -> Iterator[list[str]]:
-    """Around a record. Gives the lines of the user's own code that ask; not unseen: it is told of the export.
+    """Hide the export from user code while active, if `unseen`. Yields the lines of user code that ask.
 
-    The functions stay the same objects: user's code may have imported them by name.
+    The functions stay the same objects: user code may have imported them by name.
     """
     pairs = [(torch.compiler.is_compiling, _is_compiling), (torch.compiler.is_exporting, _is_exporting)]
     kept = [(function, function.__code__) for function, _ in pairs]

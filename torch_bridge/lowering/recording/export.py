@@ -1,7 +1,7 @@
-"""torch module + example inputs -> a functional graph of operators that the table holds.
+"""Export a torch module with example inputs to a functional graph of operators that have lowerings.
 
-`torch.export` records the module with symbolic sizes; decomposition takes apart what has no lowering and leaves whole
-what has one; mutated buffers become outputs.
+`torch.export` records the module with symbolic sizes; decomposition takes apart operators without a lowering and keeps
+those with one whole; mutated buffers become outputs.
 """
 
 import copy
@@ -53,15 +53,15 @@ from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_
 log = logging.getLogger(__name__)
 _TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
-# Lowered for graphs that hold them already, but views, copies or kernels of torch's own: taken apart where torch can.
+# Lowered for graphs that already hold them. As views, copies or torch's own kernels, they are decomposed if torch can.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
-    # Kept whole, torch 2.13 gives them no axis with reduction="none" and symbolic sizes (its nll_loss reference takes
-    # the reduction by its name). Apart they are log_softmax and nll_loss_forward.
+    # Kept whole, they lose their axis in torch 2.13 with reduction="none" and symbolic sizes (its reference takes
+    # the reduction by its name). Decomposed, they are log_softmax and nll_loss_forward.
     f"aten.{name}.default"
     for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")
 }
 
-_UNFOLD_WRITTEN = "aten.unfold_backward.default"  # torch.export makes 0 of what lies outside the windows
+_UNFOLD_WRITTEN = "aten.unfold_backward.default"  # torch.export writes 0 outside the windows
 
 DATA_DEPENDENT = "a branch or shape depends on the values of a tensor"
 WRITTEN = "the forward pass writes the parameter"
@@ -92,22 +92,22 @@ def export(
     graded: bool = True,
     checks: list[str] | None = None,
 ) -> torch.export.ExportedProgram:
-    """The module in its present mode (train or eval) as a functional graph with symbolic sizes.
+    """Return the module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
-    inputs: its positional arguments; containers of tensors are welcome. captured: takes the tensors of elsewhere that
-    the graph holds as constants. read: takes the buffers whose numbers Python read, with the line; see `check_read`.
-    left: takes the Python attributes that a call changes, though no later call computes something else for it.
-    parameter_hooks: record the hooks of the parameters too; else torch runs them. graded: see `recordable`.
-    checks: takes the lines of checks of values that the graph does not make.
+    inputs: its positional arguments, which may be containers of tensors. captured: receives tensors from outside the
+    module that the graph holds as constants. read: receives the buffers whose numbers Python read, with the line; see
+    `check_read`. left: receives the Python attributes that a call changes although no later call's result depends on
+    it. parameter_hooks: record the parameters' hooks too; otherwise torch runs them. graded: see `recordable`. checks:
+    receives the lines of value checks that the graph does not make.
 
-    Raises UnsupportedModel that lists every operator and line that stands in the way.
+    Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module), generators_kept():
         return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
-    """The inputs on the device of the module's first tensor, where a torch loop would have put them."""
+    """Move the inputs to the device of the module's first tensor, where a torch loop would have put them."""
     device = device_of(module)
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
@@ -156,7 +156,7 @@ def _export(
                         break
                     attempts, asking = [(sizes, True) for sizes in forms], plain.asks_for_compilers[0]
                 watch.restore()
-                inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # Dim.AUTO has marked those
+                inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # without Dim.AUTO's marks
     if error is not None:
         ours = isinstance(error, (UserError, WritesOutside))  # torch would not fail
         fault = None if ours else _own_fault(module, inputs)
@@ -189,15 +189,15 @@ def _export(
 
 
 def _advice(error: Exception, obstacles: list[Obstacle]) -> str:
-    """Say what to do about a module that could not be recorded."""
+    """Return advice on a module that could not be recorded."""
     if any("depends on" in obstacle.what for obstacle in obstacles):
         return ADVICE_DATA
-    return "" if isinstance(error, NotImplementedError) else ADVICE_RECORD  # those say themselves what to do
+    return "" if isinstance(error, NotImplementedError) else ADVICE_RECORD  # its message contains the advice
 
 
 def check_read(module: torch.nn.Module, read: Mapping[str, str], written: Collection[str]) -> None:
-    """Raise UnsupportedModel where Python reads a buffer that some graph of the module writes: the number that it read
-    while it was recorded would stay for ever. written: names of buffers, with or without the wrapper's prefix."""
+    """Raise UnsupportedModel if Python reads a buffer that some graph of the module writes, because the record would
+    keep the number it read for ever. written: names of buffers, with or without the wrapper's prefix."""
     named = {name.removeprefix("wrapped_module."): line for name, line in read.items()}
     found = [
         Obstacle(f"Python reads a number out of the buffer {name}, which the forward changes", line)
@@ -221,21 +221,21 @@ def _warn_once(module: torch.nn.Module, text: str) -> None:
 
 
 def _any_size(leaf):
-    """Free axes: all of tokens, features and sound; of images and volumes the batch only, because arithmetic on
-    symbolic heights and widths can take torch minutes (another image size is recorded anew)."""
+    """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
+    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are recorded anew)."""
     if not isinstance(leaf, torch.Tensor):
         return None
     return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
 
 
 def _symbols_stood_in_the_way(error: Exception) -> bool:
-    """Tell whether Python needed a size as a plain number, as the key of a dict say: fixed sizes are recorded then, and
-    other sizes anew."""
+    """Return True if Python needed a size as a plain number, for example as a dict key: then fixed sizes are recorded,
+    and other sizes anew."""
     return "SymInt" in str(error) or "symbolic" in str(error)
 
 
 def decompositions() -> dict[Any, Callable]:
-    """torch's own rules for taking operators apart, without those for operators that the table lowers whole."""
+    """Return torch's decomposition rules, except those for operators that the table lowers whole."""
     keep = (TABLE.keys() - _TAKEN_APART) | {_UNFOLD_WRITTEN}
     return {
         operator: rule for operator, rule in torch.export.default_decompositions().items() if str(operator) not in keep
@@ -243,7 +243,7 @@ def decompositions() -> dict[Any, Callable]:
 
 
 def _obstacles(program: torch.export.ExportedProgram):
-    """Operators without a lowering, and values whose shape depends on the data."""
+    """Yield operators without a lowering, and values whose shape depends on the data."""
     for node, what in selections.obstacles(program.graph_module.graph):
         yield Obstacle(what, source_line(node.stack_trace), module_path(node))
     for graph_module in program.graph_module.modules():
@@ -275,8 +275,8 @@ def _obstacles(program: torch.export.ExportedProgram):
 
 
 def _written_parameters(program: torch.export.ExportedProgram):
-    """An optimizer holds the parameters; a forward pass that writes them too has no place in a functional step. One
-    without gradient, of a teacher that follows the weights, is as good as a buffer."""
+    """Yield trained parameters that the forward pass writes: the optimizer holds them, so a functional step cannot
+    write them. A parameter without gradient, such as a teacher's that follows the weights, counts as a buffer."""
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
         if spec.kind == OutputKind.PARAMETER_MUTATION and program.state_dict[str(spec.target)].requires_grad:
@@ -291,7 +291,7 @@ def _strange_dtypes(value: Any) -> str:
 
 
 def _free_sizes(value: Any) -> set:
-    """The symbols in a value's shape that stand for what only the data will tell."""
+    """Return the symbols in a value's shape that only the data determines."""
     if isinstance(value, (tuple, list)):
         return set().union(*map(_free_sizes, value))
     sizes = [size for size in getattr(value, "shape", ()) if isinstance(size, torch.SymInt)]
@@ -299,8 +299,8 @@ def _free_sizes(value: Any) -> set:
 
 
 def _obstacles_of(module, inputs, error: Exception, plain: PlainFunctions) -> list[Obstacle]:
-    """Every reason that torch's draft export finds, or at least the one that stopped the export. plain: finds the lines
-    at which Python asked for a number; torch's report forgets some of them."""
+    """Return every reason that torch's draft export finds, or at least the one that stopped the export. plain: finds
+    the lines at which Python asked for a number; torch's report misses some of them."""
     first = Obstacle(_reason(error, module), exception_line(error))
     reads = plain.reads
     reads.clear()
@@ -349,7 +349,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _two_owners(module: torch.nn.Module) -> list[str]:
-    """Two names of one buffer that different modules have registered."""
+    """Return two names of one buffer that different modules have registered; an empty list if there are none."""
     names: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
         name = name.removeprefix("wrapped_module.")
@@ -384,7 +384,7 @@ def _failure(failure) -> str:
 
 
 def _failure_line(failure, files: dict[int, str]) -> str:
-    """The line of the user's own code, "" where the report has none. It keeps file names as numbers."""
+    """Return the line of user code; "" if the report has none. The report stores file names as numbers."""
     frames = [
         f'File "{files[frame["filename"]]}", line {frame["line"]}, in {frame["name"]}\n    {frame.get("loc") or ""}'
         for frame in failure.data.get("user_stack") or failure.data.get("stack") or ()

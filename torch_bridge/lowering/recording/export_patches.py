@@ -1,4 +1,4 @@
-"""While a module is recorded, parts of torch that branch on values or hide their work use plain operators."""
+"""Patches of torch while a module is recorded: parts that branch on values or hide their work use plain operators."""
 
 import builtins
 import contextlib
@@ -41,16 +41,16 @@ from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 def recordable(
     module: torch.nn.Module | None = None, graded: bool = True, compiling: bool = False
 ) -> Iterator["PlainFunctions"]:
-    """Every switch of this file, undone at the end. Gives the lines at which Python reads numbers out of tensors.
+    """Apply every patch of this file while active. Yields the PlainFunctions that note where Python reads numbers.
 
-    module: the one that is recorded. graded: False where torch would call it without gradients. compiling: tell the
-    user's own code that a compiler is at work.
+    module: the recorded one. graded: False if torch would call it without gradients. compiling: tell user code that a
+    compiler is at work.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(RECORDING_LOCK)
         before = torch.backends.mha.get_fastpath_enabled()
         validates = torch.distributions.Distribution._validate_args
-        # TransformerEncoder's inference kernel is one opaque operator; its layers say the same in many known ones.
+        # TransformerEncoder's inference kernel is one opaque operator; its layers use known ones.
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, before)
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -87,7 +87,7 @@ def recordable(
 
 @contextlib.contextmanager
 def from_numpy_takes_tensors() -> Iterator[None]:
-    """While active, code that makes tensors of a batch of arrays may get it in tensors already."""
+    """While active, torch.from_numpy takes tensors too: code that converts arrays may get a batch of tensors."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(RECORDING_LOCK)
         plain = torch.from_numpy
@@ -104,18 +104,18 @@ def _swap(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> Non
 
 
 def _is_causal(mask, is_causal=None, size=None) -> bool:
-    """torch looks whether the mask happens to be causal, for a quicker kernel; the mask says it all."""
+    """Return `is_causal`; torch would read the mask's values, to choose a faster kernel if the mask is causal."""
     return is_causal is True
 
 
 def _here(ours: Callable, theirs: Callable) -> Callable:
-    """The first for the thread that records, the second for others."""
+    """Return a method that calls `ours` on the recording thread and `theirs` on any other thread."""
     thread = threading.get_ident()
     return lambda self, *rest: (ours if threading.get_ident() == thread else theirs)(self, *rest)
 
 
 def _enter_inference(self):
-    """Inference mode is no_grad and savings that a record has no use for."""
+    """Enter no_grad; whatever else inference mode saves has no use in a record."""
     self._no_grad = torch.set_grad_enabled(False) if self.mode else contextlib.nullcontext()
     self._no_grad.__enter__()
 
@@ -140,14 +140,14 @@ _multi_grad_hook = torch.autograd.graph.register_multi_grad_hook
 
 def _refuse_multi_grad_hook(*arguments, **options):
     if torch.autograd.graph.register_multi_grad_hook is _multi_grad_hook:
-        return _multi_grad_hook(*arguments, **options)  # a library took this one while it was imported in a record
+        return _multi_grad_hook(*arguments, **options)  # a library imported during a record kept this function
     raise NotImplementedError(
         "register_multi_grad_hook runs Python once several gradients are there; a compiled step would not do it"
     )
 
 
 def _recorded_print(prints: printing.Prints):
-    """The print of the module that this thread records; that of torch and of other threads as it is."""
+    """Return a print that records for the module on this thread, and prints as usual for torch and other threads."""
     thread = threading.get_ident()
 
     def record(*arguments, **options):
@@ -159,7 +159,8 @@ def _recorded_print(prints: printing.Prints):
 
 
 def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Callable:
-    """max or min, also of what would be a branch: `max(x[mask].shape[0], 1)`, `min(1.0, step / 100)` of a tensor."""
+    """Return max or min that also avoid a branch on values: `max(x[mask].shape[0], 1)`, `min(1.0, step / 100)` of a
+    tensor."""
 
     def choose(*values, **options):
         two = len(values) == 2 and not options
@@ -167,15 +168,15 @@ def _greater_or_less(plain: Callable, symbolic: Callable, beats: Callable) -> Ca
             return symbolic(*values)
         if two and any(isinstance(value, torch.Tensor) and value.ndim == 0 for value in values):
             first, second = map(torch.as_tensor, values)
-            return torch.where(beats(second, first), second, first)  # the first of two that are equal, as in Python
+            return torch.where(beats(second, first), second, first)  # the first of two equal ones, as in Python
         return plain(*values, **options)
 
     return choose
 
 
 def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
-    """The text of a size: where the module's code asks, its digits, which fix the size as int(size) does; of one that
-    depends on values, the number that it will be."""
+    """Return a SymInt's `__repr__` or `__format__`. For the module's code it gives the digits, which fixes the size as
+    int(size) does; for a size that depends on values, a mark for the number that it will be."""
 
     def text(size, how: str = ""):
         asker = _caller(sys._getframe(1))
@@ -189,7 +190,7 @@ def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
 
 
 def _buffers_by_module(self, prefix="", recurse=True, remove_duplicate=True):
-    """torch.export cannot write a buffer that it knows by two names; those of a module with two names come once."""
+    """Replace named_buffers; list a module of two names once, as torch.export cannot write a buffer known by two."""
     seen = set()
     for path, inner in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
         for name, buffer in inner._buffers.items():
@@ -199,12 +200,12 @@ def _buffers_by_module(self, prefix="", recurse=True, remove_duplicate=True):
 
 
 class PlainFunctions(TorchFunctionMode):
-    """`.data` is the tensor without gradient; gaussian_nll_loss does not look for negative variances; a list of
-    numbers that were read out of a tensor, `lengths.tolist()`, becomes a tensor again; backward hooks are recorded;
-    masks that are computed twice select alike.
+    """Mode that replaces torch functions while a module is recorded. `.data` is the tensor without gradient;
+    gaussian_nll_loss does not look for negative variances; a list of numbers read out of a tensor, `lengths.tolist()`,
+    becomes a tensor again; backward hooks are recorded; masks that are computed twice select alike.
 
-    reads: where Python asked for a number, in order. parameters: of the module as it is recorded, by name. frozen:
-    those that requires_grad_(False) has been called on.
+    reads: lines at which Python asked for a number, in order. parameters: those of the recorded module, by name.
+    frozen: tensors on which requires_grad_(False) was called.
     """
 
     def __init__(self, module: torch.nn.Module | None = None):
@@ -213,13 +214,13 @@ class PlainFunctions(TorchFunctionMode):
         self.asks_for_compilers: list[str] = []  # lines
         self.known = KnownValues(module)
         self.masks = EqualMasks()
-        self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of `.data`: itself, and whose it is
+        self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: a result of `.data`, and its owner
         self.parameters: dict[str, torch.Tensor] = {}
         self.frozen = hooks.Frozen()
         self.prints, self.draws = printing.Prints(), Draws()
 
     def begin(self, parameters: dict[str, torch.Tensor]) -> None:
-        """Begin a call of the module that is recorded."""
+        """Begin a call of the recorded module."""
         self.parameters, self.frozen, self.masks = parameters, hooks.Frozen(), EqualMasks()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -309,14 +310,14 @@ _get_requires_grad, _get_grad_fn = torch.Tensor.requires_grad.__get__, torch.Ten
 
 
 def _caller(frame) -> str:
-    """The module whose code made this call."""
+    """Return the name of the Python module whose code made this call."""
     while frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "")
 
 
 def _user_frame(frame):
-    """The frame whose code made this call, past this mode and torch's own Python."""
+    """Return the frame whose code made this call, past this mode and torch's own Python."""
     while frame.f_code.co_name == "__torch_function__" or "/torch/" in frame.f_code.co_filename:
         frame = frame.f_back
     return frame
@@ -346,7 +347,7 @@ def _shown_by_module(frame) -> bool:
 
 
 def _by_module(frame) -> bool:
-    """Return True if the module's code made this call, be it by torch.nn.Module.requires_grad_."""
+    """Return True if the module's code made this call, directly or through torch.nn.Module.requires_grad_."""
     return not _from_torch(frame) or _caller(frame) == "torch.nn.modules.module"
 
 

@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoder as torch runs it without gradients: nested tensors leave padding out, zeros come back."""
+"""torch.nn.TransformerEncoder as torch runs it without gradients: nested tensors drop padding, outputs there are 0."""
 
 import torch
 from torch.nn import functional as F
@@ -27,7 +27,7 @@ def encoder(fast: bool, graded: bool):
 
 
 def _nests(encoder: torch.nn.TransformerEncoder, src: torch.Tensor, graded: bool) -> bool:
-    """Tell whether torch would make nested tensors of left-aligned rows. Source: TransformerEncoder.forward."""
+    """Return True if torch would make nested tensors of left-aligned rows. Source: TransformerEncoder.forward."""
     layer = encoder.layers[0]
     if not getattr(encoder, "use_nested_tensor", False) or layer.training or torch.is_autocast_enabled():
         return False

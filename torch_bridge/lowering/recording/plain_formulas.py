@@ -1,10 +1,10 @@
-"""Functions of torch that look at values or address memory, as formulas of tensors that can be recorded."""
+"""Formulas that can be recorded, for functions of torch that look at values or address memory."""
 
 import torch
 
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
-    """Source: torch.nn.functional.gaussian_nll_loss."""
+    """Compute the loss without torch's check of the variances. Source: torch.nn.functional.gaussian_nll_loss."""
     if not isinstance(var, torch.Tensor):
         var = torch.full((), float(var), dtype=input.dtype) * torch.ones_like(input)
     if var.shape != input.shape and input.shape[:-1] == var.shape:
@@ -19,8 +19,8 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
 
 
 def cov(input, *, correction=1, fweights=None, aweights=None):
-    """Covariances of variables [variable, observation], without torch's look at the weights' values.
-    Source: torch.cov."""
+    """Return covariances of variables [variable, observation], without torch's check of the weights' values. Source:
+    torch.cov."""
     x = input.reshape(1, -1) if input.dim() < 2 else input
     weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     count = x.shape[1] if weights is None else weights.sum()
@@ -36,7 +36,7 @@ def cov(input, *, correction=1, fweights=None, aweights=None):
 
 
 def corrcoef(input):
-    """Source: torch.corrcoef."""
+    """Return correlation coefficients of variables. Source: torch.corrcoef."""
     c = cov(input)
     if not c.dim():
         return c / c
@@ -49,7 +49,7 @@ _fill_diagonal = torch.Tensor.fill_diagonal_
 
 
 def fill_diagonal(x, fill_value, wrap=False):
-    """Write through a view, where torch addresses memory. Source: torch.Tensor.fill_diagonal_."""
+    """Write the diagonal through a view, where torch addresses memory. Source: torch.Tensor.fill_diagonal_."""
     if x.dim() != 2 or wrap:
         return _fill_diagonal(x, fill_value, wrap)
     x.diagonal().fill_(fill_value)

@@ -1,4 +1,4 @@
-"""Modules that are refused before anything is recorded."""
+"""Checks that refuse modules before anything is recorded."""
 
 import itertools
 import keyword
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 def check_ready(module: torch.nn.Module) -> None:
     """Raise UserError for a module that cannot be trained whatever its code: scripted, quantized or lazy parts,
-    parameters that share memory. Float64 ones are told to be computed with in float32."""
+    parameters that share memory. Warn that float64 parameters are computed with in float32."""
     found = [*unready(module), *_shared(module)]
     if found:
         raise UserError(str(UnsupportedModel(type(module).__name__, found, ADVICE_READY)))
@@ -27,7 +27,7 @@ def check_ready(module: torch.nn.Module) -> None:
 
 
 def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Find submodules that can never be exported, whatever their code."""
+    """Yield submodules that can never be exported, whatever their code."""
     for name, inner in module.named_modules():
         name = name.removeprefix("wrapped_module").removeprefix(".")
         key = name.rpartition(".")[2]
@@ -48,7 +48,7 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
 
 
 def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Find mocks among the attributes and forwards of modules: a record would call them once, and count so."""
+    """Yield mocks among the attributes and forwards of modules: a record would call them only once."""
     for name, inner in module.named_modules():
         for key, value in {**vars(inner), "forward": inner.forward}.items():
             if is_mock(value):
@@ -56,14 +56,14 @@ def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
 
 
 def is_mock(value: object) -> bool:
-    """Tell whether a value is one of unittest.mock's objects, or a function that it made (autospec)."""
+    """Return True for an object of unittest.mock, or a function that it made (autospec)."""
     value = getattr(value, "__func__", value) if isinstance(value, types.MethodType) else value
     inside = vars(value).get("mock") if isinstance(value, types.FunctionType) else value
     return issubclass(type(inside), mock.NonCallableMock)
 
 
 def _shared(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Find memory that two tensors have in common, of which one is trained: each is an array of its own in JAX."""
+    """Yield trained tensors whose memory has another use too: each tensor is an array of its own in JAX."""
     places: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if _in_memory(tensor):
@@ -99,14 +99,14 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int]:
-    """Give the bytes of the storage between which the tensor lies."""
+    """Return where the tensor begins and ends in its storage, in bytes."""
     size, begin = tensor.element_size(), int(tensor.storage_offset())
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin * size, (begin + last + 1) * size
 
 
 def _elements(tensor: torch.Tensor) -> np.ndarray:
-    """Give the numbers of its elements within the storage, each once, in order."""
+    """Return the positions of its elements within the storage, each once, in order."""
     begin = int(tensor.storage_offset())
     if tensor.is_contiguous():
         return np.arange(begin, begin + tensor.numel())
@@ -117,6 +117,6 @@ def _elements(tensor: torch.Tensor) -> np.ndarray:
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
-    """Return the device of the module's first tensor; the CPU where it has none."""
+    """Return the device of the module's first tensor; the CPU if it has none."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""While a module is recorded, the user's own code sees the types that it sees in torch.
+"""Show the user's own code the types that it sees in torch, while a module is recorded.
 
-Torch hands a record tensors of a class of its own, and sizes that are no int; code of the user's that asks would take
-another way than it does in torch. Libraries know of both and are told the truth.
+Torch gives a record tensors of a class of its own, and sizes that are no int; user code that asks for their type would
+take another branch than in torch. Libraries know both and see the real types.
 """
 
 import builtins
@@ -39,7 +39,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 @contextlib.contextmanager
 def as_in_torch() -> Iterator[None]:
-    """Around a record: the names stand in the globals of the user's modules, before those of the builtins."""
+    """While active, `type` and `isinstance` of this file stand in the globals of user modules, before the builtins."""
     shown = {"type": _type, "isinstance": _is_instance}
     changed = [(names, key) for names in _globals_of_users() for key in shown if key not in names]
     try:
@@ -57,5 +57,5 @@ def _globals_of_users() -> list[dict[str, Any]]:
         file = getattr(module, "__file__", None) if isinstance(module, types.ModuleType) else ""
         own = name.partition(".")[0] not in OWN_STATE and not of_library_file(file) if file else name == "__main__"
         if own:
-            found[id(module)] = vars(module)  # a script's is there under two names
+            found[id(module)] = vars(module)  # a script's module has two names
     return list(found.values())

@@ -1,7 +1,7 @@
-"""Through which of its inputs a gradient flows on: torch leaves a parameter that it does not reach without one.
+"""Find the inputs through which a gradient flows on: torch leaves a parameter that none reaches without a gradient.
 
-The derivative of a linear operator does not depend on its inputs: the bias of the last layer is no part of the forces
-of an energy, so that torch's `autograd.grad(energy, x, create_graph=True)` does not lead to it.
+The derivative of a linear operator does not depend on its inputs. The bias of the last layer is therefore no part of
+the forces of an energy, and torch's `autograd.grad(energy, x, create_graph=True)` does not lead to it.
 """
 
 import operator
@@ -25,7 +25,7 @@ _CUTS = {"aten.detach.default", "aten._local_scalar_dense.default", "aten.item.d
 
 
 def carries_gradient(node: torch.fx.Node) -> bool:
-    """Tell whether torch gives a node's value a history, where its inputs have one."""
+    """Return True if torch gives a node's value a history, provided its inputs have one."""
     value, name = node.meta.get("val"), str(node.target)
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         return False
@@ -48,7 +48,7 @@ def sources(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _reached(graph: torch.fx.Graph, xs: list[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes on which the derivative of the graph's outputs with respect to xs depends."""
+    """Return the nodes that the derivative of the graph's outputs with respect to xs depends on."""
     moving = set(xs)
     for node in graph.nodes:
         if carries_gradient(node) and not moving.isdisjoint(sources(node)):
@@ -58,7 +58,7 @@ def _reached(graph: torch.fx.Graph, xs: list[torch.fx.Node]) -> set[torch.fx.Nod
 
 
 def leading_to(ends: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return the nodes that a gradient of these flows to, with these."""
+    """Return the nodes that a gradient of `ends` flows to, including `ends`."""
     reached: set[torch.fx.Node] = set()
     waiting = list(ends)
     while waiting:
@@ -70,7 +70,7 @@ def leading_to(ends: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _kept(node: torch.fx.Node, moving: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The inputs that the derivative of an operator depends on, where some of them move."""
+    """Return the inputs that the derivative of an operator depends on. moving: the nodes that depend on xs."""
     kind, _, name = str(node.target).partition(".")
     name = name.partition(".")[0] if kind == "aten" else ""
     if name in _LINEAR or node.target is operator.getitem:

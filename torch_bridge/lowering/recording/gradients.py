@@ -1,8 +1,8 @@
-"""Gradients that a module's own code defines or asks for.
+"""Record gradients that a module's own code defines or asks for.
 
 torch.autograd.Function: its backward is recorded beside its forward and becomes jax.custom_vjp. torch.autograd.grad
 becomes jax.vjp of the operators between its inputs and outputs. While a module is recorded, marker operators say where
-these gradients enter and leave; `enclose` then moves what belongs to them into graphs of their own.
+these gradients enter and leave; `enclose` then moves the operators between into graphs of their own.
 """
 
 import contextlib
@@ -77,9 +77,9 @@ class Context:
         self._zeros = value
 
     def see(self, args: tuple, outputs: dict[int, torch.Tensor]) -> None:
-        """Let backward see what torch shows it: the outputs with their history, what forward computed beside without.
+        """Show backward what torch shows it: outputs with their history, other tensors computed in forward without.
 
-        outputs: by the identity of what forward returned.
+        outputs: by the id of the tensor that forward returned.
         """
         given = set(map(id, args))
 
@@ -102,7 +102,7 @@ def _floating(value: Any) -> bool:
 
 
 def attribute(cls, name: str) -> Any:
-    """In place of FunctionMeta.__getattribute__: record what torch reads as a Function's forward with its backward.
+    """Replace FunctionMeta.__getattribute__: return a Function's `forward` so that calling it records its backward too.
 
     `apply` itself cannot be replaced: users keep it (`scaled = Scaled.apply`), and since torch 2.14 it is no Python.
     """
@@ -114,7 +114,7 @@ def attribute(cls, name: str) -> Any:
 
 
 def _forward(cls, forward: Callable, *args):
-    """Record a call of a Function's forward as torch makes it: with a context first, unless setup_context is own."""
+    """Record a call of a Function's forward as torch makes it: context first, unless it defines setup_context."""
     if args and isinstance(args[0], Context):  # one Function's forward that calls another's
         return forward(*args)
     if _is_setup_context_defined(cls.setup_context):
@@ -128,7 +128,7 @@ def _forward(cls, forward: Callable, *args):
             return function(*inner)
         finally:
             RECOMPUTED.reset(token)
-    with _recorded_mode(within=False):  # a reentrant checkpoint asks its inputs alone, not its parameters
+    with _recorded_mode(within=False):  # a reentrant checkpoint looks at its inputs' requires_grad only
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, function(*inner))
 
 
@@ -166,7 +166,7 @@ def _with_backward(cls, forward: Callable, args: tuple):
 
 
 def _backward(backward: Callable, context: Context, slopes: list) -> tuple:
-    """The gradients that a Function's backward gives. Torch differentiates its operators too, unless told not to."""
+    """Return the gradients of a Function's backward, differentiable again unless it is once_differentiable."""
     once = getattr(backward, "__code__", None) is _ONCE
     with _recorded_mode(within=True):
         found = (backward.__wrapped__ if once else backward)(context, *slopes)
@@ -179,8 +179,8 @@ _ONCE = functions.once_differentiable(lambda context: None).__code__
 
 @contextlib.contextmanager
 def _recorded_mode(within: bool) -> Iterator[None]:
-    """Torch turns gradients off around a Function's forward, which no record shows: a block of the Function that turns
-    them on or off would end with what torch has, and the record would go on so. within: have the record's inside."""
+    """Keep the recorded gradient mode around a Function's forward. Torch turns gradients off there without a record of
+    it; a block that switches the mode would restore, and record, torch's mode. within: use the recorded mode inside."""
     recorded, present = _gradients_on(), torch.is_grad_enabled()
     if within:
         _turn(recorded)
@@ -193,13 +193,13 @@ def _recorded_mode(within: bool) -> Iterator[None]:
 
 
 def _turn(on: bool) -> None:
-    """Turn gradients on or off unrecorded."""
+    """Turn gradients on or off without recording it."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(on)
 
 
 def _gradients_on() -> bool:
-    """Tell whether what is recorded next is so with gradients."""
+    """Return True if the operators recorded next are recorded with gradients."""
     mode = get_proxy_mode()
     nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
     return next((bool(node.args[0]) for node in nodes if node.target is torch._C._set_grad_enabled), True)
@@ -216,7 +216,7 @@ def grad(
     is_grads_batched=False,
     materialize_grads=False,
 ):
-    """In place of torch.autograd.grad. Raises RuntimeError, as torch, for an input that no output depends on."""
+    """Replace torch.autograd.grad. Raises RuntimeError, as torch, for an input that no output depends on."""
     one = lambda value: [value] if isinstance(value, torch.Tensor) else list(value)
     outputs, inputs = one(outputs), one(inputs)
     slopes = [None] * len(outputs) if grad_outputs is None else one(grad_outputs)
@@ -232,7 +232,7 @@ def grad(
 
 
 def _depends(outputs: list[torch.Tensor], x: torch.Tensor) -> bool:
-    """Tell whether the outputs may have a gradient by x. What is written into after x is read counts as an output."""
+    """Return True if the outputs may depend on x. A tensor written in place after x is read counts as an output."""
     mode = get_proxy_mode()
     nodes = [None if mode is None else _node(mode, tensor) for tensor in (x, *outputs)]
     if mode is None or None in nodes:
@@ -252,12 +252,11 @@ def _node(mode: Any, tensor: torch.Tensor) -> torch.fx.Node | None:
 
 
 def enclose(graph_module: torch.fx.GraphModule) -> None:
-    """Operators that a gradient belongs to are put into a graph of their own, which runs when the gradient is wanted:
+    """Move the operators that a gradient needs into a graph of its own, which runs when the gradient is wanted:
 
     own_gradient(ys, cotangents, outputs, xs, slopes, zeros) becomes own_gradient(ys, xs, residuals, backward), where
-    `backward` leads from the cotangents, and the outputs that were saved for it, to the slopes; gradient(ys, xs,
-    slopes, kept, rows) becomes gradient(xs, slopes, kept, rows, residuals, forward), where `forward` leads from xs to
-    ys.
+    `backward` computes the slopes from the cotangents and the outputs saved for it; gradient(ys, xs, slopes, kept,
+    rows) becomes gradient(xs, slopes, kept, rows, residuals, forward), where `forward` computes ys from xs.
     """
     inside = [inner for inner in graph_module.modules() if isinstance(inner, torch.fx.GraphModule)]
     twice = any(str(node.target) == GRADIENT and node.args[3] for inner in inside for node in inner.graph.nodes)
@@ -278,7 +277,7 @@ def enclose(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _cut(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Say that a first gradient does not flow into what a backward knows, its residuals; a second one does."""
+    """Detach a backward's residuals from first gradients; the mark True lets second gradients flow into them."""
     places = [place for place, value in enumerate(node.args) if getattr(value, "op", "") == "get_attr"]
     arguments: Any = node.args
     before, known, after = arguments[: places[0] - 1], list(arguments[places[0] - 1]), arguments[places[0] :]
@@ -291,7 +290,7 @@ def _cut(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def _check_used(graph: torch.fx.Graph, node: torch.fx.Node, count: int) -> None:
-    """Torch gives a backward without materialized gradients None for an output that takes none."""
+    """Refuse an unused output without materialized gradients: torch passes None to backward, where JAX passes zeros."""
     used, waiting = set(), [end for end in graph.nodes if end.op == "output"]
     while waiting:
         end = waiting.pop()
@@ -309,7 +308,7 @@ def _check_used(graph: torch.fx.Graph, node: torch.fx.Node, count: int) -> None:
 
 
 def drop(graph: torch.fx.Graph, starts) -> None:
-    """Remove what follows from `starts` alone and is used no more."""
+    """Remove the nodes that depend on `starts` and that nothing uses any more."""
     reached = following(graph, starts)
     for other in reversed(list(graph.nodes)):
         if other in reached and not other.users and other.op == "call_function":
@@ -317,7 +316,7 @@ def drop(graph: torch.fx.Graph, starts) -> None:
 
 
 def following(graph: torch.fx.Graph, starts) -> set[torch.fx.Node]:
-    """The nodes that depend on `starts`, with these."""
+    """Return `starts` and the nodes that depend on them."""
     reached = set(starts)
     for node in graph.nodes:
         if reached.intersection(node.all_input_nodes):
@@ -326,7 +325,7 @@ def following(graph: torch.fx.Graph, starts) -> set[torch.fx.Node]:
 
 
 def sort(graph: torch.fx.Graph) -> None:
-    """Put every node after its inputs, else in the order that was."""
+    """Put every node after its inputs, and keep the order otherwise."""
     placed: set[torch.fx.Node] = set()
     waiting = list(graph.nodes)
     last = None
@@ -340,7 +339,7 @@ def sort(graph: torch.fx.Graph) -> None:
 
 
 def part(graph_module, node, starts, ends) -> tuple[list, torch.fx.Node]:
-    """A graph of what leads from `starts` to `ends`, held before `node`: its further inputs, and the graph."""
+    """Put what computes `ends` from `starts` into a graph before `node`; return its further inputs and the graph."""
     reached = following(graph_module.graph, starts)
     wanted, stack = set(), list(ends)
     while stack:

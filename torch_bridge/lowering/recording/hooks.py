@@ -1,8 +1,8 @@
-"""Backward hooks and requires_grad_ inside a forward pass.
+"""Record backward hooks, and requires_grad_ inside a forward pass.
 
 Tensor.register_hook, on a tensor or on a parameter: what the hook does to a gradient is recorded as operators, and
-`enclose_hooks` leads every use of the tensor through them. A hook that has no such form is refused with its line.
-requires_grad_(False): what is called from then on sees the tensor detached.
+`enclose_hooks` leads every use of the tensor through them. A hook that cannot be recorded is refused with its line.
+requires_grad_(False): later calls see the tensor detached.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ torch.fx.node.has_side_effect(torch.ops.torch_bridge.hook.default)  # nothing us
 
 
 class Removable:
-    """Stand for the handle that `register_hook` returns; an export keeps its hooks."""
+    """Handle that `register_hook` returns while recording; an export keeps its hooks, so removing one is refused."""
 
     def remove(self):
         raise NotImplementedError(
@@ -41,7 +41,7 @@ class Removable:
 
 
 def register(x: torch.Tensor, hook: Callable) -> Removable:
-    """Record what `hook` makes of x's gradient. In place of torch.Tensor.register_hook."""
+    """Record what `hook` makes of x's gradient. Replaces torch.Tensor.register_hook."""
     if not x.is_floating_point():
         raise NotImplementedError(f"a backward hook on a {x.dtype} tensor has no form in JAX")
     cotangent = torch.ops.torch_bridge.cotangent(x.detach(), next(_numbers))
@@ -61,8 +61,8 @@ def register(x: torch.Tensor, hook: Callable) -> Removable:
 def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
     """Lead every use of a tensor with hooks through them: the hook registered first sees the gradient first.
 
-    hook(cotangent, x, slope) becomes hook(x, residuals, backward, why), where `backward` leads from cotangent to slope,
-    and `why` tells what keeps its gradient from being differentiated again.
+    hook(cotangent, x, slope) becomes hook(x, residuals, backward, why), where `backward` computes slope from cotangent,
+    and `why` is the reason why its gradient cannot be differentiated again, or "".
     """
     for inner in list(graph_module.modules()):
         if not isinstance(inner, torch.fx.GraphModule):
@@ -82,7 +82,7 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
             for user in users:
                 asked = user.args[1] if str(user.target) == GRADIENT else None
                 user.replace_input_with(x, previous)
-                if asked is not None:  # torch.autograd.grad by the tensor gives what its hooks make of it
+                if asked is not None:  # torch.autograd.grad by the tensor returns its hooks' result
                     user.args = (user.args[0], asked, *user.args[2:])
         if hooks:
             sort(inner.graph)
@@ -95,7 +95,7 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
 
 
 def differ_twice(module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph has hooks whose gradient JAX does not differentiate again, as torch does."""
+    """Return True if a graph has hooks whose gradient JAX does not differentiate again, as torch does."""
     inner = (graph_module for graph_module in module.modules() if isinstance(graph_module, torch.fx.GraphModule))
     return any(
         str(node.target) == HOOK and bool(node.args[3:]) and bool(node.args[3]) for g in inner for node in g.graph.nodes
@@ -103,8 +103,8 @@ def differ_twice(module: torch.fx.GraphModule) -> bool:
 
 
 def _derived_in_torch(graph: torch.fx.Graph, x: Any, residuals: list) -> str:
-    """Tell if torch leads a second gradient through a hook where JAX leads it past it: through what the tensor's own
-    operator keeps of its result, and what the hook itself computes with the tensor."""
+    """Return why torch leads a second gradient through a hook where JAX leads it past, or "": the tensor's own operator
+    keeps its result for backward, or the hook computes with the tensor."""
     while str(x.target) == HOOK:
         x = x.args[0]
     name = str(x.target)
@@ -120,7 +120,7 @@ _KEEP_NO_RESULT = frozenset(
 
 
 def _between(graph: torch.fx.Graph, hook: Any) -> set[torch.fx.Node]:
-    """The hook's own operators, from the shape that its cotangent has to its result."""
+    """Return the hook's own operators: those after its cotangent, and the cotangent's inputs, which give its shape."""
     cotangent = hook.args[0]
     reached = {cotangent}
     for node in graph.nodes:
@@ -130,7 +130,7 @@ def _between(graph: torch.fx.Graph, hook: Any) -> set[torch.fx.Node]:
 
 
 def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Copies of what leads from x to the hooks' operators, which know the tensor as it is; all others see it hooked."""
+    """Copy the operators from x to the hooks' own, which use the tensor without hooks; return the copies."""
     after = {x}
     for node in graph.nodes:
         if node not in body and after.intersection(node.all_input_nodes):
@@ -152,7 +152,7 @@ def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -
 
 @contextlib.contextmanager
 def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = True) -> Iterator[None]:
-    """While it lasts, a call of the module begins with its parameters' hooks, unless torch runs them. begin: takes the
+    """While active, each call of the module begins with its parameters' hooks, unless torch runs them. begin: takes the
     parameters by name."""
     hooked = module.named_parameters() if parameter_hooks else ()
     hooks = {name: list((p._backward_hooks or {}).values()) for name, p in hooked}
@@ -172,8 +172,8 @@ def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = T
 
 
 def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:
-    """Hooks for all modules, of torch's old kind, or that run after backward has written `.grad`; gradients that torch
-    would have in another form, where it takes them over (not parameter_hooks)."""
+    """Yield hooks for all modules, old-style backward hooks, and hooks that run after backward has written `.grad`;
+    also gradients that torch would have in another form, if torch takes them over (not parameter_hooks)."""
     for hook in (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()):
         yield Obstacle("a forward hook for all modules (register_module_forward_hook)", code_line(hook))
     for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
@@ -192,14 +192,14 @@ def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterat
 
 
 class Frozen:
-    """Tensors that requires_grad_(False) has been called on, in this forward pass."""
+    """Tensors on which requires_grad_(False) was called in this forward pass."""
 
     def __init__(self):
         self._tensors: dict[int, torch.Tensor] = {}
 
     def ask(self, x: torch.Tensor, wanted: bool) -> torch.Tensor:
-        """In place of torch.Tensor.requires_grad_. JAX needs not be told of a tensor that wants a gradient; a reentrant
-        checkpoint asks for it."""
+        """Replace torch.Tensor.requires_grad_. JAX needs no request for a gradient, but a reentrant checkpoint looks at
+        requires_grad."""
         if wanted:
             self._tensors.pop(id(x), None)
             with torch._C.DisableTorchFunction():
@@ -213,7 +213,7 @@ class Frozen:
         return id(x) in self._tensors
 
     def seen(self, arguments: Any) -> Any:
-        """The arguments of a call, with those tensors detached."""
+        """Return a call's arguments, with frozen tensors detached."""
         if not self._tensors:
             return arguments
         return pytree.tree_map_only(torch.Tensor, lambda x: x.detach() if x in self else x, arguments)
@@ -223,7 +223,7 @@ class Frozen:
 
 
 def check_frozen(program: torch.export.ExportedProgram, names: list[str]) -> None:
-    """A parameter that the forward pass leaves frozen was not used before with a gradient: the next call's is none."""
+    """Raise NotImplementedError if forward leaves a parameter frozen that it used with a gradient before."""
     of = {name: node for node, name in program.graph_signature.inputs_to_parameters.items()}
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for name in names:
@@ -236,13 +236,13 @@ def check_frozen(program: torch.export.ExportedProgram, names: list[str]) -> Non
             )
 
 
-LATE = "_output_capturing_hooks_installed"  # transformers' note that a model has the hooks that collect hidden states
+LATE = "_output_capturing_hooks_installed"  # transformers' flag of models with hooks that collect hidden states
 
 
 def register_late(left: Collection[str], owners: Mapping[str, torch.nn.Module]) -> bool:
-    """Register the hooks that transformers' models add at their first call, where that is all that a call changes in
-    Python; tell if there were any. left: the attributes that it changes. owners: by name, the module alone or several.
-    """
+    """Register the hooks that transformers' models add at their first call, if a call changes nothing else in Python;
+    return True if there were any. left: the attributes that it changes. owners: by name, the module alone or
+    several."""
     paths = [name.rpartition(".")[0] for name in left if name.rpartition(".")[2] == LATE]
     if not paths or len(paths) < len(left):
         return False

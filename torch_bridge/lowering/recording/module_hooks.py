@@ -1,7 +1,7 @@
-"""register_full_backward_hook and register_full_backward_pre_hook: what they make of a module's gradients is recorded.
+"""Record what register_full_backward_hook and register_full_backward_pre_hook do to gradients.
 
-A module's arguments go through `enter` and its outputs through `leave`. Backward, `leave` applies the pre-hooks and
-hands the outputs' gradients to `enter`, as the gradients of tokens that `enter` has made; `enter` applies the hooks.
+A module's arguments go through `enter` and its outputs through `leave`. In the backward pass, `leave` applies the
+pre-hooks and hands the outputs' gradients to `enter`, as gradients of tokens that it made; `enter` applies the hooks.
 """
 
 import itertools
@@ -42,15 +42,15 @@ torch.fx.node.has_side_effect(torch.ops.torch_bridge.leave.default)
 
 
 class ModuleHook:
-    """Stand for torch.utils.hooks.BackwardHook in one call of a module with backward hooks."""
+    """Replacement of torch.utils.hooks.BackwardHook in one call of a module with backward hooks."""
 
     def __init__(self, module: torch.nn.Module, hooks: Sequence[Callable], pre_hooks: Sequence[Callable]):
         self.module, self.hooks, self.pre_hooks = module, list(hooks), list(pre_hooks)
         self.inputs: Sequence = ()
-        self.given: dict[int, torch.Tensor] = {}  # by place, those that a gradient reaches
+        self.given: dict[int, torch.Tensor] = {}  # by position, inputs that a gradient reaches
 
     def setup_input_hook(self, args: tuple) -> tuple:
-        """Take the module's positional arguments; what its forward gets in their place."""
+        """Take the module's positional arguments; return what its forward gets in their place."""
         self.inputs, places = args, _differentiable(args)
         if not places:
             return args
@@ -87,7 +87,7 @@ class ModuleHook:
         return slopes
 
     def _apply_hooks(self, slopes: tuple) -> tuple[list, list]:
-        """The gradients of the arguments, and what the hooks make of them."""
+        """Return the gradients of the arguments, and what the hooks make of them."""
         count = len(self.inputs)
         if not self.given:
             self._apply_without_gradients(slopes)
@@ -100,7 +100,7 @@ class ModuleHook:
         return into, [_like(changed[place], x) for place, x in self.given.items()]
 
     def _apply_without_gradients(self, slopes: tuple) -> None:
-        """No argument requires a gradient: torch calls the hooks all the same, and they have nothing to change."""
+        """Call the hooks though no argument requires a gradient, as torch does; refuse gradients that they return."""
         none = (None,) * len(self.inputs)
         for hook in self.hooks:
             found = hook(self.module, none, slopes)
@@ -115,7 +115,7 @@ class ModuleHook:
 
 
 def _after(hook: Callable, slopes: tuple, call: Callable) -> tuple:
-    """The gradients that a hook leaves. Refuses one that neither returns nor changes any."""
+    """Return the gradients after a hook. Raises NotImplementedError for a hook that neither returns nor changes any."""
     given = tuple(None if slope is None else slope.clone() for slope in slopes)  # the hook may write to them
     versions = [None if slope is None else slope._version for slope in given]
     found = call(given)
@@ -173,11 +173,11 @@ def _like(slope: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
 
 
 def enclose(graph_module: torch.fx.GraphModule) -> None:
-    """Give each pair of `enter` and `leave` the graphs that lead its gradients.
+    """Move the operators that change gradients into graphs, for each pair of `enter` and `leave`.
 
-    enter(xs) becomes enter(xs, sizes, dtypes, kept, places, backward) and gives tokens of these sizes after xs;
-    leave(...) becomes leave(ys, tokens, sent, residuals, backward): backward, it changes the gradients of ys, and the
-    tokens get those gradients and the values `sent`. kept and sent, in the order of places, are what the hooks use.
+    enter(xs) becomes enter(xs, sizes, dtypes, kept, places, backward) and returns tokens of these sizes after xs;
+    leave(...) becomes leave(ys, tokens, sent, residuals, backward), which changes the gradients of ys, and gives the
+    tokens those gradients and the values `sent`. kept and sent, in the order of places, are what the hooks use.
     """
     sources = _sources(graph_module.graph)
     for inner in list(graph_module.modules()):
@@ -222,7 +222,7 @@ def _enclose(graph_module: torch.fx.GraphModule, leave: torch.fx.Node, sources: 
 
 
 def _check_used(graph: torch.fx.Graph, leave: torch.fx.Node) -> None:
-    """torch gives a hook None as the gradient of an output that nobody uses; a hook must not compute with it."""
+    """Refuse a hook that computes with the gradient of an unused output, for which torch passes None."""
     arguments: Any = leave.args
     _, _, seen, changed_into, _, out, changed_out = arguments
     used = {cast(int, user.args[1]) for user in leave.users}
@@ -236,7 +236,7 @@ def _check_used(graph: torch.fx.Graph, leave: torch.fx.Node) -> None:
 
 
 def _sources(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
-    """Where each free size can be read: the name of its symbol -> an input and its axis."""
+    """Return where each free size can be read: the name of its symbol -> an input and its axis."""
     found: dict[str, tuple[torch.fx.Node, int]] = {}
     for node in graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
@@ -247,7 +247,7 @@ def _sources(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
 
 
 def _size(graph: torch.fx.Graph, enter: torch.fx.Node, size: Any, sources: dict) -> Any:
-    """A size as a number, or as a node before `enter` that computes it from the sizes of inputs."""
+    """Return a size as a number, or as a node before `enter` that computes it from the sizes of inputs."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
@@ -263,7 +263,7 @@ def _size(graph: torch.fx.Graph, enter: torch.fx.Node, size: Any, sources: dict)
 
 
 def evaluated(expression: str, names: Sequence[str], *sizes: int) -> int:
-    """The value of an expression in sizes."""
+    """Return the value of an expression in sizes."""
     values: dict[str, Any] = {name: sympy.Integer(size) for name, size in zip(names, sizes, strict=True)}
     return int(cast(Any, sympy.sympify)(expression, locals=vars(functions) | values))
 

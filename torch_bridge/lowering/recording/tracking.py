@@ -1,8 +1,7 @@
-"""Track what autograd does not see: blocks under torch.no_grad(), and writes to a tensor behind its back.
+"""Record what autograd does not see: blocks under torch.no_grad(), and writes that bypass it.
 
-A write under no_grad, through `.data` or through a detached alias changes a tensor's numbers and leaves its gradient
-as it was. In a functional graph the write makes another value; marker operators say that its gradient is that of the
-value before.
+A write under no_grad, through `.data` or through a detached alias changes a tensor's numbers and leaves its gradient as
+it was. In a functional graph the write makes another value; marker operators give it the gradient of the value before.
 """
 
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ def _rewritten(value, before):
 
 
 def untrack(graph_module: torch.fx.GraphModule, tracked: bool = True) -> None:
-    """Cut the gradients of what is computed under torch.no_grad(), which decomposition would forget, and keep those of
-    what is only written there. The graph is one of torch.export before decomposition."""
+    """Cut the gradients of values computed under torch.no_grad(), which decomposition would forget, and keep those of
+    tensors only written there. The graph is one of torch.export before decomposition."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -45,7 +44,7 @@ def untrack(graph_module: torch.fx.GraphModule, tracked: bool = True) -> None:
 
 
 def _written(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The tensors that an operator writes to."""
+    """Yield the tensors that an operator writes to."""
     for number, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
@@ -57,7 +56,7 @@ def _leaves(value: Any) -> list:
 
 
 def _origin(node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
-    """The tensor whose memory the node shows, and whether a detached alias lies between."""
+    """Return the tensor whose memory the node shows, and whether a detached alias lies between."""
     detached = False
     while True:
         source = _shown(node)
@@ -100,7 +99,7 @@ def _cut(graph: torch.fx.Graph, block: torch.fx.Node, body: torch.fx.GraphModule
         inner = output.args[0][result.args[1]]
         while isinstance(inner, torch.fx.Node) and _in_place(inner):
             inner = inner.args[0]
-        if isinstance(result.meta.get("val"), torch.Tensor) and inner.op != "placeholder":  # else it is the tensor
+        if isinstance(result.meta.get("val"), torch.Tensor) and inner.op != "placeholder":  # else the outer tensor
             _detach(graph, result)
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are neither a module's own nor its inputs: a call that is tried may read them, and must not write."""
+"""Tensors that are neither a module's own nor its inputs: a trial call may read them, and must not write to them."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ _STATISTICS = {functional.batch_norm: "training", functional.instance_norm: "use
 
 
 def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that this call of a torch function writes in place."""
+    """Return the tensors that this call of a torch function writes in place."""
     found = pytree.tree_leaves(kwargs.get("out"))
     if writes(function):
         found += args[:1]
@@ -30,7 +30,7 @@ def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
 
 
 def writes(function: Any) -> bool:
-    """Tell by its name whether a torch function writes to its first argument."""
+    """Return True if a torch function, by its name, writes to its first argument."""
     name = getattr(function, "__name__", "")
     return (
         name in ("__setitem__", "set_", "copy_")
@@ -40,13 +40,13 @@ def writes(function: Any) -> bool:
 
 
 class Untouched(TorchFunctionMode):
-    """While active, raises NotImplementedError before a write to the memory of any tensor but these, and those that are
-    made meanwhile."""
+    """While active, raise NotImplementedError before a write to any tensor's memory but that of these tensors, and of
+    those made meanwhile."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]):
         super().__init__()
         self._own = set(map(_memory, tensors))
-        self._made: list[torch.Tensor] = []  # kept, so that no other tensor gets their memory
+        self._made: list[torch.Tensor] = []  # kept alive, so that no other tensor gets their memory
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -66,7 +66,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory; its own for one that has none."""
+    """Return the address of a tensor's memory; its id if it has none."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):

@@ -1,7 +1,7 @@
-"""`out[y > 0]` and `target[y > 0]`: a mask that is computed twice selects as many rows both times.
+"""Recognise masks that are computed twice: `out[y > 0]` and `target[y > 0]` select the same number of rows.
 
-torch.export gives every mask a length of its own. While a module is recorded, a mask that is computed of the same
-tensors by the same functions as an earlier one stands for it wherever it selects.
+torch.export gives every mask a length of its own. While a module is recorded, an earlier mask that was computed from
+the same tensors by the same functions replaces a later one wherever it selects.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ _SELECT = frozenset("getitem setitem masked_select nonzero where argwhere index_
 
 
 class EqualMasks:
-    """The masks of one recording, and what each was computed of."""
+    """Masks of one recording, and how each was computed."""
 
     def __init__(self):
-        self._numbers: dict[tuple, int] = {}  # of every way in which a tensor was computed
-        self._made: dict[int, tuple[torch.Tensor, int, int | None]] = {}  # a tensor, its version, and its way
-        self._first: dict[int, torch.Tensor] = {}  # by way
+        self._numbers: dict[tuple, int] = {}  # of each computation of a tensor
+        self._made: dict[int, tuple[torch.Tensor, int, int | None]] = {}  # a tensor, its version, its computation
+        self._first: dict[int, torch.Tensor] = {}  # by computation
 
     def note(self, function: Any, args: tuple, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Remember what a function has made of its arguments."""
+        """Remember how a function's result was computed."""
         name = _name(function)
         if name in _PURE and isinstance(result, torch.Tensor) and not any(result is given for given in args):
             made_of = (name, self._key(args), self._key(kwargs))
@@ -37,7 +37,7 @@ class EqualMasks:
                 self._first.setdefault(what, result)
 
     def joined(self, function: Any, args: tuple) -> tuple:
-        """The arguments of a function that selects, with earlier masks in place of equal ones."""
+        """Return the arguments of a function that selects, with earlier masks in place of equal ones."""
         return self._join(args) if _name(function) in _SELECT else args
 
     def _join(self, value: Any) -> Any:
@@ -50,10 +50,10 @@ class EqualMasks:
         return first if self._what(first) == what else value
 
     def _what(self, tensor: torch.Tensor) -> Any:
-        """The way in which it was computed; itself and its version where that is not known, or it was written to."""
+        """Return the number of the tensor's computation; its id and version if unknown or if it was written to."""
         held, version, what = self._made.get(id(tensor), (None, None, None))
         if held is not tensor:
-            self._made[id(tensor)] = (tensor, tensor._version, None)  # alive, so that its id stays its own
+            self._made[id(tensor)] = (tensor, tensor._version, None)  # kept alive, so that its id stays unique
         known = held is tensor and version == tensor._version
         return what if known and what is not None else (id(tensor), tensor._version)
 

@@ -1,8 +1,8 @@
-"""Numbers that Python reads out of tensors while a module is recorded, where they can be known.
+"""Values that Python reads out of tensors while a module is recorded, where they can be known.
 
-A tensor that depends on no input, `torch.arange(n)` or a mask kept as a buffer, has the same numbers at every call:
-they are computed when they are read. A check of values, `assert mask.any()` or `if bad.any(): raise ...`, is taken as
-passed.
+A tensor that depends on no input, such as `torch.arange(n)` or a mask kept as a buffer, has the same values at every
+call, so they are computed when Python reads them. A check of values, `assert mask.any()` or `if bad.any(): raise ...`,
+is assumed to pass.
 """
 
 import ast
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.recording import elsewhere
 
-MOST_ELEMENTS = 1 << 22  # larger constants are not computed to be read
+MOST_ELEMENTS = 1 << 22  # larger constants are not computed when read
 
 
 _CAPTURED = (
@@ -28,11 +28,11 @@ _CAPTURED = (
 
 
 class KnownValues:
-    """Track the known values of one export's tensors.
+    """Track which tensors of one export have known values.
 
-    module: the one that is recorded; its buffers have their present numbers. checks: the lines of the checks that were
-    taken as passed. validated: those where torch.distributions would look at values. read: buffers that were read, with
-    the line. captured: tensors of elsewhere that the call used, by a closure say, which the record keeps as constants.
+    module: the recorded one; its buffers have their present numbers. checks: lines of checks assumed to pass.
+    validated: lines at which torch.distributions would look at values. read: buffers that were read, with the line.
+    captured: tensors from outside the module that the call used, as in a closure, which the record keeps as constants.
     """
 
     def __init__(self, module: torch.nn.Module | None):
@@ -45,26 +45,26 @@ class KnownValues:
         self._own = {id(tensor) for tensor in (module.parameters() if module is not None else ())}
         self._own |= {id(tensor) for tensor in self.buffers.values()}
         self._active = False
-        self._recipes: dict[int, tuple] = {}  # of a tensor: itself, so that its id stays its own, and how it was made
+        self._recipes: dict[int, tuple] = {}  # by id: the tensor (so that the id stays unique), how it was made
         self._places: dict[int, str] = {}
 
     def begin(self) -> None:
-        """A call begins: torch.export has put stand-ins in place of the module's buffers."""
+        """Begin a call: torch.export has put stand-ins in place of the module's buffers."""
         self._recipes.clear()
         self._active = True
         self._places = {id(value): name for name, value in self.module.named_buffers()} if self.module else {}
 
     def end(self) -> None:
-        """The call has ended."""
+        """End the call."""
         self._active = False
 
     def check_written(self, function: Any, args: tuple, kwargs: dict) -> None:
-        """Raise NotImplementedError where a call would write to a tensor of elsewhere, which is no stand-in."""
+        """Raise NotImplementedError if a call would write to a tensor from outside the module, which is no stand-in."""
         if self._active and any(map(self._is_elsewhere, elsewhere.written(function, args, kwargs))):
             raise NotImplementedError(elsewhere.WRITES)
 
     def _is_elsewhere(self, tensor: Any) -> bool:
-        """The module's own and the inputs are stand-ins while it is recorded."""
+        """Return True for a tensor from outside; the module's own and the inputs are stand-ins while it is recorded."""
         return type(tensor) in (torch.Tensor, torch.nn.Parameter) and id(tensor) not in self._own and _in_memory(tensor)
 
     def note(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
@@ -76,7 +76,7 @@ class KnownValues:
                     if leaf.requires_grad and torch.is_grad_enabled():
                         raise NotImplementedError(_CAPTURED)
         if elsewhere.writes(function):
-            self._recipes.clear()  # whatever shares its memory has other numbers now
+            self._recipes.clear()  # tensors that share its memory have changed too
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if not results or not all(isinstance(item, torch.Tensor) and _small(item) for item in results):
@@ -89,16 +89,16 @@ class KnownValues:
                 self._recipes[id(item)] = (item, function, args, kwargs, None if item is result else number)
 
     def value(self, tensor: Any) -> torch.Tensor | None:
-        """The numbers of a tensor that depends on no input; None for any other."""
+        """Return the values of a tensor that depends on no input; None for any other."""
         if not isinstance(tensor, torch.Tensor) or not self._is_known(tensor):
             return None
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             before = torch.get_rng_state()
             try:
                 value = self._computed(tensor)
-            except Exception:  # an operator that wants what is not there: the number stays unknown
+            except Exception:  # an operator that cannot run here: the value stays unknown
                 return None
-            if not torch.equal(before, torch.get_rng_state()):  # drawn, so no constant
+            if not torch.equal(before, torch.get_rng_state()):  # random, so not constant
                 torch.set_rng_state(before)
                 return None
         return value
@@ -118,7 +118,7 @@ class KnownValues:
         return result if number is None else result[number]
 
     def passed(self, frame: Any) -> bool | None:
-        """The truth that lets a check pass, where this frame asks for a tensor's truth inside one; None elsewhere."""
+        """Return the truth that lets a check pass, if this frame asks for a tensor's truth in one; else None."""
         found = _check_at(frame)
         if found is None:
             return None
@@ -156,7 +156,7 @@ def _check_at(frame: Any) -> tuple[bool, str] | None:
         line = f"{code.co_filename}:{statement.lineno}"
         if _holds(statement.test, first, start):
             return _wanted(statement.test, wanted, first, start), line
-        if (statement.lineno, statement.col_offset) == (first, start):  # the jump of the statement as a whole
+        if (statement.lineno, statement.col_offset) == (first, start):  # the jump belongs to the whole statement
             outcomes = {_wanted(part, wanted, part.lineno, part.col_offset) for part in _parts(statement.test)}
             return (outcomes.pop(), line) if len(outcomes) == 1 else None
     return None
@@ -164,7 +164,7 @@ def _check_at(frame: Any) -> tuple[bool, str] | None:
 
 @functools.lru_cache(maxsize=256)
 def _checks_of(file: str) -> list[tuple[Any, bool]]:
-    """A file's assert statements and its `if ...: raise` without else, with the truth of the test that passes."""
+    """Return a file's assert statements and its `if ...: raise` without else, with the truth that passes the test."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -183,14 +183,14 @@ def _holds(node: ast.expr, line: int, column: int) -> bool:
 
 
 def _parts(test: ast.expr) -> list[ast.expr]:
-    """The operands whose truth decides a test, without their negations but with their place."""
+    """Return the operands of a test's `and` and `or`, whose truth decides it, each with its position."""
     if isinstance(test, ast.BoolOp):
         return [part for value in test.values for part in _parts(value)]
     return [test]
 
 
 def _wanted(test: ast.expr, truth: bool, line: int, column: int) -> bool:
-    """The truth of the operand at this place that lets the test have this truth."""
+    """Return the truth of the operand at this position that lets the test have this truth."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _wanted(test.operand, not truth, line, column)
     if isinstance(test, ast.BoolOp):

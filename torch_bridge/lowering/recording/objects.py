@@ -1,4 +1,4 @@
-"""Objects of a user's own classes: containers of tensors while code is recorded, themselves again for torch code."""
+"""Convert objects of a user's classes to containers of tensors for recording, and back to objects for torch code."""
 
 import dataclasses
 import types
@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-DEEPEST = 4  # objects inside objects
-_NO_BATCH = (torch.nn.Module, torch.utils.data.Dataset, torch.optim.Optimizer, type)  # looked into by no one
+DEEPEST = 4  # of objects nested in objects
+_NO_BATCH = (torch.nn.Module, torch.utils.data.Dataset, torch.optim.Optimizer, type)  # never taken apart
 _EXPORTED = (torch.Tensor, np.ndarray, bool, int, float, str)  # what torch.export takes as an input
 
 
 class Fields(dict):
-    """The state of an object, a dataclass's fields say: a dict in JAX, the object again in torch."""
+    """State of an object, such as a dataclass's fields: a dict in JAX, the object again in torch."""
 
     def __init__(self, owner: type, values: Mapping[str, Any]):
         super().__init__(values)
         self.owner = owner
 
     def record(self, above: tuple = ()) -> Any:
-        """The object, without another run of `__init__` or `__post_init__`, whose results the state holds."""
+        """Make the object without running `__init__` or `__post_init__` again, whose results the state holds."""
         record: Any = cast(Any, self.owner).__new__(self.owner)
         state = {name: put_together(value, (*above, record)) for name, value in self.items()}
         if hasattr(self.owner, "__setstate__") and not dataclasses.is_dataclass(self.owner):
@@ -36,21 +36,21 @@ class Fields(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A value that is no input: compared, not recorded."""
+    """A value that is not an input: it is compared, not recorded."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Above:
-    """A reference to an object that this one is inside. levels: from the innermost. weak: a weakref."""
+    """Reference to an enclosing object. levels: 0 for the innermost. weak: it is a weakref."""
 
     levels: int
     weak: bool
 
 
 def put_together(tree: Any, above: tuple = ()) -> Any:
-    """The tree with its objects in place of their Fields."""
+    """Return the tree with its objects in place of their Fields."""
 
     def one(value: Any) -> Any:
         if isinstance(value, Fields):
@@ -63,15 +63,16 @@ def put_together(tree: Any, above: tuple = ()) -> Any:
 
 
 def take_apart(batch: Any) -> Any:
-    """The batch with Fields in place of objects of plain Python classes that hold tensors or arrays, at any depth.
+    """Replace objects of plain Python classes that hold tensors or arrays by Fields, at any depth of the batch.
 
-    Objects of which `copy.copy` would not make the same from their `__dict__` and slots stay as they are.
+    Objects that `copy.copy` would not rebuild from their `__dict__` and slots stay as they are.
     """
     return batch if all(map(_is_exported, pytree.tree_leaves(batch))) else _apart(batch, ())
 
 
 def mapping_of(kind: Any, entries: Mapping) -> Any:
-    """Make a Mapping of this class, which may take entries when it is made, as UserDict, or later, as defaultdict."""
+    """Make a mapping of this class, whose constructor takes entries (UserDict) or which is filled later
+    (defaultdict)."""
     try:
         return kind(entries)
     except TypeError:
@@ -81,32 +82,32 @@ def mapping_of(kind: Any, entries: Mapping) -> Any:
 
 
 class Contents:
-    """Remember which values containers and objects hold."""
+    """Snapshot of the values that containers and objects hold."""
 
     def __init__(self, tree: Any):
         self._tree = tree
         self._before = pytree.tree_flatten(take_apart(tree))
 
     def written(self) -> bool:
-        """Tell whether something was put in since."""
+        """Return True if a value was put in since."""
         known = set(map(id, self._before[0]))
         return any(id(leaf) not in known for leaf in pytree.tree_leaves(take_apart(self._tree)))
 
     def changed(self) -> bool:
-        """Tell whether something was put in, taken out or moved since."""
+        """Return True if a value was put in, taken out or moved since."""
         (before, spec), (after, new) = self._before, pytree.tree_flatten(take_apart(self._tree))
         return spec != new or any(old is not leaf for old, leaf in zip(before, after, strict=True))
 
 
 def listed(tree: Any) -> Any:
-    """The tree with a list in place of every object that was taken apart, as torch.export wants the sizes of inputs."""
+    """Return the tree with every object taken apart as a list, as torch.export wants the sizes of inputs."""
     one = lambda node: [listed(inner) for inner in node.values()] if isinstance(node, Fields) else []
     apart = lambda node: isinstance(node, (Fields, Above, Constant))
     return pytree.tree_map(lambda node: one(node) if apart(node) else node, tree, is_leaf=apart)
 
 
 def _apart(tree: Any, above: tuple) -> Any:
-    """above: the objects that the tree is inside, the outermost first."""
+    """Take apart the objects of a tree. above: the enclosing objects, the outermost first."""
     return pytree.tree_map(lambda leaf: leaf if _is_exported(leaf) else _one(leaf, above), tree)
 
 
@@ -128,7 +129,7 @@ def _one(leaf: Any, above: tuple) -> Any:
 
 
 def _state(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object; None where it is no plain one."""
+    """Return the attributes of an object; None if it is no plain object."""
     kind = type(value)
     if isinstance(value, types.SimpleNamespace):
         return dict(vars(value))
@@ -137,7 +138,7 @@ def _state(value: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)} | getattr(value, "__dict__", {})
     state = value.__getstate__()
-    parts = state if isinstance(state, tuple) else (state,)  # of slots: (the dict, those of the slots)
+    parts = state if isinstance(state, tuple) else (state,)  # with slots: (its dict, its slots)
     if not all(part is None or isinstance(part, dict) for part in parts):
         return None
     return {name: inner for part in parts for name, inner in (part or {}).items()}

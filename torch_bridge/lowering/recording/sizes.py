@@ -1,4 +1,4 @@
-"""Which shapes an exported graph holds for: its symbolic sizes, their ranges, and what the export assumed of them."""
+"""Shapes that an exported graph holds for: its symbolic sizes, their ranges, and what the export assumed of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from torch_bridge.lowering.dtypes import category, jax_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """inputs: per input (dtype category, size per axis as int or sympy expression), or (None, the Python value)."""
+    """Sizes of a graph's inputs. inputs: per input (dtype category, size per axis as int or sympy expression), ("size",
+    expression) for a symbolic int, or (None, the Python value)."""
 
     inputs: tuple[tuple, ...]
     ranges: dict[sympy.Symbol, tuple[Any, Any]]
@@ -44,7 +45,7 @@ class Sizes:
         return cls(tuple(inputs), ranges, tuple(guard for guard in guards if guard.free_symbols))
 
     def symbols(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
-        """The sizes that are open, as these inputs have them."""
+        """Return the values that the symbolic sizes have for these inputs."""
         bound: dict[sympy.Symbol, int] = {}
         for (kind, wanted), value in zip(self.inputs, inputs, strict=True):
             if kind is not None:
@@ -53,7 +54,7 @@ class Sizes:
         return bound
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
-        """Why the graph does not hold for these inputs; None where it does."""
+        """Return why the graph does not hold for these inputs; None if it does."""
         bound: dict[sympy.Symbol, int] = {}
         later = []
         for number, ((kind, wanted), value) in enumerate(zip(self.inputs, inputs, strict=True)):

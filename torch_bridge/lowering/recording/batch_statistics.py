@@ -1,4 +1,4 @@
-"""The running statistics of BatchNorm as a record updates them."""
+"""Running statistics of BatchNorm, updated as a record needs."""
 
 import inspect
 import pathlib
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_bridge.lowering.errors import StaysInTorch
 from torch_bridge.lowering.recording import gradients
 
-# torch's kernel keeps no copy of the statistics that it normalised with: its backward pass reads them as they are then.
+# torch's kernel keeps no copy of the statistics that it normalised with: its backward pass reads their later values.
 _BOTH_MODES = (
     "a BatchNorm runs in eval() and then in train() before one backward pass, whose gradients torch computes with the "
     "statistics that the second call has written"
@@ -24,10 +24,10 @@ _batch_norm_forward = torch.nn.modules.batchnorm._BatchNorm.forward
 def recorded_forward() -> Callable:
     """Return the forward of the BatchNorms of one record.
 
-    momentum=None, the average over all batches so far: torch reads their number as a Python float. Inside a checkpoint
+    momentum=None averages over all batches so far, whose number torch reads as a Python float. Inside a checkpoint
     torch computes a batch again in its backward pass, and counts it twice.
     """
-    evaluated: set[torch.nn.Module] = set()  # with gradients to come
+    evaluated: set[torch.nn.Module] = set()  # run in eval mode, with gradients to come
 
     def forward(self, x):
         counts = self.training and self.track_running_stats
@@ -44,7 +44,7 @@ def recorded_forward() -> Callable:
 
 
 def _checkpointed(frame) -> bool:
-    """Tell whether the code is run by torch.utils.checkpoint, which will run it once more."""
+    """Return True if torch.utils.checkpoint runs this code, which will run it once more."""
     if gradients.RECOMPUTED.get():
         return True
     code = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__

@@ -1,4 +1,4 @@
-"""Parts of torch that look at a size that only the data will tell, and do without it in a record."""
+"""Functions of torch that check a size known from the data only, rewritten without the check for a record."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ library.register_autograd("torch_bridge::logsumexp", _refuse_backward)
 
 
 def logsumexp(input, *args, **kwargs):
-    """Compute torch.logsumexp without torch's look at the number of elements, where two axes depend on data."""
+    """Compute torch.logsumexp without torch's check of the number of elements, if two axes depend on data."""
     if sum(map(_unknown, input.shape)) < 2 or input.is_complex():
         return torch.logsumexp(input, *args, **kwargs)
     return _over_two(input, *args, **kwargs)
@@ -38,7 +38,7 @@ def _over_two(input, dim, keepdim=False):
 
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """Compute torch.nn.functional.batch_norm without torch's look at the number of rows, where that depends on data."""
+    """Compute torch.nn.functional.batch_norm without torch's check of the number of rows, if that depends on data."""
     if not training or not _unknown(input.shape[0]):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     axes, shape = [0, *range(2, input.dim())], [1, -1, *[1] * (input.dim() - 2)]
@@ -63,7 +63,8 @@ class LeastSquares(NamedTuple):
 
 
 def lstsq(input, b, rcond=None, *, driver=None):
-    """Compute torch.linalg.lstsq. Where the rank is not full, residuals are NaN: torch gives none, by their values."""
+    """Compute torch.linalg.lstsq. If the rank is not full, residuals are NaN: torch returns none, depending on
+    values."""
     rcond = max(input.shape[-2:]) * torch.finfo(input.dtype).eps if rcond is None else rcond
     vector = b.dim() == 1 or (b.dim() == input.dim() - 1 and b.shape == input.shape[:-1])
     columns = b.unsqueeze(-1) if vector else b
@@ -85,14 +86,14 @@ class AdaptiveLoss(NamedTuple):
 
 
 def adaptive_log_softmax(self, input, target):
-    """Compute AdaptiveLogSoftmaxWithLoss's forward from every class's probability: torch picks each cluster's rows."""
+    """Compute AdaptiveLogSoftmaxWithLoss's forward from all log-probabilities; torch selects each cluster's rows."""
     rows, targets = (input, target) if target.dim() else (input.unsqueeze(0), target.unsqueeze(0))
     output = self.log_prob(rows).gather(1, targets.unsqueeze(1)).squeeze(1)
     return AdaptiveLoss(output if target.dim() else output.squeeze(0), -output.mean())
 
 
 def combinations(input, r=2, with_replacement=False):
-    """Compute torch.combinations, whose pairs torch picks with a mask."""
+    """Compute torch.combinations, whose pairs torch selects with a mask."""
     if r != 2:
         return torch.combinations(input, r, with_replacement)
     size, offset = input.shape[0], 0 if with_replacement else 1

@@ -1,4 +1,4 @@
-"""torch.distributions' looks at values, inside a record: where torch would refuse some, the distribution becomes NaN.
+"""Record the value checks of torch.distributions: if torch would refuse a value, the distribution becomes NaN.
 
 A step whose results are not finite is left to torch, which raises its own error.
 """
@@ -11,13 +11,13 @@ from torch.distributions import Distribution, constraints
 
 from torch_bridge.lowering.errors import source_line
 
-_SUM = 1e-5  # of probabilities; torch takes 1e-6, which another order of summation may exceed
+_SUM = 1e-5  # tolerance of probabilities; torch's 1e-6 may be exceeded by another order of summation
 _NO_AXES = torch.Size()
 _begin = Distribution.__init__
 
 
 def checked(lines: list[str]) -> tuple[Callable, Callable]:
-    """Return the constructor of distributions and their look at a sample. lines: takes the places of the first."""
+    """Return replacements of Distribution.__init__ and _validate_sample. lines: receives the first one's callers."""
 
     def begin(self, batch_shape=_NO_AXES, event_shape=_NO_AXES, validate_args=None):
         _begin(self, batch_shape, event_shape, validate_args=False)
@@ -48,8 +48,8 @@ def _constraints(distribution: Distribution) -> dict:
 
 
 def _holds(constraint: constraints.Constraint, value: torch.Tensor) -> torch.Tensor | None:
-    """Tell if all numbers keep to a constraint; None for one of matrices, which operators that may raise check, and for
-    what NaN alone breaks."""
+    """Return a tensor that is True if all numbers satisfy a constraint. Return None for constraints of matrices, which
+    operators that may raise check, and for those that only NaN violates."""
     if constraints.is_dependent(constraint) or constraint is constraints.real or constraint.event_dim > 1:
         return None
     if constraint is constraints.simplex:

@@ -1,7 +1,7 @@
 """Packed sequences while a module is recorded: they stay padded, and recurrent layers stop at each sequence's length.
 
-torch packs sequences into rows whose number depends on the lengths; JAX wants shapes that do not. A padded one keeps
-the width of its input, so `pad_packed_sequence` gives that width where torch gives the longest length.
+torch packs sequences into rows whose number depends on the lengths; JAX needs fixed shapes. A padded sequence keeps its
+input's number of steps, so `pad_packed_sequence` returns that many where torch returns the longest length.
 """
 
 import sys
@@ -26,7 +26,7 @@ def _packed_rnn(kind, x, batch_sizes, states, params, has_biases, num_layers, dr
 
 
 class Padded(PackedSequence):
-    """data: [time, batch, ...], sorted by length and padded; batch_sizes: int [time], 0 past the longest."""
+    """Sequences kept padded. data: [time, batch, ...], sorted by length; batch_sizes: int [time], 0 past the end."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -39,7 +39,7 @@ class Padded(PackedSequence):
 
 
 class _Kernels:
-    """Replace the functions of torch._VF that torch.nn.utils.rnn calls."""
+    """Replacements of the functions of torch._VF that torch.nn.utils.rnn calls."""
 
     @staticmethod
     def _pack_padded_sequence(x, lengths, batch_first):
@@ -60,7 +60,7 @@ def _init(data, batch_sizes=None, sorted_indices=None, unsorted_indices=None):
 
 
 def _forward(plain):
-    """A recurrent layer's forward that takes padded sequences too."""
+    """Return a recurrent layer's forward that takes padded sequences too."""
 
     def forward(self, input, hx=None):
         if not isinstance(input, Padded):
@@ -86,7 +86,7 @@ def _states(layer, x, hx: Any, order) -> list[torch.Tensor]:
 
 
 def swap(stack, put) -> None:
-    """Exchange what torch.nn.utils.rnn and the recurrent layers do with packed sequences."""
+    """Replace what torch.nn.utils.rnn and the recurrent layers do with packed sequences, and multi_margin_loss."""
     put(stack, torch._C._nn, "multi_margin_loss", torch.ops.torch_bridge.multi_margin_loss)
     put(stack, rnn, "_VF", _Kernels)
     put(stack, rnn, "_packed_sequence_init", _init)

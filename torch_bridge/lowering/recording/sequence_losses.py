@@ -1,6 +1,5 @@
-"""Losses while a module is recorded. torch's own CTC loss looks at the lengths' values to size its work memory; its
-multi_margin_loss is taken apart into a clamp, which has another derivative where the margin is met.
-"""
+"""Losses replaced while a module is recorded. torch's own CTC loss reads the lengths' values to size its work memory;
+its multi_margin_loss is decomposed into a clamp, whose derivative differs where the margin is met."""
 
 import torch
 from torch import library
@@ -39,9 +38,9 @@ library.register_autograd("torch_bridge::ctc_loss", _refuse_backward)
 
 
 class Selected:
-    """The labels that a mask selects, in a row, whose number is not known: as speech models hand them to the CTC loss.
+    """Labels that a mask selects, in one row of unknown length, as speech models pass them to the CTC loss.
 
-    For any other use it is what torch makes of it, whose size depends on values.
+    Any other use converts it to torch's own selection, whose size depends on values.
     """
 
     __slots__ = ("mask", "values")
@@ -63,7 +62,7 @@ class Selected:
         return getattr(self.real(), name)
 
     def rows(self, lengths: torch.Tensor) -> torch.Tensor:
-        """The labels as [batch, label], of which `lengths` count: consecutive pieces of the row."""
+        """Return the labels as [batch, label], consecutive pieces of the row, of which `lengths` count."""
         count = self.mask.shape[1]
         order = torch.argsort((~self.mask).flatten().to(torch.int32), stable=True)
         start = torch.cumsum(lengths, 0) - lengths
@@ -80,7 +79,7 @@ for _name in "add radd sub rsub mul rmul truediv eq ne lt le gt ge getitem len i
 
 
 def masked_select(values: torch.Tensor, mask: torch.Tensor) -> "torch.Tensor | Selected":
-    """Compute torch.masked_select; labels [batch, label] are left as they are until it is seen what they are for."""
+    """Compute torch.masked_select; return integer labels [batch, label] as Selected until their use is known."""
     if values.dim() == 2 and values.shape == mask.shape and not values.is_floating_point():
         return Selected(values, mask)
     return values[mask] if values.shape == mask.shape else torch.masked_select(values, mask)
@@ -89,7 +88,7 @@ def masked_select(values: torch.Tensor, mask: torch.Tensor) -> "torch.Tensor | S
 def ctc_loss(
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False
 ) -> torch.Tensor:
-    """Compute torch.nn.functional.ctc_loss with lengths whose values are known to the compiled step only.
+    """Compute torch.nn.functional.ctc_loss with lengths whose values only the compiled step knows.
 
     log_probs: [time, batch, class] or [time, class]. Raises ValueError for an unknown reduction, as torch.
     """

@@ -1,8 +1,8 @@
-"""Tensors whose length the data decides: `x[mask]`, `nonzero`, `masked_select`, `unique`, and what is computed of them.
+"""Tensors whose length the data decides: `x[mask]`, `nonzero`, `masked_select`, `unique`, and what follows from them.
 
-XLA knows no such shape. A selection is held as an array of the greatest length that it can have, its rows first and
+XLA needs fixed shapes. A selection is held as an array of the greatest length that it can have, its rows first and
 copies of the first row after them, beside the number of its rows. Operators along other axes run as they are; those
-that reduce the axis leave the copies out. An operator of which neither is known is refused while recording, by name.
+that reduce the axis leave the copies out. An operator that can do neither is refused while recording, by name.
 """
 
 import operator
@@ -31,12 +31,12 @@ from torch_bridge.lowering.selections.values import (
 
 
 def concern(node: torch.fx.Node, values: Any) -> bool:
-    """Tell whether the node takes a selection, or the length of one, or makes one. values: its arguments."""
+    """Return True if the node takes or makes a selection, or takes the length of one. values: its arguments."""
     return _selects(node) or any(isinstance(leaf, Selection) for leaf in leaves(values)) or bool(shape_symbols(node))
 
 
 def obstacles(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
-    """The nodes of a graph whose shapes depend on data and that cannot be computed, each with a sentence."""
+    """Yield the nodes of a graph whose shapes depend on data and that cannot be computed, each with a sentence."""
     symbols = set().union(*map(shape_symbols, graph.nodes))
     unknown: set[torch.fx.Node] = set()
     for node in graph.nodes if symbols else ():
@@ -46,7 +46,7 @@ def obstacles(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
         if not symbols & set().union(given, shape_symbols(node), *found):
             continue
         if unknown & set(node.all_input_nodes):
-            unknown.add(node)  # follows from what is told already
+            unknown.add(node)  # follows from a node already reported
         elif node.op == "output" and given:
             yield node, "it returns a tensor whose shape depends on the values of another"
         elif node.op == "call_function" and _way(node) is None:
@@ -57,7 +57,7 @@ def obstacles(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
 
 
 def makes(node: torch.fx.Node) -> bool:
-    """Tell whether the node is an operator that selects by values, and that can be computed."""
+    """Return True if the node is an operator that selects by values, and that can be computed."""
     return _selects(node) and _way(node) is not None
 
 
@@ -70,7 +70,7 @@ def _selects(node: Any) -> bool:
 
 
 def compute(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], lower: Callable) -> Any:
-    """The node's value. lower: the operator's lowering, called as lower(args, kwargs) on plain arrays."""
+    """Return the node's value. lower: the operator's lowering, called as lower(args, kwargs) on plain arrays."""
     lengths: Lengths = {}
     for leaf in leaves((args, kwargs)):
         if getattr(leaf, "dtype", None) == np.int64:
@@ -87,7 +87,7 @@ def compute(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], lower: 
 
 
 def _way(node: torch.fx.Node) -> Callable | None:
-    """How to compute the node: a function of (site, *args, **kwargs); None where that is not known."""
+    """Return how to compute the node: a function of (site, *args, **kwargs); None if it cannot be computed."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return run if node.target in shaping.ON_SIZES or node.target is operator.getitem else None
     name = str(node.target).split(".")[1]
@@ -104,7 +104,7 @@ def _way(node: torch.fx.Node) -> Callable | None:
 
 
 def _aligned(node: torch.fx.Node) -> bool:
-    """Tell whether each argument has the result's size, or 1, along every axis that the data decides."""
+    """Return True if each argument has the result's size, or 1, along every axis that the data decides."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return False

@@ -1,4 +1,4 @@
-"""Operators that make selections, and those that read or write at positions."""
+"""Operators that make selections, and operators that read or write at positions."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch_bridge.lowering.selections.values import (
 
 
 def _selected(site: Site, array: jax.Array, mask: jax.Array, axis: int = 0) -> Any:
-    """The node's value: `array` along the axis where mask [array.shape[axis]] is True."""
+    """Return the node's value: `array` along the axis where mask [array.shape[axis]] is True."""
     symbol = new_symbol(site.node)
     if not symbol:  # torch has proven how many there are
         (order,) = jnp.nonzero(mask, size=int(shape_of(value_of(site.node))[axis]), fill_value=0)
@@ -31,7 +31,7 @@ def _selected(site: Site, array: jax.Array, mask: jax.Array, axis: int = 0) -> A
 
 
 def _masked(site: Site, mask_node: Any, mask: Any) -> jax.Array:
-    """A mask, False beyond the rows of a selection."""
+    """Return a mask that is False beyond the rows of a selection."""
     array = getattr(mask, "array", mask)
     for axis, count in site.counts(value_of(mask_node), array).items():
         array = array & is_row(array, axis, count)
@@ -63,7 +63,7 @@ def _index_by_mask(site: Site, x, indices):
 
 
 def _index_by_mask_and_numbers(site: Site, x, indices):
-    """`x[mask, labels[mask]]`: the places that the mask selects, beside numbers of as many rows."""
+    """Compute `x[mask, labels[mask]]`: index by a mask, and by as many numbers as it has rows."""
     found = list(plain(indices))
     for place, node in enumerate(site.node.args[1]):
         if node is not None and value_of(node).dtype is torch.bool:
@@ -74,7 +74,7 @@ def _index_by_mask_and_numbers(site: Site, x, indices):
 
 
 def _index_by_numbers(site: Site, x, indices):
-    """Numbers below 0 count from the last row, not from the last copy."""
+    """Index by numbers; those below 0 count from the last row, not from the last copy."""
     counts = site.counts(value_of(site.node.args[0]), getattr(x, "array", x))
     found = list(plain(indices))
     for axis, count in counts.items():
@@ -104,7 +104,7 @@ def nonzero(site: Site, x):
 
 
 def unique(site: Site, x, sorted=True, return_inverse=False, return_counts=False):
-    """The numbers in ascending order, as torch gives them on a CPU."""
+    """Return the numbers in ascending order, as torch does on a CPU."""
     flat = x.reshape(-1)
     values, inverse, counts = jnp.unique(flat, return_inverse=True, return_counts=True, size=flat.size, equal_nan=False)
     count = jnp.max(inverse, initial=-1).astype(jnp.int32) + 1
@@ -122,7 +122,7 @@ def find_producer(way):
 
 
 def _counted(node: torch.fx.Node) -> bool:
-    """Tell whether the node's length is one new symbol, or known where it is along a plain axis."""
+    """Return True if the node's length is one new symbol, or its sizes are all known numbers."""
     value = value_of(node)
     return bool(new_symbol(node)) or (isinstance(value, torch.Tensor) and all(n.is_number for n in shape_of(value)))
 
@@ -151,7 +151,7 @@ def find_put(node):
 
 
 def _outside(site: Site, index_node: Any, index: Any, size: int) -> jax.Array:
-    """Positions, outside of the target beyond the rows: JAX drops what is written there."""
+    """Return the positions, with those beyond the rows moved outside the target, where JAX drops writes."""
     array = getattr(index, "array", index)
     array = jnp.where(array < 0, array + size, array)
     for axis, count in site.counts(value_of(index_node), array).items():

@@ -1,4 +1,4 @@
-"""Operators that sum up, or pick extremes, along an axis whose length the data decides."""
+"""Operators that reduce an axis whose length the data decides, or pick extremes along it."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,7 +14,8 @@ from torch_bridge.lowering.selections.values import Site, axes_of_dim, data_axes
 
 
 def find_along(position: int, way: Callable | None):
-    """Operators along the axes that the argument at `position` names: `way` along the data's, plain along others."""
+    """Return a finder for operators along the axes that the argument at `position` names: it picks `way` along those
+    that the data decides, `run` along others."""
 
     def find(node):
         x = value_of(node.args[0])
@@ -35,7 +36,7 @@ def find_along(position: int, way: Callable | None):
 
 
 def filling(number: Callable[[Any], Any], again: bool = False, empty_is_nan: bool = False) -> Callable:
-    """The operator with `number(dtype)` beyond the rows."""
+    """Return a way that runs the operator with `number(dtype)` beyond the rows."""
 
     def way(site: Site, x, *args, **kwargs):
         array = site.filled(0, x.array, number(x.array.dtype))
@@ -62,7 +63,7 @@ def find_middle(node):
 
 
 def middle(site: Site, x, *args, **kwargs):
-    """median: beyond the rows as many of the least as of the greatest numbers, so that the middle one stays."""
+    """Compute median, with as many lowest as highest numbers beyond the rows, so that the middle one stays."""
     array = x.array
     ((axis, count),) = site.counts(value_of(site.node.args[0]), array).items()
     each = 1 if args else array.size // max(array.shape[axis], 1)  # elements of a row that count together
@@ -82,7 +83,7 @@ def middle(site: Site, x, *args, **kwargs):
 
 
 def _number_of(site: Site, index: int, array: jax.Array, axes: Iterable[int]) -> Any:
-    """How many elements the index-th argument has along these axes."""
+    """Return how many elements the index-th argument has along these axes."""
     counts = site.counts(value_of(site.node.args[index]), array)
     number = 1
     for axis in axes:
@@ -107,7 +108,7 @@ def _moments(site: Site, x, dim, correction, keepdim) -> tuple[jax.Array, jax.Ar
 
 
 def spread(root: bool, with_mean: bool) -> Callable:
-    """var and std of real numbers, as torch differentiates them."""
+    """Return a way for var or std of real numbers, with torch's derivative."""
 
     def way(site: Site, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
         if str(site.node.target).endswith(".default") and isinstance(dim, bool):
@@ -124,7 +125,7 @@ def spread(root: bool, with_mean: bool) -> Callable:
 
 
 def find_loss(node):
-    """Losses of two tensors with a reduction, 1 for the mean and 2 for the sum."""
+    """Find the way for a loss of two tensors with a reduction: 1 is the mean, 2 the sum."""
     arguments = [a.name for a in node.target._schema.arguments]
     place = arguments.index("reduction")
     reduction = node.args[place] if len(node.args) > place else node.kwargs.get("reduction", 1)
@@ -155,13 +156,13 @@ def find_nll(node):
 
 
 def _nll(site: Site, x, target, weight, reduction, ignore_index):
-    """Give what is beyond the rows the class that is ignored."""
+    """Compute nll_loss, with the ignored class as target beyond the rows."""
     labels = target.array
     return site.run((x, site.filled(1, labels, ignore_index), weight, reduction, ignore_index), {})
 
 
 def find_product(contracted: tuple[int, int], first: int = 0):
-    """Products of the arguments `first` and `first + 1`, which are summed along these axes."""
+    """Return a finder for products of the arguments `first` and `first + 1`, which are summed along these axes."""
 
     def find(node):
         sums = []
@@ -208,7 +209,7 @@ def find_einsum(node):
 
 
 def find_order(node):
-    """sort, argsort and topk: what is beyond the rows comes last."""
+    """Find the way for sort, argsort and topk, which put elements beyond the rows last."""
     x, names = value_of(node.args[0]), [argument.name for argument in node.target._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     if given.get("dim", -1) % x.dim() not in data_axes(x):

@@ -1,4 +1,4 @@
-"""Sizes of selections, and operators that keep every row apart."""
+"""Sizes of selections, and operators that treat every row on its own."""
 
 import math
 import operator
@@ -32,7 +32,7 @@ def _run_with_shapes(site: Site, *args, **kwargs):
 
 
 def compute_size(node: Any, args: tuple, lengths: Lengths) -> Any:
-    """Arithmetic of Python's on sizes, and picking from a tuple."""
+    """Compute Python's arithmetic on sizes, or pick from a tuple."""
     if node.target is operator.getitem:
         return args[0][args[1]]
     size = value_of(node)
@@ -52,7 +52,7 @@ ON_SIZES |= set(_EXTREMES)
 
 
 def length_of(site: Site, x, dim=None):
-    """sym_size and sym_numel."""
+    """Compute sym_size and sym_numel."""
     counts = site.counts(value_of(site.node.args[0]), x.array)
     axes = range(x.array.ndim) if dim is None else [dim % x.array.ndim]
     most = math.prod(x.array.shape[axis] for axis in axes)
@@ -68,7 +68,7 @@ def find_linear(node):
 
 
 def find_batch(node):
-    """Operators whose first axis is a batch of independent samples."""
+    """Accept operators whose first axis is a batch of independent samples."""
     x, value = value_of(node.args[0]), value_of(node)
     values = value if isinstance(value, (tuple, list)) else [value]
     others = [value_of(n) for n in node.all_input_nodes if n is not node.args[0]]
@@ -84,7 +84,7 @@ def find_norm(node):
 
 
 def find_attention(node):
-    """Queries, keys and values of a batch whose size the data decides."""
+    """Accept queries, keys and values whose batch axes alone have sizes that the data decides."""
     given = [value_of(n) for n in node.all_input_nodes]
     return run if all(set(data_axes(v)) <= set(range(v.dim() - 2)) for v in given) else None
 
@@ -94,14 +94,14 @@ def find_embedding(node):
 
 
 def find_view(node):
-    """Axes may be split and joined as long as the rows stay together at the front."""
+    """Accept views that split and join axes as long as the rows stay together at the front."""
     given, value = value_of(node.args[0]), value_of(node)
     before, after = _fronts(given), _fronts(value)
     return _run_with_shapes if before is not None and before == after else None
 
 
 def _fronts(value) -> list | None:
-    """Count, in elements, what lies before each axis that the data decides."""
+    """Return, for each axis that the data decides, its length's name and how many elements lie before it."""
     found, front = [], sympy.Integer(1)
     axes = data_axes(value)
     for axis, size in enumerate(shape_of(value)):
@@ -133,7 +133,7 @@ def find_moved(node):
 
 
 def find_cut(node):
-    """Slices and splits of other axes; along the data's own slices between fixed places."""
+    """Accept slices and splits of other axes; along an axis that the data decides, slices between fixed places."""
     value, x = value_of(node), value_of(node.args[0])
     values = value if isinstance(value, (tuple, list)) else [value]
     same = all(isinstance(v, torch.Tensor) and v.dim() == x.dim() for v in values)
@@ -143,7 +143,7 @@ def find_cut(node):
 
 
 def _is_fixed(node) -> bool:
-    """Tell whether a slice is between places that Python knows, and its length has a name of its own."""
+    """Return True if a slice has places that Python knows, and its length has a symbol of its own."""
     if not all(isinstance(place, int) or place is None for place in node.args[1:]):
         return False
     size = shape_of(value_of(node))[node.args[1] if len(node.args) > 1 else 0]
@@ -151,7 +151,7 @@ def _is_fixed(node) -> bool:
 
 
 def _slice(site: Site, x, dim=0, start=None, end=None, step=1):
-    """Places below 0 count from the last row."""
+    """Slice rows; places below 0 count from the last row."""
     axis, array = dim % x.array.ndim, x.array
     size = array.shape[axis]
     count = site.counts(value_of(site.node.args[0]), array)[axis]
@@ -166,7 +166,7 @@ def _slice(site: Site, x, dim=0, start=None, end=None, step=1):
 
 
 def find_diagonal(node):
-    """Of a square that the data makes as high as wide."""
+    """Accept the diagonal of a square whose height and width are the same length that the data decides."""
     x = value_of(node.args[0])
     return _diagonal if x.dim() == 2 and len(node.args) == 1 and len(set(data_axes(x).values())) == 1 else None
 
@@ -197,7 +197,7 @@ def find_join(node):
 
 
 def _joined(dim: int):
-    """Join along the axis that the data decides: the rows of all come first."""
+    """Return a way to join along an axis that the data decides: the rows of all arrays come first."""
 
     def way(site: Site, tensors, *_):
         value, nodes = value_of(site.node), site.node.args[0]

@@ -1,4 +1,4 @@
-"""A selection: rows that the data chose, at the front of an array that is as long as they can become."""
+"""Selections: rows that the data chose, at the front of an array of the greatest length that they can have."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Lengths = dict[str, tuple[int, Any]]  # torch's symbol, or a sum of such -> (gre
 
 @jax.tree_util.register_pytree_node_class
 class Selection:
-    """An array that is as long as it can become along the axes that the data decides. lengths: by torch's symbol."""
+    """Array of the greatest possible length along the axes that the data decides. lengths: by torch's symbol."""
 
     def __init__(self, array: jax.Array, lengths: Lengths):
         self.array, self.lengths = array, lengths
@@ -34,7 +34,7 @@ class Selection:
 
 @jax.tree_util.register_pytree_node_class
 class Length(Selection):
-    """A size of a selection: `most` where a shape is made of it, the number of rows where it is computed with."""
+    """Size of a selection: `most` where it is part of a shape, the number of rows where it is computed with."""
 
     def __init__(self, array: Any, lengths: Lengths, most: int = 0):
         super().__init__(array, lengths)
@@ -51,14 +51,14 @@ class Length(Selection):
 
 
 class Site:
-    """One node with the lengths that its arguments have."""
+    """One node, with the lengths that its arguments have."""
 
     def __init__(self, node: torch.fx.Node, lengths: Lengths, lower: Callable):
         self.lengths, self.lower = lengths, lower
         self.node: Any = node  # whose arguments are anything that fx holds
 
     def counts(self, value: Any, array: jax.Array) -> dict[int, Any]:
-        """Axis -> number of rows, of an array that has the shape of `value`."""
+        """Return axis -> number of rows, for an array that has the shape of `value`."""
         found = {}
         for axis, symbol in data_axes(value).items():
             most, count = self.lengths[symbol]
@@ -66,7 +66,7 @@ class Site:
         return found
 
     def filled(self, index: int, array: Any, number: Any, axes: Iterable[int] | None = None) -> Any:
-        """The node's index-th argument with `number` beyond the rows of these axes, or of all."""
+        """Return the node's index-th argument with `number` beyond the rows of these axes, or of all if left out."""
         counts = self.counts(value_of(self.node.args[index]), array)
         for axis, count in counts.items():
             if axes is None or axis in axes:
@@ -74,7 +74,7 @@ class Site:
         return array
 
     def result(self, arrays: Any, again: Sequence[int] = ()) -> Any:
-        """The node's value from plain arrays. again: axes along which copies of the first row go beyond the rows."""
+        """Return the node's value from plain arrays. again: axes with copies of the first row beyond the rows."""
         value = self.node.meta.get("val")
         if isinstance(arrays, (tuple, list)):
             return type(arrays)(self._one(a, v, again) for a, v in zip(arrays, value, strict=True))
@@ -91,7 +91,7 @@ class Site:
         return Selection(array, {name: length for name, length in self.lengths.items() if name in names})
 
     def run(self, args: tuple, kwargs: Mapping[str, Any], again: Sequence[int] = ()) -> Any:
-        """The operator's own lowering on the whole arrays."""
+        """Run the operator's own lowering on the whole arrays."""
         return self.result(self.lower(plain(args), plain(kwargs)), again)
 
 
@@ -109,7 +109,7 @@ def leaves(values: Any) -> Iterator[Any]:
 
 
 def plain(values: Any, shapes: bool = False) -> Any:
-    """Arguments as a lowering takes them. shapes: lengths are sizes of a shape."""
+    """Return arguments as a lowering takes them. shapes: lengths are sizes of a shape."""
     if isinstance(values, Mapping):
         return {name: plain(value, shapes) for name, value in values.items()}
     if isinstance(values, (tuple, list)):
@@ -120,7 +120,7 @@ def plain(values: Any, shapes: bool = False) -> Any:
 
 
 def shape_symbols(node: torch.fx.Node) -> set:
-    """The symbols that the data decides in the shapes of the node's tensors."""
+    """Return the symbols that the data decides in the shapes of the node's tensors."""
     tensors = [value for value in pytree.tree_leaves(value_of(node)) if isinstance(value, torch.Tensor)]
     return set().union(*(symbols_of(size) for tensor in tensors for size in tensor.shape))
 
@@ -134,8 +134,8 @@ def symbols_of(size: Any) -> set:
 
 
 def data_axes(value: Any) -> dict[int, str]:
-    """Axis -> the name of the length that its size is a multiple of: a symbol, or a sum of several, as of joined
-    selections; "" where it is anything else."""
+    """Return axis -> the name of the length that its size is a multiple of: a symbol, or a sum of several for joined
+    selections; "" for anything else."""
     found = {}
     for axis, size in enumerate(getattr(value, "shape", ())):
         if symbols_of(size):
@@ -145,7 +145,7 @@ def data_axes(value: Any) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=4096)
 def length_in(size: sympy.Expr) -> sympy.Expr | None:
-    """The one factor of a size that the data decides; None where there are several."""
+    """Return the one factor of a size that the data decides; None if there are several."""
     symbols = free_unbacked_symbols(size)
     if len(symbols) == 1:
         (symbol,) = symbols
@@ -159,8 +159,8 @@ def length_in(size: sympy.Expr) -> sympy.Expr | None:
 
 
 def to_front(array: jax.Array, mask: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """The elements along an axis where mask [array.shape[axis]] is True, then copies of the first; and their number.
-    Where there are none, ones: numbers that do no harm."""
+    """Return the elements along an axis where mask [array.shape[axis]] is True, then copies of the first; and their
+    number. If there are none, the elements are ones, which do no harm."""
     count = jnp.sum(mask, dtype=jnp.int32)
     order = jnp.nonzero(mask, size=mask.size, fill_value=0)[0].astype(jnp.int32)
     order = jnp.where(jnp.arange(mask.size) < count, order, order[0] if mask.size else 0)
@@ -174,7 +174,7 @@ def size_of(size: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _simplest(size: sympy.Expr) -> Any:
-    """`max(0, n - min(k, n))`, the size of x[k:], as that of x[:-k] is written: max(0, n - k)."""
+    """Write `max(0, n - min(k, n))`, the size of x[k:], as the size of x[:-k] is written: max(0, n - k)."""
     if isinstance(size, Max) and len(size.args) == 2 and 0 in size.args:
         (rest,) = (argument for argument in size.args if argument != 0)
         for least in rest.atoms(Min):
@@ -199,7 +199,7 @@ def unbacked(size: Any) -> bool:
 
 
 def new_symbol(node: torch.fx.Node) -> str:
-    """The symbol of the one axis whose size the node finds out; "" where it is not one."""
+    """Return the symbol of the one axis whose size the node finds out; "" if there is not exactly one."""
     values = value_of(node)
     value = values if isinstance(values, torch.Tensor) else values[0]
     before = {name for n in node.all_input_nodes for name in data_axes(value_of(n)).values()}

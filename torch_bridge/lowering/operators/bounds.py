@@ -1,4 +1,4 @@
-"""clamp, and the gradient of operands that are equal, which torch 2.14 shares between them."""
+"""clamp, and the gradient of equal operands, which torch 2.14 shares between them."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ SHARES_TIES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def of_equals(result, x, y):
-    """Give fmax's or fmin's result the gradient of this torch: the first of two equal operands has it, or both half."""
+    """Return fmax's or fmin's result with this torch's gradient: of equal operands the first has it, or each half."""
     return jnp.where(x == y, x / 2 + y / 2, result) if SHARES_TIES and is_float(result) else result
 
 
 @lowering("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor")
 def clamp(call, x, min=None, max=None):
-    """The gradient passes where x lies on a bound, and none reaches the lower of two equal bounds, as in torch.
+    """Clamp with torch's gradient: it passes where x lies on a bound, and none reaches the lower of two equal bounds.
 
-    Since torch 2.14 none passes on a bound that is a number, and half of it on one that is a tensor.
+    Since torch 2.14 none passes where x lies on a bound that is a number, and half of it on one that is a tensor.
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     dtype = result_type(x, *bounds)
@@ -42,7 +42,7 @@ def clamp(call, x, min=None, max=None):
 
 
 def _clamp_sharing_ties(x, low: Any, high: Any, tensors: bool):
-    """Clamp with the gradients of torch 2.14. tensors: whether the bounds are tensors, and get theirs."""
+    """Clamp with the gradients of torch 2.14. tensors: the bounds are tensors, and get gradients too."""
     inside = jax.lax.stop_gradient
     result = x if low is None else jnp.where(x < low, low, x)
     result = result if high is None else jnp.where(result > high, high, result)

@@ -1,4 +1,4 @@
-"""torch's derivative where it is not that of the formula: at corners, ties and poles torch's convention counts.
+"""Give values torch's derivative where the formula's differs: at corners, ties and poles.
 
 Source: torch's tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """
@@ -13,7 +13,7 @@ from torch_bridge.lowering.errors import CannotRecord
 
 
 def derived(value: Any, rule: Callable, factors: Any, *xs: Any):
-    """`value`, whose derivative is `rule(factors, *x')`, linear in the derivatives x' of the xs.
+    """Return `value` with the derivative `rule(factors, *x')`, linear in the derivatives x' of the xs.
 
     The factors may depend on the xs: second derivatives follow them.
     """
@@ -31,7 +31,7 @@ def derived(value: Any, rule: Callable, factors: Any, *xs: Any):
 
 
 def sloped(value: Any, *terms: tuple[Any, Any]):
-    """`value`, with the partial derivatives of `terms`, pairs (x, partial derivative). Numbers count as constants."""
+    """Return `value` with the partial derivatives of `terms`: (x, partial derivative). Numbers count as constants."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     terms = tuple((x, slope) for x, slope in terms if jnp.issubdtype(jnp.result_type(x), jnp.inexact))
@@ -42,7 +42,7 @@ def sloped(value: Any, *terms: tuple[Any, Any]):
 
 
 def underived(value: Any, reason: str, *xs: Any):
-    """`value`, computed from xs, which refuses a gradient that reaches it."""
+    """Return `value`, computed from xs; raise CannotRecord if a gradient reaches it."""
 
     @jax.custom_vjp
     def result(value, xs):
@@ -59,19 +59,19 @@ def underived(value: Any, reason: str, *xs: Any):
 
 
 def absolute(x):
-    """|x|, with derivative 0 at 0, as in torch (JAX's own has 1)."""
+    """Return |x|, with derivative 0 at 0, as in torch (JAX's own has 1)."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return jnp.abs(x)
     return derived(jnp.abs(x), lambda sign, move: along(sign, move), jnp.sign(x), x)
 
 
 def along(direction, move):
-    """The real part of move in a direction: the derivative of a real function of real or complex numbers."""
+    """Return the real part of move in a direction: the derivative of a real function of real or complex numbers."""
     return jnp.real(jnp.conj(direction) * move) if jnp.iscomplexobj(direction) else direction * move
 
 
 def shared(value, x, axes, kept):
-    """`value` [*kept], picked out of x along axes, with its gradient divided among all elements that equal it.
+    """Return `value`, picked out of x along axes, with its gradient divided among all elements that equal it.
 
     kept: the value with those axes of size 1.
     """

@@ -1,4 +1,4 @@
-"""Matrix factorizations and what is solved with them."""
+"""Matrix factorizations and solutions with them."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def eigh(call, x, UPLO="L", compute_v=True):
 
 
 def _hermitian(x, upper):
-    """The Hermitian matrix whose lower (upper) triangle is x's. Its gradient is that of all of x, as in torch."""
+    """Return the Hermitian matrix with x's lower (upper) triangle. Its gradient is that of all of x, as in torch."""
     half = jnp.triu(x) if upper else jnp.tril(x)
     diagonal = jnp.eye(x.shape[-1], dtype=bool)
     return derived(half + jnp.where(diagonal, 0, _adjoint(half)), lambda _, move: move, (), x)
@@ -45,7 +45,7 @@ def _hermitian(x, upper):
 
 @lowering("linalg_householder_product.default")
 def householder_product(call, x, tau):
-    """The product of I - tau v v^T over the columns v of x, whose diagonal counts as 1."""
+    """Return the product of I - tau v v^T over the columns v of x, whose diagonal counts as 1."""
     rows, columns = x.shape[-2:]
     below = jnp.tril(x, -1) + jnp.eye(rows, columns, dtype=x.dtype)
     product = jnp.broadcast_to(jnp.eye(rows, columns, dtype=x.dtype), x.shape)
@@ -57,9 +57,8 @@ def householder_product(call, x, tau):
 
 @lowering("linalg_pinv.atol_rtol_tensor")
 def pinv(call, x, *, atol=None, rtol=None, hermitian=False):
-    """Singular values up to max(atol, rtol * largest) count as 0. The gradient is that of a matrix of constant rank.
-
-    Source: Golub and Pereyra 1973, equation 4.12, as in torch."""
+    """Compute the pseudoinverse; singular values up to max(atol, rtol * largest) count as 0. The gradient is that of a
+    matrix of constant rank. Source: Golub and Pereyra 1973, equation 4.12, as in torch."""
     if not x.size:
         return jnp.swapaxes(x, -1, -2)
     fixed = jax.lax.stop_gradient(x)
@@ -79,7 +78,7 @@ def _adjoint(x):
 
 
 def _inverse_of(p, x):
-    """p as the pseudoinverse of x, with its derivative."""
+    """Return p, the pseudoinverse of x, with its derivative."""
 
     def rule(factors, move):
         p, x = factors
@@ -103,8 +102,8 @@ def cholesky(call, x, upper=False):
 
 @lowering("linalg_cholesky_ex.default")
 def cholesky_ex(call, x, *, upper=False, check_errors=False):
-    """NaN for what is not positive definite, where torch.linalg.cholesky raises; x itself where its first element says
-    so already, as LAPACK leaves it."""
+    """Return NaN for a matrix that is not positive definite, where torch.linalg.cholesky raises; return its triangle if
+    its first element is not positive, as LAPACK does."""
     factor = cholesky(call, x, upper)
     if not x.shape[-1]:
         return factor, jnp.zeros(x.shape[:-2], jnp.int32)
@@ -114,7 +113,7 @@ def cholesky_ex(call, x, *, upper=False, check_errors=False):
 
 
 def _not_positive(whole):
-    """The order of the first leading minor that is not positive, 0 where there is none. LAPACK's info."""
+    """Return the order of the first leading minor that is not positive; 0 if there is none. LAPACK's info."""
 
     def eliminate(k, carry):
         rest, info = carry
@@ -136,7 +135,7 @@ def _triangular(a, b, upper: bool, transpose: bool = False, unit: bool = False, 
 
 @lowering("cholesky_solve.default", "_cholesky_solve_helper.default")
 def cholesky_solve(call, b, factor, upper=False):
-    """Solve L L^H x = b. One triangle of L is read; the gradient is that of all of L, as in torch."""
+    """Solve L L^H x = b, reading one triangle of L; the gradient is that of all of L, as in torch."""
 
     def solve(factor, b):
         first = _triangular(factor, b, upper, conjugate=upper)
@@ -157,5 +156,5 @@ def cholesky_inverse(call, factor, upper=False):
 
 @lowering("triangular_solve.default")
 def triangular_solve(call, b, a, upper=True, transpose=False, unitriangular=False):
-    """The solution, and the matrix once more."""
+    """Return the solution, and the matrix once more."""
     return _triangular(a, b, upper, transpose, unitriangular), a

@@ -1,6 +1,6 @@
-"""Derivatives of the gamma function's logarithm, and Hurwitz's zeta function that they are made of.
+"""Derivatives of the gamma function's logarithm, and Hurwitz's zeta function, from which they are computed.
 
-JAX's own are wrong for arguments below -8: its series begins with a fixed number of terms.
+JAX's own are wrong for arguments below -8, because their series begins with a fixed number of terms.
 """
 
 import functools
@@ -20,7 +20,7 @@ def _at_pole(x):
 
 
 def _zeta(s, q):
-    """sum over k of (q + k)^-s, for s > 1 and q that is no pole."""
+    """Return the sum over k of (q + k)^-s, for s > 1 and q that is no pole."""
     s, q = jnp.broadcast_arrays(s, q)
     waits = lambda q: (q < 1) & (q > LOWEST) & ~_at_pole(q)
 
@@ -33,14 +33,14 @@ def _zeta(s, q):
 
 
 def _zeta_or_nan(s, q):
-    """NaN for s < 1, and for a negative q where s is no integer."""
+    """Return zeta, but NaN for s < 1, and for a negative q if s is no integer."""
     value = jnp.where((s > 1) & _at_pole(q), jnp.inf, _zeta(s, q))
     return jnp.where((s < 1) | ((q < 0) & (s != jnp.floor(s)) & ~_at_pole(q)), jnp.nan, value)
 
 
 @lowering("special_zeta.default")
 def zeta(call, s, q):
-    """As in torch, without a derivative with respect to s."""
+    """Compute zeta, without a derivative with respect to s, as in torch."""
     s, q = promote_float(s, q)
     order, place = (jax.lax.stop_gradient(value) for value in (s, q))
     return sloped(_zeta_or_nan(order, place), (q, -order * _zeta_or_nan(order + 1, place)))
@@ -60,7 +60,7 @@ def _derivative(order: int, primals, tangents):
 
 
 def digamma(x):
-    """Give torch's infinity of the pole's side at 0, where JAX has NaN."""
+    """Compute digamma; at 0 return an infinity whose sign is that of the pole's side, as torch, where JAX has NaN."""
     fixed = jax.lax.stop_gradient(x)
     pole = fixed == 0
     value = jnp.where(pole, -jnp.copysign(jnp.inf, fixed), jax.scipy.special.digamma(jnp.where(pole, 1, fixed)))

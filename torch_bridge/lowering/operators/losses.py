@@ -42,7 +42,7 @@ def huber_loss(call, x, target, reduction=1, delta=1.0):
 
 @lowering("binary_cross_entropy.default")
 def binary_cross_entropy(call, x, target, weight=None, reduction=1):
-    """Logarithms are held above -100 and the gradient's denominator above 1e-12, as in torch."""
+    """Compute the loss with logarithms of at least -100 and a gradient's denominator of at least 1e-12, as torch."""
     log = lambda p: jnp.maximum(jnp.log(p), -100)
     fixed, aim = jax.lax.stop_gradient((x, target))
     values = -(aim * log(fixed) + (1 - aim) * log(1 - fixed))
@@ -72,7 +72,7 @@ def soft_margin_loss(call, x, target, reduction=1):
 
 @lowering("multi_margin_loss.default", "torch_bridge.multi_margin_loss.default")
 def multi_margin_loss(call, x, target, p=1, margin=1, weight=None, reduction=1):
-    """A margin that is met exactly has no gradient."""
+    """Compute the loss; a margin that is met exactly has no gradient."""
     lonely = x.ndim < 2
     rows, classes = jnp.atleast_2d(x), target.reshape(-1)
     short = margin - jnp.take_along_axis(rows, classes[:, None], axis=1) + rows
@@ -86,7 +86,7 @@ def multi_margin_loss(call, x, target, p=1, margin=1, weight=None, reduction=1):
 
 @lowering("multilabel_margin_loss_forward.default")
 def multilabel_margin_loss(call, x, target, reduction=1):
-    """target: classes of each row, up to the first -1. The loss, and which classes are targets."""
+    """Return the loss, and which classes are targets. target: classes of each row, up to the first -1."""
     lonely = x.ndim < 2
     rows, classes = jnp.atleast_2d(x), jnp.atleast_2d(target)
     listed = jnp.cumsum(classes == -1, axis=-1) == 0
@@ -104,7 +104,7 @@ def _class_axis(x) -> int:
 
 
 def _picked(log_probabilities, target, weight, ignore_index):
-    """-log p of the target and the weight of each element, both 0 where ignored."""
+    """Return the target's -log p times its weight, and the weight, per element; both are 0 where ignored."""
     axis = _class_axis(log_probabilities)
     counted = target != ignore_index
     safe = jnp.where(counted, target, 0)
@@ -121,7 +121,7 @@ def nll_loss(call, x, target, weight=None, reduction=1, ignore_index=-100):
 
 @lowering("nll_loss_forward.default", "nll_loss2d_forward.default")
 def nll_loss_forward(call, x, target, weight, reduction, ignore_index):
-    """The loss and the sum of weights."""
+    """Return the loss and the sum of weights."""
     values, weights = _picked(x, target, weight, ignore_index)
     total = jnp.sum(weights)
     return (jnp.sum(values) / total if reduction == 1 else _reduce(values, reduction)), total
@@ -149,8 +149,8 @@ def cross_entropy_loss(call, x, target, weight=None, reduction=1, ignore_index=-
 
 @lowering("torch_bridge.ctc_loss.default", "ctc_loss.Tensor", "ctc_loss.IntList")
 def ctc_loss(call, log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
-    """log_probs: [time, batch, class]; targets: [batch, label], or all labels in a row; gives torch's mean, which
-    divides each sample's loss by its number of labels. Source: Graves et al. 2006, equations 6 to 8."""
+    """Compute the loss. log_probs: [time, batch, class]; targets: [batch, label], or all labels in one row. The mean is
+    torch's: it divides each sample's loss by its number of labels. Source: Graves et al. 2006, equations 6 to 8."""
     input_lengths, target_lengths = jnp.asarray(input_lengths), jnp.asarray(target_lengths)
     if targets.ndim == 1:
         start = jnp.cumsum(target_lengths) - target_lengths
@@ -166,7 +166,7 @@ def ctc_loss(call, log_probs, targets, input_lengths, target_lengths, blank=0, r
 
 
 def _slope_of_softmax(log_probs, lengths, lost, where_lost):
-    """Zeros [batch] whose derivative makes that of the CTC loss torch's, which takes log_probs for a log softmax's.
+    """Return zeros [batch] whose derivative turns the CTC loss's into torch's, for log_probs of a log softmax.
 
     lost: the samples without any alignment, whose derivative is `where_lost`.
     """
@@ -181,7 +181,7 @@ _FAR = -1e30  # stands for log 0 inside the recursion, where -inf would turn gra
 
 
 def _ctc(log_p, labels, steps, length, blank):
-    """-log of the sum over all alignments of one sample. log_p: [time, class]; labels: [label]."""
+    """Return -log of the sum over all alignments of one sample. log_p: [time, class]; labels: [label]."""
     count = labels.shape[0]
     extended = jnp.full(2 * count + 1, blank, labels.dtype).at[1::2].set(labels)
     state = jnp.arange(2 * count + 1)

@@ -1,4 +1,4 @@
-"""LU factorizations and what is solved with them, eigenvalues, and products with Householder reflections."""
+"""LU factorizations and solutions with them, eigenvalues, and products with Householder reflections."""
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ def _factored(x, pivot: bool):
 
 @lowering("linalg_lu_factor_ex.default")
 def lu_factor(call, x, *, pivot=True, check_errors=False):
-    """Both factors in one matrix, the rows exchanged counted from 1, and the first 0 on the diagonal, or 0."""
+    """Return both factors in one matrix, the exchanged rows counted from 1, and LAPACK's info (see `first_zero`)."""
     factors, pivots, _ = _factored(x, pivot)
     return factors, pivots + 1, first_zero(factors)
 
 
 def first_zero(factors):
-    """The place of the first 0 on the diagonal, counted from 1; 0 where there is none. LAPACK's info."""
+    """Return the place of the first 0 on the diagonal, counted from 1; 0 if there is none. LAPACK's info."""
     zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
     if not zero.shape[-1]:
         return jnp.zeros(factors.shape[:-2], jnp.int32)
@@ -30,7 +30,7 @@ def first_zero(factors):
 
 @lowering("linalg_lu.default")
 def lu(call, x, *, pivot=True):
-    """P, L and U, whose product is x."""
+    """Return P, L and U, whose product is x."""
     factors, _, order = _factored(x, pivot)
     return _permutation(order, x.dtype), *_triangles(factors)
 
@@ -59,7 +59,7 @@ def _triangles(factors):
 
 @lowering("linalg_lu_solve.default")
 def lu_solve(call, factors, pivots, b, *, left=True, adjoint=False):
-    """x of A x = b, of x A = b where not left, of the adjoint of A where so said."""
+    """Solve A x = b, or x A = b if not left, with the adjoint of A if `adjoint`."""
     if not left:
         return _adjoint(lu_solve(call, factors, pivots, _adjoint(b), adjoint=not adjoint))
     batch = jnp.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
@@ -81,7 +81,7 @@ def _adjoint(x):
 
 @lowering("linalg_eig.default")
 def eig(call, x):
-    """Eigenvalues and vectors of length 1. Source of the derivative: torch's linalg_eig_jvp."""
+    """Return eigenvalues, and eigenvectors of length 1. Source of the derivative: torch's linalg_eig_jvp."""
     values, vectors = jnp.linalg.eig(jax.lax.stop_gradient(x))
 
     def of_values(vectors, move):
@@ -106,7 +106,7 @@ def _in_basis(vectors, move):
 
 @lowering("ormqr.default")
 def ormqr(call, x, tau, other, left=True, transpose=False):
-    """Q other, or other Q where not left, of Q the product of the reflections in x's columns; its adjoint where
+    """Return Q other, or other Q if not left. Q is the product of the reflections in x's columns, or its adjoint if
     transpose."""
     if not left:
         return _adjoint(ormqr(call, x, tau, _adjoint(other), transpose=not transpose))

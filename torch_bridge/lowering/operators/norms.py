@@ -12,7 +12,7 @@ from torch_bridge.lowering.table import lowering
 
 @lowering("linalg_vector_norm.default")
 def vector_norm(call, x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    """The gradient is torch's at corners and zero vectors too."""
+    """Compute a vector norm; the gradient is torch's at corners and zero vectors too."""
     x = x if dtype is None else x.astype(jax_dtype(dtype))
     axes, size = axes_of(x, dim), real_dtype(x)
     x = wide(x)
@@ -44,7 +44,7 @@ def _length(length, ord, axes):
 
 
 def _divided(x, y):
-    """x / y, and 0 where y is 0."""
+    """Return x / y, and 0 where y is 0."""
     return zero_where(y == 0, x / jnp.where(y == 0, 1, y))
 
 
@@ -60,19 +60,19 @@ def dist(call, x, y, p=2):
 
 @lowering("_cdist_forward.default", "cdist.default")
 def cdist(call, x, y, p=2, compute_mode=None):
-    """Distances between rows: x [..., n, width], y [..., m, width] -> [..., n, m]."""
+    """Return distances between rows: x [..., n, width], y [..., m, width] -> [..., n, m]."""
     return _distance(x[..., :, None, :] - y[..., None, :, :], p)
 
 
 @lowering("_pdist_forward.default")
 def pdist(call, x, p=2.0):
-    """Distances between the rows i < j of x [n, width]."""
+    """Return distances between the rows i < j of x [n, width]."""
     first, second = np.triu_indices(x.shape[0], 1)
     return _distance(x[first] - x[second], p)
 
 
 def _distance(difference, p):
-    """A norm over the last axis; of equal largest ones each has the whole gradient, as torch's kernel gives it."""
+    """Return a norm over the last axis; each of equal largest elements has the whole gradient, as in torch's kernel."""
     if p != float("inf"):
         return vector_norm(None, difference, p, -1)
     length = jnp.abs(jax.lax.stop_gradient(difference))

@@ -1,4 +1,4 @@
-"""Special functions: Bessel, gamma and zeta functions, orthogonal polynomials, and what is made of them.
+"""Special functions: Bessel, gamma and zeta functions, orthogonal polynomials, and functions made of them.
 
 Those that torch does not differentiate are computed in float64 from their series and have no derivative here either.
 """
@@ -58,7 +58,7 @@ def entr(call, x):
 
 @lowering("logit.default")
 def logit(call, x, eps=None):
-    """The gradient is infinite at 0 and 1; beyond eps, where given, it is 0."""
+    """Compute logit. The gradient is infinite at 0 and 1; beyond eps, if given, it is 0."""
     (x,) = promote_float(x)
     within = x if eps is None else jnp.clip(x, eps, 1 - eps)
     slope = 1 / (x * (1 - x))
@@ -82,7 +82,7 @@ def frexp(call, x):
 
 @lowering("special_erfcx.default")
 def erfcx(call, x):
-    """exp(x^2) erfc(x); above 5 by its asymptotic series, where the factors leave float32."""
+    """Compute exp(x^2) erfc(x); above 5 by its asymptotic series, because the factors leave float32's range."""
     (x,) = promote_float(x)
     small = jnp.minimum(x, 5)
     large = jnp.maximum(x, 5)
@@ -92,7 +92,8 @@ def erfcx(call, x):
 
 
 def _float64(function: Callable) -> Callable:
-    """Compute in float64 and give the argument's own dtype. The derivative is refused, as torch refuses it."""
+    """Return a lowering that computes in float64 and returns the argument's dtype; it refuses a derivative, as
+    torch."""
 
     def lower(call, *values):
         values = promote_float(*values)
@@ -118,7 +119,7 @@ _EULER = 0.5772156649015329
 
 
 def _series(x, order: int, sign: int):
-    """J or I of order 0 or 1 (sign -1 or 1), and the same sum with each term times its harmonic numbers."""
+    """Return J or I of order 0 or 1 (sign -1 or 1), and the same sum with each term times its harmonic numbers."""
     quarter = sign * x * x / 4
     term = jnp.ones_like(x) if order == 0 else x / 2
     total, weighted, harmonic = term, term * order, float(order)
@@ -130,7 +131,7 @@ def _series(x, order: int, sign: int):
 
 
 def _hankel(x, order: int, count: int = 12):
-    """The terms a_k(order) / x^k of the asymptotic series, k from 0. Source: DLMF 10.17.1."""
+    """Return the terms a_k(order) / x^k of the asymptotic series, k from 0. Source: DLMF 10.17.1."""
     term, terms = jnp.ones_like(x), [jnp.ones_like(x)]
     for k in range(1, count):
         term = term * (4 * order * order - (2 * k - 1) ** 2) / (8 * k * x)
@@ -139,7 +140,7 @@ def _hankel(x, order: int, count: int = 12):
 
 
 def _oscillation(x, order: int):
-    """The even and odd parts of Hankel's series, and the phase. Source: DLMF 10.17.3."""
+    """Return the even and odd parts of Hankel's series, and the phase. Source: DLMF 10.17.3."""
     terms = _hankel(x, order)
     even = sum((-1) ** (k // 2) * term for k, term in enumerate(terms) if k % 2 == 0)
     odd = sum((-1) ** (k // 2) * term for k, term in enumerate(terms) if k % 2 == 1)
@@ -197,7 +198,7 @@ def _spherical_bessel_j0(x):
 
 
 def _airy_ai(x):
-    """Source: DLMF 9.4.1 near 0; 9.7.5 and 9.7.9 far from it."""
+    """Compute Ai. Source: DLMF 9.4.1 near 0; 9.7.5 and 9.7.9 far from it."""
     near = jnp.clip(x, -6.0, 6.0)
     cube = near**3
     first, second = jnp.ones_like(x), near
@@ -226,7 +227,7 @@ lowering("special_airy_ai.default")(_float64(_airy_ai))
 
 
 def _polynomial(first: Callable, step: Callable, start: Callable = lambda x: x):
-    """p_0 = 1, p_1 = first(x), p_(k+1) = step(k, x, p_k, p_(k-1)); 0 of negative degree. start: what stands for x."""
+    """Return p_0 = 1, p_1 = first(x), p_(k+1) = step(k, x, p_k, p_(k-1)); 0 of negative degree. start: replaces x."""
 
     def polynomial(x, n):
         x, n = start(x), jnp.trunc(n)

@@ -1,5 +1,5 @@
-"""Operators, and arguments of them, that torch has no derivative of: a gradient that reaches one is refused, as torch
-refuses it, where the formula would give one."""
+"""Refuse a gradient that reaches an operator, or an argument, of which torch has no derivative, as torch does; JAX's
+formula would give one."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _OPERATORS = (
     "scatter.reduce",
     "scatter.value_reduce",
 )
-_ARGUMENTS = {  # the place of the argument
+_ARGUMENTS = {  # position of the argument
     "igamma.default": 0,
     "igammac.default": 0,
     "special_zeta.default": 0,
@@ -28,7 +28,7 @@ _ARGUMENTS = {  # the place of the argument
 
 
 def refuse(table: dict[str, Callable]) -> None:
-    """Have the lowerings of these operators refuse the gradient."""
+    """Make the lowerings of these operators refuse the gradient."""
     for name in _OPERATORS:
         table[f"aten.{name}"] = _of_result(table[f"aten.{name}"], f"aten.{name}")
     for name, place in _ARGUMENTS.items():

@@ -1,4 +1,4 @@
-"""ATen operators as functions of JAX arrays, one file a family. Importing this package fills the table."""
+"""ATen operators as functions of JAX arrays, one file per family. Importing this package fills the table."""
 
 from torch_bridge.lowering.operators import (  # noqa: F401
     activations,

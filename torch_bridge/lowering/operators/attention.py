@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, kept whole by the export so that a device's fused kernel can take it."""
+"""Scaled dot-product attention, kept whole by the export so that a device's fused kernel can compute it."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
 
 
 def _softmax(scores, masked: bool):
-    """A row of -inf gives zeros, and zero gradient."""
+    """Compute softmax; if `masked`, a row of -inf gives zeros, with gradient 0."""
     if not masked:
         return jax.nn.softmax(scores, axis=-1)
     blind = jnp.all(jnp.isneginf(scores), axis=-1, keepdims=True)

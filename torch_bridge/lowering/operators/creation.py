@@ -24,7 +24,7 @@ def full(call, size, fill_value, *, dtype=None, **placement):
 
 @lowering("zeros.default", "empty.memory_format", "empty_permuted.default", "empty_strided.default")
 def zeros(call, size, *layout, dtype=None, **placement):
-    """Memory that torch leaves undefined is zero."""
+    """Return zeros, also where torch leaves memory undefined."""
     return jnp.zeros(tuple(size), FLOAT if dtype is None else jax_dtype(dtype))
 
 
@@ -111,7 +111,7 @@ def triu_indices(call, rows, columns, offset=0, *, dtype=None, **placement):
 
 @lowering("range.default", "range.step")
 def range_(call, start, end, step=1, *, dtype=None, **placement):
-    """The end belongs to it."""
+    """Compute torch.range, which includes the end."""
     count = int((end - start) / step) + 1
     return jnp.asarray(start + np.arange(count) * step, FLOAT if dtype is None else jax_dtype(dtype))
 
@@ -127,7 +127,7 @@ def rfftfreq(call, n, d=1.0, *, dtype=None, **placement):
 
 
 def _window(length: int, periodic: bool, dtype, make):
-    """make: number of points -> a symmetric window. A periodic one is the symmetric one without its last point."""
+    """Return a window. make: number of points -> a symmetric one; a periodic one drops the last point of one longer."""
     window = make(length + 1)[:-1] if periodic and length > 1 else make(length)
     window = jnp.asarray(window, FLOAT if dtype is None else jax_dtype(dtype))
     assert is_float(window)

@@ -22,7 +22,7 @@ from torch_bridge.lowering.table import TABLE, lowering
 
 
 def _direction(x):
-    """sgn: x / |x| of complex numbers, 0 at 0, where it has no gradient."""
+    """Compute sgn: x / |x| of complex numbers; 0 at 0, without a gradient."""
     if not jnp.iscomplexobj(x):
         return jnp.sign(x)
     size = absolute(x)
@@ -36,7 +36,7 @@ def _direction(x):
 
 
 def _acosh(x):
-    """JAX's own slope of complex numbers, 1 / sqrt(x^2 - 1), has the other sign left of the imaginary axis."""
+    """Compute acosh; JAX's complex slope, 1 / sqrt(x^2 - 1), has the wrong sign left of the imaginary axis."""
     if not jnp.iscomplexobj(x):
         return jnp.arccosh(x)
     return sloped(jnp.arccosh(jax.lax.stop_gradient(x)), (x, jax.lax.rsqrt(x - 1) * jax.lax.rsqrt(x + 1)))
@@ -189,7 +189,7 @@ def rsub(call, x, y, alpha=1):
 
 @lowering("mul.Tensor", "mul.Scalar")
 def mul(call, x, y):
-    """Python numbers keep the digits that a narrow type lacks: torch computes in float32 and rounds once."""
+    """Multiply; Python numbers keep digits that a narrow dtype lacks: torch computes in float32 and rounds once."""
     dtype = result_type(x, y)
     inside = dtype if hasattr(x, "dtype") and hasattr(y, "dtype") else wide_dtype(dtype)
     return cast(cast(x, inside) * cast(y, inside), dtype)
@@ -233,7 +233,7 @@ def power(call, x, y):
 
 @lowering("atan2.default")
 def atan2(call, y, x):
-    """The gradient at the origin is 0."""
+    """Compute atan2, with gradient 0 at the origin."""
     y, x = promote_float(y, x)
     size = x * x + y * y
     inverse = zero_where(size == 0, 1 / jnp.where(size == 0, 1, size))
@@ -340,7 +340,7 @@ def copy(call, x, source, non_blocking=False):
 
 @lowering("detach.default")
 def detach(call, x, residual=False):
-    """residual: of a backward, which only a second gradient reaches."""
+    """Stop the gradient. residual: x is a backward's residual, which second gradients do reach."""
     return x if residual else jax.lax.stop_gradient(x)
 
 
@@ -351,7 +351,7 @@ def once(call, x):
 
 @lowering("torch_bridge.rewritten.default")
 def rewritten(call, value, before):
-    """A value that was written without autograd's knowledge: its gradient is that of what was there before."""
+    """Return a value that was written without autograd's knowledge, with the gradient of the value before the write."""
     return _rewritten(value, cast(before, value.dtype))
 
 
@@ -370,7 +370,7 @@ def complex_(call, real, imag):
 
 @lowering("polar.default")
 def polar(call, radius, angle):
-    """torch's gradient takes the direction of the result, which has none where the radius is 0."""
+    """Compute polar. As in torch, the gradient takes the direction of the result, which is 0 where the radius is 0."""
     radius, angle = jnp.broadcast_arrays(radius, angle)
     value = jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
     rule = lambda factors, outward, around: factors[0] * outward + factors[1] * around
@@ -379,11 +379,11 @@ def polar(call, radius, angle):
 
 @lowering("angle.default")
 def angle(call, x):
-    """Of real numbers it is a step, without gradient."""
+    """Compute angle; of real numbers it is a step, without gradient."""
     if category(x.dtype) == 3:
         return atan2(call, x.imag, x.real)
     (x,) = promote_float(x)
-    return jnp.where(x != x, jax.lax.stop_gradient(x), jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))  # 0 of -0 too
+    return jnp.where(x != x, jax.lax.stop_gradient(x), jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))  # -0 gives 0 too
 
 
 @lowering("view_as_real.default", "view_as_real_copy.default")

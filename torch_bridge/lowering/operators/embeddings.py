@@ -1,4 +1,4 @@
-"""Rows of a table, one by one or summed up in bags."""
+"""Lookups of rows in a table, one by one or reduced in bags."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ from torch_bridge.lowering.table import lowering
 
 @lowering("embedding.default")
 def embedding(call, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    """The row `padding_idx` gets no gradient; with scale_grad_by_freq a row that occurs n times gets 1/n of it."""
+    """Look up rows. `padding_idx` gets no gradient; with scale_grad_by_freq a row that occurs n times gets 1/n of
+    it."""
     rows = jnp.take(weight, indices, axis=0, mode="clip")
     part = 1.0 if not scale_grad_by_freq else 1 / jnp.take(_counts(weight, indices), indices, mode="clip")
     if padding_idx >= 0:
@@ -42,8 +43,8 @@ def embedding_bag(
     include_last_offset=False,
     padding_idx=-1,
 ):
-    """indices: [n]; offsets: where each bag begins. The bags, then what serves torch's backward pass only.
-    An empty bag gives 0; `padding_idx` counts in no bag."""
+    """Reduce the rows of each bag. indices: [n]; offsets: where each bag begins. Returns the bags, then values that
+    only torch's backward pass uses. An empty bag gives 0; `padding_idx` counts in no bag."""
     bags = offsets.shape[0] - bool(include_last_offset)
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
     rows = embedding(call, weight, indices, padding_idx, scale_grad_by_freq)
@@ -63,7 +64,7 @@ def embedding_bag(
 
 @lowering("embedding_renorm.default")
 def embedding_renorm(call, weight, indices, max_norm, norm_type):
-    """The rows that are used, scaled down to `max_norm` where they are longer."""
+    """Return the table, with the used rows scaled down to `max_norm` where they are longer."""
     length = jnp.linalg.norm(weight, ord=norm_type, axis=1)
     used = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
     scale = jnp.where(used & (length > max_norm), max_norm / (length + 1e-7), 1)

@@ -14,7 +14,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 @lowering("grid_sampler_2d.default", "grid_sampler_3d.default")
 def grid_sampler(call, x, grid, interpolation_mode, padding_mode, align_corners):
-    """x: [batch, channel, *space]; grid: [batch, *point, axis] from -1 to 1, the last axis of x first."""
+    """Sample x [batch, channel, *space] at grid [batch, *point, axis], from -1 to 1, the last axis of x first."""
     sizes = x.shape[2:]
     points = [_in_pixels(wide(grid[..., -1 - axis]), size, align_corners) for axis, size in enumerate(sizes)]
     settle = lambda point, size: _settled(point, size, padding_mode, align_corners)
@@ -38,7 +38,7 @@ def _in_pixels(point, size: int, align_corners: bool):
 
 
 def _settled(point, size: int, padding_mode: int, align_corners: bool):
-    """A point outside the image moved to where its padding reads."""
+    """Move a point outside the image to where its padding reads."""
     if padding_mode == REFLECTION:
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         if span == 0:
@@ -63,7 +63,7 @@ def _linear_taps(point):
 
 
 def _cubic_taps(point, a: float = -0.75):
-    """Keys' kernel over four neighbours."""
+    """Return four neighbours, with their weights by Keys' kernel."""
     left = jnp.floor(point)
     part = point - left
     near = lambda x: ((a + 2) * x - (a + 3)) * x * x + 1
@@ -73,7 +73,7 @@ def _cubic_taps(point, a: float = -0.75):
 
 
 def _read(x, coordinates):
-    """x at whole coordinates, each [batch, *point]; 0 outside. Gives [batch, channel, *point]."""
+    """Read x at whole coordinates, each [batch, *point]; 0 outside. Returns [batch, channel, *point]."""
     inside, flat = jnp.asarray(True), jnp.int32(0)
     for at, size in zip(coordinates, x.shape[2:], strict=True):
         inside = inside & (at >= 0) & (at <= size - 1)

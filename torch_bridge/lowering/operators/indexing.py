@@ -11,7 +11,7 @@ from torch_bridge.lowering.table import lowering
 
 
 def _of_a_number(lower):
-    """A 0-d tensor is indexed as one with a single element."""
+    """Make a lowering index a 0-d tensor as one with a single element."""
 
     @functools.wraps(lower)
     def run(call, x, dim, index, *rest, **options):
@@ -33,7 +33,7 @@ def index_select(call, x, dim, index):
 
 @lowering("gather.default")
 def gather(call, x, dim, index, *, sparse_grad=False):
-    """`index` may be smaller than x along the other axes."""
+    """Gather along dim; `index` may be smaller than x along the other axes."""
     if not x.ndim:
         return jnp.broadcast_to(x, index.shape)
     dim %= x.ndim
@@ -42,7 +42,7 @@ def gather(call, x, dim, index, *, sparse_grad=False):
 
 
 def _boolean_masks(x, indices) -> list:
-    """Masks cover as many axes as they have; what is left are integer indices and None per axis."""
+    """Return the boolean masks among the indices."""
     return [index for index in indices if index is not None and index.dtype == jnp.bool_]
 
 
@@ -56,7 +56,7 @@ def _positions(x, indices) -> tuple:
 
 @lowering("index.Tensor", "_unsafe_index.Tensor")
 def index(call, x, indices):
-    """A boolean mask has a result whose shape depends on the data: only values known while tracing can serve."""
+    """Index x. A boolean mask must be known while tracing, because the result's shape depends on its values."""
     return x[_positions(x, indices)]
 
 
@@ -73,7 +73,8 @@ def index_put(call, x, indices, values, accumulate=False):
 
 
 def _written(x, where: tuple, source):
-    """x with `source` at these positions. Of those written twice every source has the gradient, as in torch."""
+    """Return x with `source` at these positions. Every source has the gradient, also of those written twice, as in
+    torch."""
     fixed, value = jax.lax.stop_gradient((x, source))
     result = fixed.at[where].set(value)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -90,7 +91,8 @@ def _written(x, where: tuple, source):
 
 
 def _put_where(x, lead: int, mask, values, accumulate: bool):
-    """x[:, mask] = values, the mask after `lead` axes: the n-th True takes the n-th of the values, or all the same."""
+    """Compute x[:, mask] = values, the mask after `lead` axes: the n-th True takes the n-th value, or all the only
+    one."""
     rest = x.shape[lead + mask.ndim :]
     flat = x.reshape(*x.shape[:lead], -1, *rest)
     values = values.reshape((1,) * (flat.ndim - values.ndim) + values.shape)
@@ -121,7 +123,7 @@ def index_fill(call, x, dim, index, value):
 
 
 def _grid(shape, dim: int, index) -> tuple:
-    """Full coordinates of every element of `index`, its own value along `dim`."""
+    """Return full coordinates of every element of `index`, its own value along `dim`."""
     grid = list(jnp.indices(index.shape, sparse=True))
     grid[dim % len(shape)] = index
     return tuple(grid)
@@ -193,7 +195,7 @@ def _reduced(x, source, where, touched, reduce: str, include_self: bool):
 
 
 def _slopes_of_product(run, x, source, value, where, touched):
-    """The product of all others, also where one factor is 0. Source: torch's scatter_reduce_backward."""
+    """Return the products of all other factors, also where one factor is 0. Source: torch's scatter_reduce_backward."""
     filled = jnp.where(x == 0, 1, x)
     own = run(filled, source, where, touched) / filled
     zero = source == 0
@@ -203,7 +205,7 @@ def _slopes_of_product(run, x, source, value, where, touched):
 
 
 def _slopes_of_extreme(run, x, source, value, where, touched):
-    """Equal elements share the gradient; x counts among them, even where it does not take part, as in torch."""
+    """Share the gradient among equal elements; x counts even where it does not take part, as in torch."""
     mine, theirs = (x == value).astype(x.dtype), (source == value[where]).astype(x.dtype)
     share = 1 / mine.at[where].add(theirs)
     return mine * share, theirs * share[where]
@@ -225,13 +227,13 @@ def put(call, x, index, source, accumulate=False):
 
 @lowering("repeat_interleave.Tensor")
 def repeat_interleave(call, repeats, *, output_size=None):
-    """Positions, each as often as `repeats` says; the sum of repeats is a number known beforehand."""
+    """Return positions, each as often as `repeats` says; output_size, the sum of repeats, is known beforehand."""
     return jnp.repeat(jnp.arange(repeats.shape[0], dtype=jnp.int32), repeats, total_repeat_length=output_size)
 
 
 @lowering("masked_scatter.default")
 def masked_scatter(call, x, mask, source):
-    """The n-th True of the mask takes the n-th element of the source."""
+    """Write the n-th element of the source where the mask is True for the n-th time."""
     mask = jnp.broadcast_to(mask, x.shape)
     order = jnp.cumsum(mask.reshape(-1)) - 1
     taken = jnp.take(source.reshape(-1), order, mode="clip").reshape(x.shape)

@@ -65,7 +65,7 @@ def native_group_norm(call, x, weight, bias, batch, channels, space, groups, eps
 
 
 def _row_weights(call, x):
-    """1 for real rows and 0 for padding, [rows, 1, ...]; None where all rows count.
+    """Return 1 for real rows and 0 for padding, [rows, 1, ...]; None if all rows count.
 
     A leading axis of k * batch holds each sample's k entries together (images cut into windows, flattened tokens).
     """
@@ -76,7 +76,7 @@ def _row_weights(call, x):
 
 
 def _batch_statistics(call, x):
-    """Mean, biased variance and count per channel, over real rows only."""
+    """Return mean, biased variance and count per channel, over real rows only."""
     y = wide(x)
     axes = (0, *range(2, x.ndim))
     rows = _row_weights(call, x)
@@ -96,14 +96,14 @@ def _normalise(x, mean, var, weight, bias, eps):
 
 
 def _moved(running, new, momentum, count):
-    """An empty batch leaves the running statistics alone."""
+    """Return the updated running statistics; an empty batch leaves them as they are."""
     new = jax.lax.stop_gradient(new).astype(running.dtype)
     return jnp.where(jnp.asarray(count) > 0, (1 - momentum) * running + momentum * new, running)
 
 
 @lowering("_native_batch_norm_legit_functional.default")
 def batch_norm_functional(call, x, weight, bias, running_mean, running_var, training, momentum, eps):
-    """Output, mean and 1/deviation for torch's backward pass, and the running statistics that follow."""
+    """Return the output, mean and 1/deviation for torch's backward pass, and the updated running statistics."""
     if not training:
         y = _normalise(x, running_mean, running_var, weight, bias, eps)
         return y, jnp.zeros(0, x.dtype), jnp.zeros(0, x.dtype), running_mean, running_var
@@ -116,7 +116,7 @@ def batch_norm_functional(call, x, weight, bias, running_mean, running_var, trai
 
 @lowering("_batch_norm_with_update_functional.default")
 def batch_norm_with_update(call, x, weight, bias, running_mean, running_var, momentum, eps):
-    """As in training, with an empty reserve for kernels that keep one."""
+    """Normalise as in training; also return an empty reserve, for kernels that keep one."""
     y, mean, deviation, *moved = batch_norm_functional(
         call, x, weight, bias, running_mean, running_var, True, momentum, eps
     )

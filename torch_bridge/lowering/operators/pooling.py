@@ -11,7 +11,7 @@ from torch_bridge.lowering.dtypes import wide
 from torch_bridge.lowering.table import lowering
 
 Size = int | Sequence[int]
-MOST_ENTRIES = 27  # of a window whose maximum is found entry by entry
+MOST_ENTRIES = 27  # in windows whose maximum is found entry by entry
 
 
 def _fit(values, rank: int, default: Sequence[int] = ()) -> list[int]:
@@ -22,7 +22,7 @@ def _fit(values, rank: int, default: Sequence[int] = ()) -> list[int]:
 
 
 def _output_size(size, kernel, stride, padding, dilation, ceil_mode) -> int:
-    """torch lets the last window start inside the input or its left padding, never in the right padding."""
+    """Count the windows: in torch the last may start in the input or its left padding, not in the right padding."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = (-(-span // stride) if ceil_mode else span // stride) + 1
     return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
@@ -33,7 +33,7 @@ def _lowest(dtype):
 
 
 def _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode):
-    """Output sizes, and (before, after) per axis so that windows exactly cover; `after` may crop."""
+    """Return output sizes, and (before, after) per axis so that windows exactly cover; `after` may crop."""
     sizes, pads = [], []
     for size, k, s, p, d in zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True):
         count = _output_size(size, k, s, p, d, ceil_mode)
@@ -44,7 +44,7 @@ def _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode):
 
 def _max_pool_with_indices(rank: int):
     def lower(call, x, kernel_size, stride=(), padding: Size = 0, dilation: Size = 1, ceil_mode=False):
-        """The maxima, and their positions in the flattened space of x."""
+        """Return the maxima, and their positions in the flattened space of x."""
         kernel = _fit(kernel_size, rank)
         stride, padding, dilation = _fit(stride, rank, kernel), _fit(padding, rank), _fit(dilation, rank)
         sizes, pads = _window_pads(x, rank, kernel, stride, padding, dilation, ceil_mode)
@@ -92,7 +92,7 @@ for _rank in (2, 3):
 
 
 def _maximum_by_entries(x, pads, sizes, kernel, stride, padding, dilation):
-    """As `_pick_maximum`, entry by entry over all windows at once: without a gather, whose gradient is slow on a CPU.
+    """Do as `_pick_maximum`, entry by entry over all windows at once: a gather's gradient is slow on a CPU.
 
     The first of equal maxima and the last NaN win, as in torch.
     """
@@ -122,7 +122,7 @@ def _maximum_by_entries(x, pads, sizes, kernel, stride, padding, dilation):
 
 
 def _pick_maximum(x, positions):
-    """positions: per axis [window, entry], outside the input where it does not count."""
+    """Return maxima and their positions. positions: per axis [window, entry]; those outside the input don't count."""
     rank = len(positions)
     space = x.shape[-rank:]
     flat = np.zeros((), int)
@@ -144,7 +144,8 @@ def _pick_maximum(x, positions):
 
 def _max_unpool(rank: int):
     def lower(call, x, indices, output_size, *_):
-        """Every element of x at its place in zeros. Each takes its gradient from there, also where several meet."""
+        """Write every element of x at its place in zeros; each takes its gradient from there, also where several
+        meet."""
         places = indices.reshape(-1, math.prod(x.shape[-rank:]))
         rows = np.arange(places.shape[0])[:, None]
         size = math.prod(output_size)
@@ -214,7 +215,7 @@ def _adaptive_edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _adaptive_avg_pool(rank: int):
     def lower(call, x, output_size):
-        """Each axis is averaged by its own matrix."""
+        """Average each axis by a matrix of its own."""
         y = wide(x)
         for axis, count in enumerate(_fit(output_size, rank)):
             axis = x.ndim - rank + axis
@@ -256,7 +257,7 @@ for _rank in (1, 2, 3):
 
 def _fractional_max_pool(rank: int):
     def lower(call, x, kernel_size, output_size, random_samples):
-        """Windows at places that the samples [batch, channel, axis] shift; for images the last axis comes first."""
+        """Pool windows whose places the samples [batch, channel, axis] shift; for images the last axis comes first."""
         batched = x if x.ndim == rank + 2 else x[None]
         space, lead = batched.shape[2:], batched.shape[:2]
         flat = jnp.zeros((*lead, *(1,) * (2 * rank)), jnp.int32)
@@ -287,7 +288,7 @@ for _rank in (2, 3):
 
 @lowering("max_pool2d_with_indices_backward.default")
 def max_pool2d_backward(call, slope, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    """Every slope at the place that its window's maximum came from."""
+    """Add every slope at the place that its window's maximum came from."""
     places = indices.reshape(math.prod(indices.shape[:-2]), -1)
     rows = np.arange(places.shape[0])[:, None]
     flat = jnp.zeros((places.shape[0], math.prod(x.shape[-2:])), slope.dtype)

@@ -1,4 +1,4 @@
-"""print() inside a forward pass: it prints at every call of the compiled program, as it does in torch.
+"""Record print() inside a forward pass: it prints at every call of the compiled program, as it does in torch.
 
 While the module is recorded, a tensor in an f-string or in str() becomes a mark; print() finds the marks, and the
 tensors among its arguments, and records an operator with all of them and the text around them.
@@ -30,24 +30,24 @@ torch.fx.node.has_side_effect(torch.ops.torch_bridge.print.default)  # nothing u
 _MARK = re.compile("<tensor ([0-9]+) of the forward pass>")
 
 
-WHOLE = "!r"  # in place of a format's specification: as print(tensor) shows it
+WHOLE = "!r"  # in place of a format specification: the text of print(tensor)
 
 
 class Prints:
-    """The prints of one record. Tensors are kept as long as it lives."""
+    """Prints of one record. The tensors are kept as long as it lives."""
 
     def __init__(self):
         self._shown: list[tuple[torch.Tensor, str]] = []
 
     def mark(self, tensor: torch.Tensor, how: str) -> str:
-        """Stand for the text of a tensor. how: a format's specification, or WHOLE."""
+        """Return a mark that stands for the text of a tensor. how: a format specification, or WHOLE."""
         self._shown.append((tensor, how))
         return f"<tensor {len(self._shown) - 1} of the forward pass>"
 
     def print(
         self, *arguments: Any, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: Any = False
     ):
-        """In place of builtins.print."""
+        """Replace builtins.print."""
         if file is not None and file not in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
             return builtins_print(*arguments, sep=sep, end=end, file=file)
         texts = [self.mark(one, WHOLE) if isinstance(one, torch.Tensor) else str(one) for one in arguments]
@@ -64,14 +64,14 @@ builtins_print = builtins.print
 
 
 def check_text(text: Any) -> None:
-    """Raise UserError for a text with the mark of a tensor in it that is no print's: a name, a file's path."""
+    """Raise UserError for a text with a tensor's mark that is not printed, such as a name or a file's path."""
     if isinstance(text, str) and _MARK.search(text):
         raise UserError(f"the text {text!r} holds a value that a compiled step does not know when it is recorded")
 
 
 @lowering("torch_bridge.print.default")
 def _show(call, values, pieces, formats, errors):
-    """Print on the host, once per call, when the values are there."""
+    """Print on the host, once per call, as soon as the values are computed."""
 
     def show(*arrays):
         text = pieces[0]

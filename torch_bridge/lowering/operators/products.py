@@ -15,7 +15,7 @@ from torch_bridge.lowering.table import lowering
 
 @lowering("linear.default")
 def linear(call, x, weight, bias=None):
-    """weight: [out, in], as torch keeps it."""
+    """Return x weight^T + bias. weight: [out, in], as torch keeps it."""
     x, weight, bias = match_products(x, weight, bias)
     y = float8.product(x, weight) if x.dtype == weight.dtype and float8.takes(x, weight) else jnp.matmul(x, weight.T)
     return y if bias is None else y + bias
@@ -96,7 +96,7 @@ def _convolution(x, weight, stride, padding, dilation, _, groups):
 
 
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
-    """As a convolution of the input with gaps, by the flipped kernel."""
+    """Convolve the input, with gaps between its elements, by the flipped kernel."""
     inputs, outputs, *kernel = weight.shape
     weight = weight.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
     weight = jnp.flip(weight.reshape(groups * outputs, inputs // groups, *kernel), tuple(range(2, 2 + len(kernel))))
@@ -128,7 +128,7 @@ def solve_triangular(call, a, b, *, upper, left=True, unitriangular=False):
 
 @lowering("_linalg_det.default")
 def det(call, x):
-    """The factors beside the determinant serve torch's own backward pass only."""
+    """Return the determinant, and factors that only torch's own backward pass uses."""
     value = jnp.linalg.det(x) if x.shape[-1] else jnp.ones(x.shape[:-2], x.dtype)
     return value, x, jnp.zeros(x.shape[:-1], jnp.int32)
 
@@ -158,7 +158,7 @@ def solve(call, a, b, *, left=True, check_errors=False):
 
 
 def _fourier_scale(shape, dims, normalization: int) -> float:
-    """torch's codes: 0 none, 1 by the root of the length, 2 by the length."""
+    """Return the scale of torch's codes: 0 none, 1 by the root of the length, 2 by the length."""
     length = math.prod(shape[dim] for dim in dims)
     return (1.0, 1 / math.sqrt(length), 1 / length)[normalization]
 
@@ -188,11 +188,11 @@ def fft_c2r(call, x, dim, normalization, last_dim_size):
 
 @lowering("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
 def grouped_mm(call, x, weight, offs: Any = None, bias=None, out_dtype=None):
-    """Products of groups. offs: where each group ends on the axis that x or weight has no groups on.
+    """Compute products of groups. offs: where each group ends, along the axis that is cut into groups.
 
-    x [row, inner], weight [group, inner, outer]: rows of each group times its matrix; rows past the last end give 0.
-    x [group, row, inner], weight [inner, column]: the columns of each group. Both 2-D: the inner axis is cut, the
-    result is [group, row, column]. Both 3-D: a batched product. Source: torch.nn.functional.grouped_mm.
+    x [row, inner], weight [group, inner, outer]: rows of each group times its matrix; rows past the last end give 0. x
+    [group, row, inner], weight [inner, column]: the columns of each group. Both 2-D: the inner axis is cut, the result
+    is [group, row, column]. Both 3-D: a batched product. Source: torch.nn.functional.grouped_mm.
     """
     x, weight = match_products(x, weight)
     if (x.ndim, weight.ndim) == (2, 3):

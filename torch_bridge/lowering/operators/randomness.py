@@ -1,4 +1,4 @@
-"""Operators that sample: each takes the next key of the call. Distributions are torch's, the numbers are JAX's."""
+"""Operators that sample: each takes the call's next key. Distributions are torch's, the numbers are JAX's."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from torch_bridge.lowering.table import lowering
 
 @lowering("native_dropout.default")
 def native_dropout(call, x, p, train=True):
-    """The output and the mask of what was kept."""
+    """Return the output, and the mask of kept elements."""
     if not train or p == 0:
         return x, jnp.ones(x.shape, bool)
     if p == 1:
@@ -25,7 +25,7 @@ def dropout(call, x, p, train):
 
 @lowering("feature_dropout.default")
 def feature_dropout(call, x, p, train):
-    """Whole channels: one draw per [batch, channel]."""
+    """Drop whole channels: one draw per [batch, channel]."""
     if not train or p == 0:
         return x
     keep = jax.random.bernoulli(call.key(), 1 - p, x.shape[:2] + (1,) * (x.ndim - 2))
@@ -101,7 +101,7 @@ def normal_functional(call, x, mean=0.0, std=1.0, *, generator=None):
 
 @lowering("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor")
 def normal(call, mean, std=1.0, *, generator=None):
-    """torch gives mean and std gradient 0."""
+    """Sample from a normal distribution; mean and std get gradient 0, as in torch."""
     mean, std = jax.lax.stop_gradient((mean, std))
     like = mean if hasattr(mean, "shape") else std
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))

@@ -14,7 +14,7 @@ def _project(x, weight, bias):
 
 
 def _lstm_cell(state, projected, weights):
-    """Gates in torch's order: input, forget, cell, output."""
+    """Compute one LSTM step. Gates in torch's order: input, forget, cell, output."""
     hidden, cell = state
     gates = projected + _project(hidden, weights["hh"], weights.get("bias_hh"))
     i, f, g, o = jnp.split(gates, 4, axis=-1)
@@ -26,7 +26,7 @@ def _lstm_cell(state, projected, weights):
 
 
 def _gru_cell(state, projected, weights):
-    """Gates in torch's order: reset, update, new; the reset acts after the recurrent product."""
+    """Compute one GRU step. Gates in torch's order: reset, update, new; the reset acts after the recurrent product."""
     (hidden,) = state
     r, z, n = jnp.split(projected, 3, axis=-1)
     hr, hz, hn = jnp.split(_project(hidden, weights["hh"], weights.get("bias_hh")), 3, axis=-1)
@@ -51,9 +51,9 @@ def _layers(params, has_biases: bool, projected: bool) -> list[dict]:
 
 
 def _run(call, cell, x, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, real=None):
-    """x: [time, batch, width], [batch, time, width] where batch_first, or [time, width]; states: each [layer *
-    direction, batch, width]. Gives the outputs and the last states. real: bool [time, batch]; elsewhere the state
-    stays and the output is 0."""
+    """Run a recurrent layer; return the outputs and the last states. x: [time, batch, width], [batch, time, width] if
+    batch_first, or [time, width]. states: each [layer * direction, batch, width]. real: bool [time, batch]; where
+    False, the state stays and the output is 0."""
     lonely = x.ndim == 2
     if lonely:
         x, states = x[:, None], [state[:, None] for state in states]
@@ -107,7 +107,7 @@ _CELLS = {
 
 @lowering("torch_bridge.packed_rnn.default")
 def packed_rnn(call, kind, x, batch_sizes, states, params, *options):
-    """A recurrent layer over padded sequences in order of length; batch_sizes: int [time], how many go on."""
+    """Run a recurrent layer over padded sequences in order of length. batch_sizes: int [time], how many continue."""
     real = jnp.arange(x.shape[1]) < batch_sizes[:, None]
     return _run(call, _CELLS[kind], x, states, params, *options, batch_first=False, real=real)
 

@@ -11,7 +11,7 @@ from torch_bridge.lowering.table import lowering
 
 
 def axes_of(x, dim) -> tuple[int, ...]:
-    """None and [] mean all axes."""
+    """Return the axes that dim names; None and [] mean all."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(x.ndim))
     dims = [dim] if isinstance(dim, int) else dim
@@ -35,7 +35,7 @@ def mean(call, x, dim=None, keepdim=False, *, dtype=None):
 
 @lowering("nansum.default")
 def nansum(call, x, dim=None, keepdim=False, *, dtype=None):
-    """The gradient is multiplied by 0 where x is NaN: an infinite one, nanmean's of nothing but NaN, is NaN there."""
+    """Sum without NaN. The gradient is multiplied by 0 there: an infinite one, nanmean's of nothing but NaN, is NaN."""
     known = x == x
     value = jnp.where(known, jax.lax.stop_gradient(x), 0).astype(x.dtype)
     if is_float(x):
@@ -78,7 +78,7 @@ def min_all(call, x):
 
 
 def _pick(x, dim: int, keepdim: bool, find):
-    """The values at the found positions, so that the gradient goes to one of several equal ones."""
+    """Return the values at the found positions, so that the gradient goes to one of several equal ones."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int32)
     where = find(x, axis=dim, keepdims=True).astype(jnp.int32)
@@ -108,7 +108,7 @@ def argmin(call, x, dim=None, keepdim=False):
 
 @lowering("median.default")
 def median(call, x):
-    """The lower of the two middle ones; NaN where there is one. Equal elements share the gradient."""
+    """Return the lower of the two middle elements, NaN if any is NaN. Equal elements share the gradient."""
     return _middle(x, jnp.sort(x.reshape(-1)), (x.size - 1) // 2 if x.size else 0, propagate=True)
 
 
@@ -139,7 +139,7 @@ def nanmedian_dim(call, x, dim, keepdim=False):
 
 
 def _middle_place(x, axis: int, propagate: bool):
-    """Where the lower middle element is; the first NaN where `propagate`."""
+    """Return the position of the lower middle element; of the first NaN if `propagate`."""
     order = jnp.argsort(x, axis)
     count = jnp.sum(x == x, axis, keepdims=True)
     middle = jnp.take_along_axis(order, (count - 1).clip(0) // 2, axis)
@@ -185,7 +185,7 @@ def _variance(x, dim, correction, keepdim):
 
 @lowering("std.correction", "std.dim")
 def std(call, x, dim=None, unbiased=True, keepdim=False, *, correction=None):
-    """The gradient of equal elements is 0."""
+    """Compute std, whose gradient is 0 where all elements are equal."""
     variance = _variance(x, dim, _correction(correction, unbiased), keepdim)
     root = jnp.sqrt(jax.lax.stop_gradient(variance))
     return sloped(root, (variance, zero_where(root == 0, 0.5 / jnp.where(root == 0, 1, root)))).astype(real_dtype(x))
@@ -217,7 +217,7 @@ def logsumexp(call, x, dim, keepdim=False):
 
 @lowering("_safe_softmax.default")
 def safe_softmax(call, x, dim, dtype=None):
-    """Of a row of -inf zeros, with gradient 0."""
+    """Compute softmax; a row of -inf gives zeros, with gradient 0."""
     blind = jnp.all(jnp.isneginf(x), axis=dim, keepdims=True) if x.ndim else jnp.isneginf(x)
     value = softmax(call, jnp.where(blind, 0, x), dim, dtype)
     return jnp.where(blind, 0, value)
@@ -236,7 +236,7 @@ def log_softmax(call, x, dim, half_to_float_or_dtype=None, dtype=None):
 
 
 def _softmax_input(x, option, dtype):
-    """torch's public operator takes a dtype there, its kernel a bool."""
+    """Return the input and the result's dtype. option: torch's public operator has a dtype there, its kernel a bool."""
     dtype = option if dtype is None and not isinstance(option, bool) else dtype
     if dtype is not None:
         x = x.astype(jax_dtype(dtype))
@@ -262,7 +262,7 @@ def logcumsumexp(call, x, dim):
 
 def _cumulative_extreme(better):
     def lower(call, x, dim):
-        """Of equal elements the later one counts, as in torch."""
+        """Return running extremes and their positions; of equal elements the later one counts, as in torch."""
         if not x.ndim:
             return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim
@@ -303,7 +303,7 @@ def isclose(call, x, y, rtol=1e-5, atol=1e-8, equal_nan=False):
 
 @lowering("histc.default")
 def histc(call, x, bins=100, min=0, max=0):
-    """Counts in equal bins; the last one holds its upper end. Without limits those of the data."""
+    """Count elements in equal bins; the last one includes its upper end. Without limits, take those of the data."""
     low, high = (jnp.min(x), jnp.max(x)) if min == max else (min, max)
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
@@ -314,7 +314,7 @@ def histc(call, x, bins=100, min=0, max=0):
 
 @lowering("mode.default")
 def mode(call, x, dim=-1, keepdim=False):
-    """The most frequent value, the smallest of several, and its last position."""
+    """Return the most frequent value, the smallest of several, and its last position."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int32)
     moved = jnp.moveaxis(x, dim, -1)
@@ -331,7 +331,7 @@ def mode(call, x, dim=-1, keepdim=False):
 
 @lowering("histogram.bin_ct")
 def histogram(call, x, bins=100, *, range=None, weight=None, density=False):
-    """Counts, or weights, in equal bins, and the bins' edges."""
+    """Return counts, or weights, in equal bins, and the bins' edges."""
     low, high = (jnp.min(x), jnp.max(x)) if range is None else range
     low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
     low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
@@ -340,7 +340,7 @@ def histogram(call, x, bins=100, *, range=None, weight=None, density=False):
 
 @lowering("histogram.bins_tensor")
 def histogram_of(call, x, bins, *, weight=None, density=False):
-    """The last bin holds its upper end."""
+    """Return counts, or weights, in these bins, the last of which includes its upper end; and the bins' edges."""
     x = x.reshape(-1)
     place = jnp.searchsorted(bins, x, side="right") - 1
     place = jnp.where(x == bins[-1], bins.size - 2, place)
@@ -354,7 +354,7 @@ def histogram_of(call, x, bins, *, weight=None, density=False):
 def segment_reduce(
     call, x, reduce, *, lengths: Any = None, indices=None, offsets: Any = None, axis=0, unsafe=False, initial=None
 ):
-    """Runs along an axis reduced to one element each. lengths: of the runs, [*axes before, run]; or their offsets."""
+    """Reduce each run along an axis to one element. lengths: of the runs, [*axes before, run]; or their offsets."""
     lengths = jnp.diff(offsets, axis=-1) if lengths is None else lengths
     end = jnp.cumsum(lengths, -1)[..., None]
     place = jnp.arange(x.shape[axis])

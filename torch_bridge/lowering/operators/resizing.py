@@ -8,7 +8,7 @@ from torch_bridge.lowering.table import lowering
 
 
 def _scale(size: int, count: int, align_corners: bool, factor) -> float:
-    """Input steps per output step."""
+    """Return the input steps per output step."""
     if align_corners:
         return (size - 1) / (count - 1) if count > 1 else 0.0
     return 1 / factor if factor else size / count
@@ -20,7 +20,7 @@ def _centres(size, count, align_corners, factor) -> np.ndarray:
 
 
 def _collect(size: int, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weights of [output, tap] at clamped columns, added up into [output, size]."""
+    """Add up weights [output, tap] at clamped columns into a matrix [output, size]."""
     matrix = np.zeros((len(columns), size))
     rows = np.broadcast_to(np.arange(len(columns))[:, None], columns.shape)
     np.add.at(matrix, (rows, np.clip(columns, 0, size - 1)), weights)
@@ -35,7 +35,7 @@ def linear_matrix(size: int, count: int, align_corners: bool, factor=None) -> np
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' kernel. torch: a = -0.75, with antialiasing -0.5."""
+    """Evaluate Keys' kernel. torch takes a = -0.75, with antialiasing -0.5."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -76,7 +76,7 @@ def _sizes(x, rank: int, output_size, factors) -> list[int]:
 
 
 def _factors(rank: int, factors) -> list:
-    """`.vec` gives one list of factors or None, `.default` one number per axis."""
+    """Return a factor or None per axis; `.vec` passes one list of factors or None, `.default` one number per axis."""
     if len(factors) == 1 and (factors[0] is None or isinstance(factors[0], (list, tuple))):
         return list(factors[0] or [None] * rank)
     return [*factors, *[None] * (rank - len(factors))]

@@ -1,4 +1,4 @@
-"""Sizes, checks and picks: the operators of a graph that compute no tensors."""
+"""Operators of a graph that compute no tensors: sizes, checks, and numbers read out of tensors."""
 
 import jax
 
@@ -17,7 +17,7 @@ def sym_numel(call, x):
 
 @lowering("sym_stride.int")
 def sym_stride(call, x, dim):
-    """Of a contiguous tensor."""
+    """Return the stride of a contiguous tensor."""
     step = 1
     for size in x.shape[dim % x.ndim + 1 :]:
         step *= size
@@ -31,7 +31,7 @@ def sym_storage_offset(call, x):
 
 @lowering("_local_scalar_dense.default", "item.default")
 def item(call, x):
-    """A number read out of a tensor stays a 0-d array, without a gradient; a shape cannot depend on it."""
+    """Return a number read out of a tensor as a 0-d array, without a gradient; a shape cannot depend on it."""
     return jax.lax.stop_gradient(x.reshape(()))
 
 
@@ -43,4 +43,4 @@ def item(call, x):
     "sym_constrain_range_for_size.default",
 )
 def no_check(call, *args, **options):
-    """Checks that the export has proven, or that only eager torch can make."""
+    """Do nothing: the export has proven these checks, or only eager torch can make them."""

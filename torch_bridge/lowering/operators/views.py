@@ -140,7 +140,7 @@ def unbind(call, x, dim=0):
 
 @lowering("cat.default")
 def cat(call, tensors, dim=0):
-    """An empty 1-d tensor joins anything, as in torch."""
+    """Join tensors; an empty 1-d tensor joins anything, as in torch."""
     some = [x for x in tensors if x.ndim != 1 or x.shape[0]] or tensors[:1]
     dtype = promote(*tensors)[0].dtype if len({x.dtype for x in tensors}) > 1 else tensors[0].dtype
     return jnp.concatenate([cast(x, dtype) for x in some], axis=dim)
@@ -183,12 +183,12 @@ def unfold(call, x, dimension, size, step):
 
 @lowering("as_strided.default", "as_strided_copy.default")
 def as_strided(call, x, size, stride, storage_offset=None):
-    """Of a tensor that lies in torch's memory as `in_order` has it."""
+    """Read elements of x by strides; x must lie in torch's memory as `in_order` requires."""
     return x.reshape(-1)[_addresses(x, size, stride, storage_offset)]
 
 
 def _addresses(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> np.ndarray:
-    """Positions in x's memory. Raises IndexError for those beyond it."""
+    """Return positions in x's memory. Raises IndexError for positions beyond it."""
     index = np.asarray(storage_offset or 0)
     for count, step in zip(size, stride, strict=True):
         index = index[..., None] + np.arange(count) * step
@@ -198,19 +198,19 @@ def _addresses(x: Any, size: Sequence[int], stride: Sequence[int], storage_offse
 
 
 def in_order(tensor: Any) -> bool:
-    """Return whether a torch tensor's memory holds its elements in the order of its axes, from its beginning."""
+    """Return True if a torch tensor's memory holds its elements in the order of its axes, from its beginning."""
     return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def _pairs(pad, ndim: int) -> list[tuple[int, int]]:
-    """torch lists (before, after) from the last axis backwards."""
+    """Return (before, after) per axis; torch lists them from the last axis backwards."""
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
 
 
 @lowering("constant_pad_nd.default")
 def constant_pad_nd(call, x, pad, value=0):
-    """A negative width crops."""
+    """Pad with a constant; a negative width crops."""
     return jax.lax.pad(x, cast(value, x.dtype), [(*pair, 0) for pair in _pairs(pad, x.ndim)])
 
 
@@ -263,7 +263,7 @@ def channel_shuffle(call, x, groups):
 
 @lowering("im2col.default")
 def im2col(call, x, kernel_size, dilation, padding, stride):
-    """torch.nn.Unfold: [batch, channel, height, width] -> [batch, channel * kernel, position]."""
+    """Compute torch.nn.Unfold: [batch, channel, height, width] -> [batch, channel * kernel, position]."""
     batched = x if x.ndim == 4 else x[None]
     if not x.size:
         like = jax.ShapeDtypeStruct((1, 1, *batched.shape[2:]), x.dtype)
@@ -279,7 +279,7 @@ def im2col(call, x, kernel_size, dilation, padding, stride):
 
 @lowering("col2im.default")
 def col2im(call, x, output_size, kernel_size, dilation, padding, stride):
-    """torch.nn.Fold: the transpose of im2col."""
+    """Compute torch.nn.Fold, the transpose of im2col."""
     batched = x if x.ndim == 3 else x[None]
     shape = (batched.shape[0], batched.shape[1] // math.prod(kernel_size), *output_size)
     like = jax.ShapeDtypeStruct(shape, x.dtype)

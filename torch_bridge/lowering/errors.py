@@ -66,7 +66,7 @@ def stays_in_torch(error: BaseException | None) -> bool:
 
 
 class MayRaise(StaysInTorch):
-    """Error for a step with non-finite results, where torch may raise and the code may handle that. Torch decides."""
+    """Error for a non-finite step where torch may raise, and the code may handle that: torch runs the step instead."""
 
     def __init__(self, what: str):
         super().__init__(f"the loss, a gradient or a result is not finite, where {what} may raise")

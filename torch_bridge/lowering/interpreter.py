@@ -222,7 +222,7 @@ def graph_of(
             spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
         )
         target = spec.target
-        if spec.kind == InputKind.CONSTANT_TENSOR:  # a parameter reached outside its module's registry
+        if spec.kind == InputKind.CONSTANT_TENSOR:  # may be a parameter used outside its module
             target = parameters.get(_place(_tensor_of(program, target)), target)
             stateful = target != spec.target
         stateful = stateful and own(target)
@@ -255,7 +255,7 @@ _LOOPS = ("lstm", "gru", "rnn_", "packed_rnn", "ctc_loss", "scan", "while_loop",
 
 
 def _place(tensor: torch.Tensor) -> tuple:
-    """Return a key that two tensors share if they are the same numbers in memory."""
+    """Return a key that two tensors share if they show the same numbers in memory."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 

@@ -11,7 +11,7 @@ _RAISING = set(
     "_linalg_eigh linalg_eigvalsh _linalg_svd linalg_svd linalg_svdvals linalg_lstsq binary_cross_entropy".split()
 )
 _SAME = set("view reshape squeeze unsqueeze flatten clone contiguous alias select slice permute transpose t".split())
-_WITHIN_ONE = set("sigmoid softmax _softmax".split())  # a probability, whatever comes in
+_WITHIN_ONE = set("sigmoid softmax _softmax".split())  # results are probabilities for any input
 
 
 def raising(module: torch.fx.GraphModule) -> str:

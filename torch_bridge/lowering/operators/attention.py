@@ -15,9 +15,9 @@ from torch_bridge.lowering.table import lowering
 def scaled_dot_product_attention(
     call, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    """q: [..., head, query, width]; k, v: [..., kv_head, key, width]; attn_mask: bool (True = may attend) or a bias,
-    broadcastable to [..., head, query, key]. A query that may attend to nothing gives 0, as in torch.
-    Source: torch.nn.functional.scaled_dot_product_attention."""
+    """Compute attention. q: [..., head, query, width]; k, v: [..., kv_head, key, width]; attn_mask: bool (True = may
+    attend) or a bias, broadcastable to [..., head, query, key]. A query that may attend to nothing gives 0, as in
+    torch. Source: torch.nn.functional.scaled_dot_product_attention."""
     q, k, v = match_products(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.ndim == 4:

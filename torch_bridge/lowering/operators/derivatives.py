@@ -1,4 +1,4 @@
-"""Give values torch's derivative where the formula's differs: at corners, ties and poles.
+"""Derivatives as torch defines them where the formula's differ: at corners, ties and poles.
 
 Source: torch's tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """

@@ -1,4 +1,4 @@
-"""Normalisations, with their statistics in float32 whatever the input."""
+"""Normalisations, with their statistics in float32 for every input dtype."""
 
 import math
 

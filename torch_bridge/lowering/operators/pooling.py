@@ -107,7 +107,7 @@ def _maximum_by_entries(x, pads, sizes, kernel, stride, padding, dilation):
         place = np.zeros((), np.int32)
         for axis, (o, count) in enumerate(zip(entry, sizes, strict=True)):
             index = np.arange(count) * stride[axis] - padding[axis] + o * dilation[axis]
-            first = index % dilation[axis]  # inside, if the window begins in the padding
+            first = index % dilation[axis]  # the first inside, if the window begins in the padding
             index = np.where(index < 0, first, np.minimum(index, x.shape[x.ndim - rank + axis] - 1))
             place = place * x.shape[x.ndim - rank + axis] + index.reshape(-1, *[1] * (rank - 1 - axis))
         place = np.broadcast_to(place, sizes).astype(np.int32)

@@ -73,8 +73,8 @@ def bilinear(call, x, y, weight, bias=None):
 
 @lowering("convolution.default")
 def convolution(call, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
-    """x: [batch, channel, *space] or without batch; weight: [out, in / groups, *kernel], [in, out / groups, *kernel]
-    where transposed."""
+    """Convolve x, [batch, channel, *space] or without batch. weight: [out, in / groups, *kernel], or [in, out / groups,
+    *kernel] if transposed."""
     x, weight, bias = match_products(x, weight, bias)
     rank = weight.ndim - 2
     stride, padding, dilation, output_padding = (_fit(v, rank) for v in (stride, padding, dilation, output_padding))

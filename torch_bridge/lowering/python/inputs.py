@@ -248,7 +248,7 @@ class _Walk:
             self._container(value, name, names, depth)
         elif isinstance(value, tuple):
             objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
-            self._visit_items(value, objects, name, names, depth)  # the others change only with the tuple
+            self._visit_items(value, objects, name, names, depth)  # plain items change only with the tuple
         else:
             self._object(value, name, names, depth)
 

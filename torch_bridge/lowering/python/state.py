@@ -177,8 +177,8 @@ def obstacles(module: torch.nn.Module, inputs: tuple, watch: Watch, draws: Draws
 
 
 def _are_caches(module: torch.nn.Module, inputs: tuple, watch: Watch) -> bool:
-    """Return True if calls leave the same values whatever the inputs and number of calls: cached results of the
-    parameters, which the record computes at every call."""
+    """Return True if calls leave the same values whatever their inputs and number: cached results of the parameters,
+    which the record computes at every call."""
     flipped = pytree.tree_map_only(torch.Tensor, lambda x: x.flip(tuple(range(x.dim()))), inputs)
     left = []
     try:
@@ -189,7 +189,7 @@ def _are_caches(module: torch.nn.Module, inputs: tuple, watch: Watch) -> bool:
                     twin(*given)
             parts = {path.removeprefix("wrapped_module").removeprefix("."): part for path, part in twin.named_modules()}
             left.append(pytree.tree_flatten([getattr(parts[path], name) for _, path, name, _, _ in watch.changed]))
-    except Exception:  # torch cannot call it here: not known to be caches
+    except Exception:  # torch cannot call it here: not known as caches
         return False
     (first, structure), *others = left
     return all(other == structure for _, other in others) and all(

@@ -43,7 +43,7 @@ class Varying:
         values = self.inputs.values()
         if not all(map(operator.is_, values, self._last)):
             changed = [n for n, value in enumerate(values) if not same(self._last[n], value)]
-            if not all(is_plain(values[number]) for number in changed):  # an object in place of None
+            if not all(is_plain(values[number]) for number in changed):  # an object replaced a plain value
                 self._look_again()
                 return self.state()
             for number in changed:

@@ -49,7 +49,7 @@ def _checkpointed(frame) -> bool:
         return True
     code = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
     while frame is not None and frame.f_code is not code:
-        if frame.f_code.co_filename == _EXPORT:  # a checkpoint around the recording is torch's own affair
+        if frame.f_code.co_filename == _EXPORT:  # a checkpoint around the recording does not count
             return False
         frame = frame.f_back
     return frame is not None and torch.is_grad_enabled()

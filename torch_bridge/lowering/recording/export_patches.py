@@ -115,7 +115,7 @@ def _here(ours: Callable, theirs: Callable) -> Callable:
 
 
 def _enter_inference(self):
-    """Enter no_grad; whatever else inference mode saves has no use in a record."""
+    """Enter no_grad; the other savings of inference mode have no use in a record."""
     self._no_grad = torch.set_grad_enabled(False) if self.mode else contextlib.nullcontext()
     self._no_grad.__enter__()
 
@@ -183,7 +183,7 @@ def _size_text(prints: printing.Prints, plain: Callable) -> Callable:
         if asker.partition(".")[0] in ("torch", "torch_bridge") and asker != printing.__name__:
             return plain(size, *([how] if plain.__name__ == "__format__" else []))
         if not free_unbacked_symbols(size):
-            return format(int(size), how)  # it may be a key
+            return format(int(size), how)  # the text may be a key
         return prints.mark(torch.scalar_tensor(size, dtype=torch.int64), how)
 
     return text

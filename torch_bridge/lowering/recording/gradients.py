@@ -107,7 +107,7 @@ def attribute(cls, name: str) -> Any:
     `apply` itself cannot be replaced: users keep it (`scaled = Scaled.apply`), and since torch 2.14 it is no Python.
     """
     value = type.__getattribute__(cls, name)
-    torchs_own = type.__getattribute__(cls, "__module__").partition(".")[0] == "torch"  # around known operators
+    torchs_own = type.__getattribute__(cls, "__module__").partition(".")[0] == "torch"  # they wrap known operators
     if name != "forward" or (torchs_own and cls is not CheckpointFunction):
         return value
     return functools.partial(_forward, cls, value)

@@ -48,7 +48,7 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
 
 
 def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Yield mocks among the attributes and forwards of modules: a record would call them only once."""
+    """Yield mocks among the attributes and forwards of modules: they count calls, and a record calls them only once."""
     for name, inner in module.named_modules():
         for key, value in {**vars(inner), "forward": inner.forward}.items():
             if is_mock(value):

@@ -111,8 +111,7 @@ def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     """Return a batch's tensor as an array in host memory, or on its GPU if JAX computes on GPUs too.
 
     On a GPU it is a copy, so that torch may write to the tensor at once; `Queue` keeps the copy while a program reads
-    it.
-    Raises StaysInTorch for a tensor of a user's own class.
+    it. Raises StaysInTorch for a tensor of a user's own class.
     """
     refuse_own_class(tensor)
     if not tensor.is_cuda or tensor.dtype not in _ON_GPUS or jax.default_backend() != "gpu":

@@ -1,4 +1,4 @@
-"""A training loop of the user's own around one compiled step: `jaxtrain.compile` and `jaxtrain.compile_many`."""
+"""`jaxtrain.compile` and `jaxtrain.compile_many`: a compiled training step for the user's own training loop."""
 
 import inspect
 import numbers
@@ -36,18 +36,18 @@ def compile(
 
     module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
     optimizer: a torch.optim optimizer over the module's parameters, a list of several, or an optax
-    GradientTransformation; one of your own steps in torch, around compiled modules. scheduler: a torch lr_scheduler, or
-    a list, stepped after every update; one that you step yourself is obeyed too, because the rates are read from
-    `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged. precision:
-    fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, torch's clip_grad_norm_.
-    shard: how the devices share the work, as shard.strategy. seed: of dropout; torch's if left out.
+    GradientTransformation; an optimizer class of your own runs in torch, around the compiled modules. scheduler: a
+    torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too, because the rates
+    are read from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged.
+    precision: fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, as in torch's
+    clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: for dropout; default: torch's.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:
             loss = step(batch)          # on the device; float(loss) fetches it
         step.sync()                     # weights and optimizer state back in the torch objects
 
-    Raises UserError for what cannot be converted, before anything is trained.
+    Raises UserError if something cannot be converted, before anything is trained.
     """
     updates = {"loss": (loss_fn, optimizer, scheduler)}
     many = compile_many(
@@ -77,13 +77,13 @@ def compile_many(
     """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
 
     modules: torch modules by name. updates: by name (loss_fn, optimizer) or (loss_fn, optimizer, scheduler); loss_fn
-    takes the modules in order, then the batch, and only the parameters of its optimizer move.
+    takes the modules in order, then the batch, and only the parameters of its optimizer are updated.
 
         steps = jaxtrain.compile_many({"g": g, "d": d}, {"d": (d_loss, d_opt), "g": (g_loss, g_opt)})
         losses = steps(batch)                  # all updates in order, a program each: {"d": ..., "g": ...}
         d_loss = steps["d"](batch)             # or one at a time, as you write them
 
-    Options as in `compile`. Raises UserError for what cannot be converted, before anything is trained.
+    Options as in `compile`. Raises UserError if something cannot be converted, before anything is trained.
     """
     if precision not in POLICIES or POLICIES[precision].scaled or POLICIES[precision].float8:
         raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")
@@ -105,7 +105,7 @@ def compile_many(
     steps = {}
     for index, (name, given) in enumerate(updates.items()):
         loss_fn, optimizer, scheduler = (*given, None)[:3]
-        if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "init"):  # optax's are tuples with names
+        if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "init"):  # optax: a named tuple
             optimizer = OptimizerList(optimizer)
         if isinstance(scheduler, list | tuple):
             scheduler = SchedulerList(scheduler)
@@ -116,7 +116,7 @@ def compile_many(
 
 
 def _check_functions(modules: Mapping[str, Any], updates: Mapping[str, tuple]) -> None:
-    """Raise UserError for what is no module, and for a loss function that cannot be called with modules and batch."""
+    """Raise UserError for anything but a torch.nn.Module, and for a loss that cannot take the modules and a batch."""
     for name, module in modules.items():
         if not is_torch_module(module):
             kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
@@ -134,4 +134,4 @@ def _check_functions(modules: Mapping[str, Any], updates: Mapping[str, tuple]) -
         except TypeError as error:
             raise UserError(f"loss_fn: {named} is called as {called}: {error}") from None
         except ValueError:
-            pass  # a built-in function, which tells nothing
+            pass  # a built-in function has no signature to check

@@ -14,10 +14,10 @@ Forwards = Sequence[tuple[str, bool]]
 
 
 class Averaging:
-    """The exchanges of one step. held: the parameters of its optimizer.
+    """Exchanges of buffers and gradients for one step. held: names of the parameters of its optimizer.
 
-    All of them happen in every process in the same order, that of the forward passes, then that of the modules,
-    whether a process runs its step compiled or in torch.
+    Every process makes them in the same order, first by forward pass, then by module, whether it runs its step compiled
+    or in torch.
     """
 
     def __init__(self, weights: SharedWeights, held: Sequence[str]):
@@ -25,7 +25,7 @@ class Averaging:
         self.due: set[str] = set()  # modules whose waiting gradients are averaged before the update
 
     def unreached(self, forwards: Forwards, reached: Collection[str]) -> dict[str, str]:
-        """By module: a parameter without a gradient, for which torch's backward pass would wait."""
+        """Return, by module, one parameter without a gradient that torch's backward pass would wait for."""
         found: dict[str, str] = {}
         for name in {name for name, wanted in forwards if wanted and name in self.replicas.averaged}:
             keys = self._keys(name)
@@ -35,10 +35,10 @@ class Averaging:
         return found
 
     def begin(self, forwards: Forwards, unreached: Mapping[str, str], grads: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Before a call whose loss does these forward passes, with the buffers exchanged.
+        """Prepare a call whose loss runs these forward passes, after the buffers were exchanged.
 
-        Gives the gradients that wait, averaged where they are due and this call is inside no_sync(): what it adds is
-        not averaged.
+        Return the waiting gradients. Those that are due are averaged first if this call is inside no_sync(), because
+        the gradients that it adds are not averaged. Raises UserError for `unreached` parameters whose module averages.
         """
         now: dict[str, bool] = {}
         for name, wanted in forwards:
@@ -52,7 +52,7 @@ class Averaging:
         return self._averaged(grads, early) if early else grads
 
     def receive_buffers(self, forwards: Forwards) -> None:
-        """Give the modules that a program calls the buffers of their first process, as their forward does."""
+        """Copy the first process's buffers into the modules that a program calls, as DistributedDataParallel does."""
         for name in dict.fromkeys(name for name, _ in forwards):
             held = self.replicas.buffers(name) if name in self.replicas.averaged else []
             keys = list(dict.fromkeys(self.weights.names[id(buffer)] for buffer in held))
@@ -69,7 +69,7 @@ class Averaging:
             self.replicas.note(name, wanted)
 
     def settle(self, grads: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The gradients that an update takes: averaged, where they are due."""
+        """Return the gradients for an update, averaged where averaging is due."""
         due, self.due = self.due, set()
         return self._averaged(grads, due) if due else grads
 
@@ -81,11 +81,11 @@ class Averaging:
         return grads
 
     def _means(self, name: str, grads: Mapping[str, Any]) -> Arrays:
-        """The means of a module's gradients over its processes."""
+        """Return the means of a module's gradients over its processes."""
         keys = self._keys(name)
         used = [key in grads for key in keys]
         if self.replicas.allows_unused(name) and keys:
-            used = self.replicas.any(name, used)  # one process's gradient is every process's
+            used = self.replicas.any(name, used)  # a gradient in one process counts in all of them
         elif any(used) and not all(used):
             refuse_unreached(name, keys[used.index(False)])
         kinds: dict[Any, list[str]] = {}
@@ -102,7 +102,7 @@ class Averaging:
         return dict(zip(means, placed, strict=True))
 
     def _keys(self, name: str) -> list[str]:
-        """The parameters of the step's optimizer whose gradients are averaged over this module's processes."""
+        """Return the parameters of the step's optimizer whose gradients are averaged over this module's processes."""
         names = [self.weights.names.get(id(parameter)) for parameter in self.replicas.parameters(name)]
         return [key for key in names if key in self.held]
 
@@ -113,7 +113,7 @@ def _joined(arrays: list[Any]) -> jax.Array:
 
 
 def refuse_unreached(name: str, missing: str) -> None:
-    """Raise UserError for a parameter that torch's backward pass would wait for."""
+    """Raise UserError for a parameter without a gradient, for which torch's backward pass would wait."""
     raise UserError(
         f"{name}: {missing} gets no gradient from this loss, and DistributedDataParallel waits for every parameter's "
         "(torch ends in an error at the next forward pass): wrap the module with find_unused_parameters=True"

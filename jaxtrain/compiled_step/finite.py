@@ -1,4 +1,4 @@
-"""A compiled step that counts only where it is finite: for code of which torch may raise for some values."""
+"""A compiled step that is undone if its result is not finite, for code on which torch may raise for some values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 
 class OnlyFinite:
-    """Run a step (arrays, optimizer's state, gradients, ...) -> (those anew, (loss, ...)); give the state back as it
-    was where it makes the loss or anything of the state infinite or NaN, and set `failed`. It waits for the result.
+    """Compiled step that returns the old state, and sets `failed`, if the loss or the new state is infinite or NaN.
 
-    sums: the step adds to the gradients, and does not use them up.
+    step: (arrays, optimizer state, gradients, ...) -> (the new ones, (loss, ...)). sums: it adds to the gradients
+    instead of using them up. Each call waits for the result.
     """
 
     def __init__(self, step: Callable, sums: bool):
@@ -41,5 +41,5 @@ def _kept(step: Callable) -> Callable:
 
 
 def _as_finite(now: jax.Array, was: jax.Array) -> jax.Array:
-    """Tell whether nothing is infinite or NaN that was not."""
+    """Return True if every element is finite, except those that were not finite before."""
     return jnp.all(jnp.isfinite(now) | ~jnp.isfinite(was))

@@ -1,4 +1,4 @@
-"""A compiled forward pass in evaluation mode, with a step's newest weights."""
+"""Compiled forward pass in evaluation mode, with a step's newest weights."""
 
 import logging
 from collections.abc import Callable
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class CompiledForward:
-    """Call it as the module of this name: torch tensors, without gradients.
+    """Forward pass of the module `name`; called like the module, it returns torch tensors without gradients.
 
     step: a CompiledStep. A module whose evaluation changes something in Python (it counts its calls, a hook collects
-    outputs) is evaluated in torch, after a line that says so. `left`: what it changes.
+    outputs) is evaluated in torch, after a warning. `left`: what it changes.
     """
 
     def __init__(self, step: Any, name: str):
@@ -23,7 +23,7 @@ class CompiledForward:
         self.prefix = "" if len(step.weights.modules) == 1 else f"{name}."
         self.generation = step.weights.generation
         self.left: list[str] = []
-        self._structure: tuple | None = None  # hooks, and forwards of their own, that the record holds
+        self._structure: tuple | None = None  # hooks and replaced forward methods that the record was made with
         self._record: Any = None
         self._programs: dict[tuple, Callable] = {}
 
@@ -47,7 +47,7 @@ class CompiledForward:
         graph.check_indices(leaves)
         places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
         constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
-        key = (id(graph), places, constants)  # the record keeps its graphs
+        key = (id(graph), places, constants)  # the id stays valid: the record keeps its graphs
         if key not in self._programs:
             self._programs[key] = self._program(graph, places, constants)
         inputs = [weights.exchange.narrow(leaves[i]) for i in places]

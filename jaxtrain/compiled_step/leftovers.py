@@ -1,4 +1,4 @@
-"""Lines of a torch loop that do nothing after a compiled step, and about which torch is silent."""
+"""Warn about lines of a torch loop that have no effect after a compiled step, which torch does not report."""
 
 import dis
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def tell_clipping() -> None:
-    """Warn where a running function of the user's has a line that clips gradients: a compiled step leaves none."""
+    """Warn if a user function on the call stack clips gradients: a compiled step leaves no gradients to clip."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""A compiled step that torch takes over where it cannot be compiled: what a trainer of a user's own objects needs."""
+"""A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from jaxtrain.errors import LateEdit, UserError
 
 
 class StepOrTorch:
-    """One update of a torch module, compiled; torch's own, after a line that says why, where something of it cannot be
-    recorded (a branch on values, an optimizer without a counterpart, a mock).
+    """One update of a torch module: compiled, or run by torch if some part of it cannot be recorded (a branch on
+    values, an optimizer without a counterpart, a mock).
 
-    Arguments as those of `compile`; the batch's gradients are summed until a call with `update`. say: gets the reason,
-    once. called: what loss_fn calls beside the module; a mock among it is called at every step, never recorded.
-    scaler: a GradScaler of the steps that torch runs. `in_torch`: torch runs the steps. `dirty`: torch's objects hold
-    older values than the device.
+    Arguments as in `compile`; gradients are summed over calls until one with `update`. say: receives the reason for the
+    fallback, once. called: what loss_fn calls besides the module; with a mock among it nothing is recorded, so that
+    every step calls the mock. scaler: a GradScaler for the steps that torch runs. `in_torch`: torch runs the steps.
+    `dirty`: torch's objects hold older values than the device.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StepOrTorch:
             self.compiled = compiled_step.compile(
                 module, loss_fn, optimizer, scheduler, clip_norm=clip_norm, precision=precision
             )
-            self._forward = self.compiled.eval()  # kept, because it holds what is compiled
+            self._forward = self.compiled.eval()  # kept, because it caches the compiled programs
         except UserError as error:
             self._give_up(error)
 
@@ -55,7 +55,7 @@ class StepOrTorch:
         return self.compiled is not None and self.compiled.ahead
 
     def __call__(self, batch: Any, update: bool = True) -> Any:
-        """The loss, or (loss, values to log), as the loss function gives them."""
+        """Run one step; return the loss, or (loss, values to log), as the loss function does."""
         if self.compiled is not None:
             try:
                 call = self.compiled.prepare(batch, update)
@@ -63,13 +63,13 @@ class StepOrTorch:
                     raise UserError(self.compiled.changes)
                 return call()
             except LateEdit:
-                raise  # steps that are made already went wrong
+                raise  # earlier steps used wrong values: falling back does not repair them
             except UserError as error:
                 self._give_up(error)
         return self.eager(batch, update)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's outputs in evaluation mode, without gradients, as torch tensors."""
+        """Return the module's outputs in evaluation mode, without gradients, as torch tensors."""
         if self._forward is not None:
             try:
                 return self._forward(*args, **kwargs)
@@ -80,19 +80,19 @@ class StepOrTorch:
         return self.eager.forward(*args, **kwargs)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of calls without an update."""
+        """Drop the gradients that calls without an update have summed."""
         if self.compiled is not None:
             self.compiled.grads = {}
         else:
             self.eager.optimizer.zero_grad()
 
     def sync(self) -> None:
-        """Put weights, buffers and the optimizer's state back into the torch objects, where they are older."""
+        """Write weights, buffers and optimizer state into the torch objects, if those are older."""
         if self.compiled is not None and self.compiled.ahead:
             self.compiled.sync()
 
     def _give_up(self, error: UserError) -> None:
-        """Go on in torch. Raises the error where gradients that torch does not have wait for an update."""
+        """Switch to torch. Raises the error if gradients that torch does not have wait for an update."""
         if self.compiled is not None:
             if self.compiled.grads:
                 raise error

@@ -1,23 +1,23 @@
-"""The shapes in which batches come: each is compiled, once."""
+"""Count the shapes of batches, because each new shape is compiled."""
 
 import logging
 from typing import Any
 
-TOLD = 8  # shapes of which a line tells
-MANY, CALLS = 64, 70  # as many new shapes in as few calls: further ones will be new, too
+TOLD = 8  # number of shapes at which a warning is logged
+MANY, CALLS = 64, 70  # this many new shapes within this many calls: expect every further batch to have a new one
 
 log = logging.getLogger(__name__)
 
 
 class SeenShapes:
-    """Counts the shapes of one step's batches. `endless`: nearly every call brings a new one."""
+    """Count of the shapes of one step's batches. `endless`: nearly every call brings a new one."""
 
     def __init__(self) -> None:
-        self._calls: dict[Any, int] = {}  # shapes -> the call that brought them, in this order
+        self._calls: dict[Any, int] = {}  # shapes -> the call that first brought them, in order
         self.endless = False
 
     def note(self, shapes: Any, call: int) -> None:
-        """Take the shapes of a call, of which this is the number. Logs a warning for the eighth that are new."""
+        """Note the shapes of call number `call`. Logs a warning at the eighth new shape."""
         if shapes in self._calls:
             return
         self._calls[shapes] = call

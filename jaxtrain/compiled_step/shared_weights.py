@@ -1,4 +1,4 @@
-"""Weights of torch modules on the devices, read from torch's tensors and written back into them."""
+"""Weights of torch modules on the devices: read from torch's tensors, and written back into them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,11 +20,11 @@ _AHEAD = (
 class SharedWeights:
     """Parameters and buffers of the modules on the devices, shared by all updates.
 
-    While the devices hold newer values, torch's tensors are awaited: code that reads or writes one has them all brought
-    up to date first. A tensor that torch changes then is read again. Changes are
-    seen by torch's version counters and, because writes through `.data` pass these by, by checksums of the values: all
-    of them while torch's values are the newest and at a sync, else a part in every call, in turn.
-    generation: counts the times that the modules have got other parameters, buffers or submodules.
+    While the devices hold newer values, any torch code that reads or writes one of the tensors first triggers a sync of
+    all of them; a tensor that torch changes after that is read again. Changes are detected by torch's version counters
+    and, because writes through `.data` bypass these, by checksums of the values: of all values while torch's are the
+    newest and at a sync, otherwise of a part of them at each call, in turn. generation: how many times the modules'
+    parameters, buffers or submodules were replaced.
     """
 
     def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
@@ -44,7 +44,7 @@ class SharedWeights:
         self._look()
 
     def _look(self) -> None:
-        """Take the modules' tensors as they are now."""
+        """Read the modules' current tensors and their values."""
         self.lazy.in_buffers(self.modules.values())
         self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
         self.tables = self.edits.ModuleTables(self.modules)
@@ -54,11 +54,11 @@ class SharedWeights:
         self.arrays: Arrays = {}
         self.dirty = False  # the devices hold newer values than torch
         self._awaited = self.exchange.Awaited(self.tensors.values(), self.sync)
-        self.counters: set[str] = set()  # int64 buffers that are kept so, as they may grow beyond 32 bits
+        self.counters: set[str] = set()  # int64 buffers that stay int64, because they may grow beyond 32 bits
         self.read(self.tensors)
 
     def read(self, names: Iterable[str]) -> None:
-        """Take these tensors' values from torch."""
+        """Copy these tensors' values from torch to the devices."""
         for name in names:
             array = self.exchange.to_array(self.tensors[name], wide=name in self.counters)
             self.arrays[name] = jax.device_put(array, self.layout.replicated)
@@ -71,10 +71,8 @@ class SharedWeights:
             self.arrays[name] = jax.device_put(self.exchange.as_wide(self.arrays[name]), self.layout.replicated)
 
     def reached(self, graph: Any, loss: str) -> set[str]:
-        """Name the tensors that the gradient of the loss reaches, not those of values that are only logged.
-
-        Raises UserError where no parameter that takes a gradient is among them, and under torch.no_grad().
-        """
+        """Return the names of the tensors that the gradient of the loss reaches; values that are only logged don't
+        count. Raises UserError if no parameter that requires a gradient is among them, and under torch.no_grad()."""
         self.bridge.check_gradients_on(loss)
         names = {self.first_name(name) for name in graph.differentiable([0]) & graph.state}
         if graph.gives_tensor and not any(self.tensors[name].requires_grad for name in names):
@@ -85,14 +83,14 @@ class SharedWeights:
         return names
 
     def refresh(self) -> None:
-        """Read what torch changed since; refuse where that would throw trained values away."""
+        """Read tensors that torch has changed since. Raises UserError if that would discard trained values."""
         if self.tables.changed():
-            self.sync()  # into the tensors that were the modules'
+            self.sync()  # into the modules' previous tensors
             self.generation += 1
             self._look()
             return
         if not self.dirty:
-            self.exchange.settle(self.tensors.values())  # where another step is ahead
+            self.exchange.settle(self.tensors.values())  # if another step holds newer values
         with self.exchange.plainly():
             changed = self.edited.some() if self.dirty else self.edited.all()
         if changed and self.dirty:
@@ -101,7 +99,7 @@ class SharedWeights:
             self.read(changed)
 
     def sync(self, overwrite: bool = False) -> None:
-        """Write the values into torch's tensors, in place. Raises UserError where torch has changed them meanwhile."""
+        """Write the values into torch's tensors, in place. Raises UserError if torch has changed one meanwhile."""
         if not self.dirty:
             return
         with self.exchange.plainly():
@@ -113,34 +111,34 @@ class SharedWeights:
         self.edited.note()
 
     def move_ahead(self) -> None:
-        """Note that the devices hold newer values than torch, whose tensors are awaited from now on."""
+        """Note that the devices now hold newer values; from now on, torch code that uses the tensors syncs first."""
         if not self.dirty:
             self.dirty = True
             self._awaited.hold()
 
     def forget(self) -> None:
-        """Take torch's values for the newest."""
+        """Treat torch's values as the newest; the devices' values are not written back."""
         if self.dirty:
             self.dirty = False
             self._awaited.release()
 
     def first_name(self, name: str) -> str:
-        """Return the name that stands for a tied tensor."""
+        """Return the name under which a tied tensor is stored."""
         return self.aliases.get(name, name)
 
     def state(self, arrays: Arrays) -> Arrays:
-        """The arrays with tied ones under each of their names."""
+        """Return the arrays, tied ones under each of their names."""
         return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
 
     def place(self, leaf: Any) -> Any:
-        """A batch's array in JAX's widths; over the devices by rows where they divide it, else on each of them. A copy:
-        the step reads it after the call, when torch may be writing the next batch into the same memory."""
+        """Return a batch's array in JAX's dtype widths, split by rows over the devices if they divide it, else whole on
+        each. It is copied: the step reads it later, when torch may be writing the next batch into the same memory."""
         given, leaf = leaf, self.exchange.narrow(leaf)
         if leaf is given and isinstance(leaf, np.ndarray):
             leaf = self.buffers.empty(given.shape, given.dtype)
             np.copyto(leaf, given)
         pieces = self.layout.batch_devices
         if pieces == 1 and not isinstance(leaf, jax.Array):
-            return leaf  # the call itself takes it to the device
+            return leaf  # the call itself copies it to the device
         split = leaf.ndim and leaf.shape[0] % pieces == 0
         return jax.device_put(leaf, self.layout.batch() if split else self.layout.replicated)

@@ -18,11 +18,11 @@ from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
 
-MOST_IN_VAIN = 16  # records that compute what an earlier one does, where most calls ask for one
+MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more, torch takes over
 
 
 class CompiledStep:
-    """One compiled update, made by `compile` and `compile_many`. count: calls so far. clip_norm: may be set anew."""
+    """One compiled update, made by `compile` and `compile_many`. count: calls so far. clip_norm: may be changed."""
 
     def __init__(
         self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
@@ -42,13 +42,13 @@ class CompiledStep:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
-        self.count = self._calls = self._in_vain = 0  # in vain: recorded anew, and nothing else was computed
+        self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes = SeenShapes()
         self.parts: dict[str, Any] = {}
         self.grad_norm: Any = None
 
     def _look(self) -> Updates:
-        """Take the modules and the optimizer as they are now."""
+        """Read the current modules and optimizer; return the updates for this kind of optimizer."""
         weights, optimizer = self.weights, self.optimizer
         self.generation, self._state_awaited = weights.generation, None
         self._record_anew(weights.edits.structure_of(weights.submodules))
@@ -71,13 +71,13 @@ class CompiledStep:
         return updates
 
     def _record_anew(self, structure: tuple) -> None:
-        """Forget the programs. structure: the modules' hooks, and forwards of their own, that new ones will hold."""
+        """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, for the new ones."""
         self.structure = structure
         self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
         self._programs: dict[Any, Any] = {}
 
     def _refresh(self) -> None:
-        """Follow what torch, or another step, changed since: weights, the optimizer's state, groups and parameters."""
+        """Read what torch or another step has changed: weights, optimizer state, parameter groups, parameters."""
         self.weights.refresh()
         if not self.updates.ahead:
             self.weights.exchange.settle(self.weights.exchange.state_tensors(self.optimizer))
@@ -94,13 +94,13 @@ class CompiledStep:
             self.opt_state = self.updates.state({key: self.weights.arrays[key] for key in self.updates.keys})
 
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
-        """One call on a batch of tensors or arrays: the loss, or (loss, values to log) as the loss function gives them.
+        """Run a step on a batch of tensors or arrays; return the loss, or (loss, values to log), as loss_fn does.
 
-        Every `accumulate`-th call updates the weights with the mean of their gradients. update: decide it here instead,
-        True or False; gradients are then summed, as backward() does. Numbers that the loss reads from Python
-        (attributes, variables around it) may change. Where the loss cannot be one program (it keeps something in
-        Python, or branches on values), torch runs it around the compiled modules, and a warning says why. Raises
-        torch's own error for a batch or a loss that torch cannot run either, and UserError for what is refused.
+        Every `accumulate`-th call updates the weights with the mean of the gradients. update: True or False decides it
+        for this call instead; gradients are then summed, as by backward(). Numbers that the loss reads from Python
+        (attributes, variables around it) may change. If the loss cannot be one program (it keeps something in Python,
+        or branches on values), torch runs it around the compiled modules, and a warning says why. Raises torch's own
+        error for a batch or a loss that torch cannot run either, and UserError for anything that is refused.
         """
         if not self.count and self.clip_norm is None:
             leftovers.tell_clipping()
@@ -120,14 +120,14 @@ class CompiledStep:
 
     @property
     def changes(self) -> str:
-        """Name what the loss changes in Python, in words; "" for nothing. Known once a call is prepared."""
+        """Describe what the loss changes in Python; "" for nothing. Known once a call is prepared."""
         left = ", ".join(sorted(self.record.left)[:3])
         return left and f"{self.record.name} changes {left} in Python"
 
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
-        """Record what this call needs, if that is new, and return the call. Raises UserError as the call does."""
+        """Record and build what this call needs, if it is new; return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
-        with self.weights.exchange.plainly():  # no values are looked at
+        with self.weights.exchange.plainly():  # nothing here reads a tensor's values
             self._refresh()
             self.weights.replicas.check()
             modes = self.weights.bridge.flags_of(self.weights.submodules)
@@ -153,18 +153,18 @@ class CompiledStep:
             self.weights.widen(graph.counters)
             if unfit := graph.unfit([*leaves, *numbers], self.weights.state(self.weights.arrays)):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
-            program = self._programs.get((id(graph), key))  # other values of Python's may have led to the same graph
+            program = self._programs.get((id(graph), key))  # other Python values may have led to the same graph
             if program is None:
                 program = StepProgram(self, graph, [*leaves, *numbers], trained, updating, divisor)
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         if self.weights.bridge.register_late(self.record.left, self.weights.modules):
-            return self.prepare(batch, update)  # with hooks that stay
+            return self.prepare(batch, update)  # again, with the hooks that it has just registered
         return lambda: program([*leaves, *numbers])
 
     def _note(self, shapes: tuple) -> None:
-        """Raise CannotRecord where nearly every batch has a shape of its own: each would be compiled for one call."""
+        """Raise CannotRecord if nearly every batch has a new shape: each would be compiled for a single call."""
         self.shapes.note(tuple(shape for shape in shapes if isinstance(shape, tuple)), self._calls)
         if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
             raise self.weights.bridge.CannotRecord(
@@ -172,7 +172,7 @@ class CompiledStep:
             )
 
     def _recorded_in_vain(self) -> None:
-        """Raise CannotRecord where Python branches on what changes at most calls: each would be recorded to no end."""
+        """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
             names = self.record.entry.varying.changing()
@@ -182,14 +182,14 @@ class CompiledStep:
             )
 
     def update_program(self, divisor: int) -> Callable:
-        """The update as a program of its own, for gradients that the processes have averaged."""
+        """Return the update as a separate program, for gradients that the processes have averaged."""
         key = "update", divisor, self.updates.switches()
         if key not in self._programs:
             self._programs[key] = compile_update(self.updates, divisor)
         return self._programs[key]
 
     def after_call(self, updated: list[str] | None) -> None:
-        """Count a call, and what follows an update. updated: the parameters that moved; None where none was to move."""
+        """Count a call and finish its update. updated: the parameters that were updated; None if it does not update."""
         self.count += 1
         if updated is None:
             return
@@ -201,9 +201,9 @@ class CompiledStep:
             self.scheduler.step()
 
     def eval(self, name: str | None = None) -> Callable:
-        """A compiled forward pass of the module (of `name`, where there are several) in evaluation mode.
+        """Return a compiled forward pass of the module (of `name`, if there are several) in evaluation mode.
 
-        It takes what the module takes and gives torch tensors, always with the newest weights.
+        It takes the module's arguments and returns torch tensors, computed with the newest weights.
         """
         name = next(iter(self.weights.modules)) if name is None else name
         if name not in self.weights.modules:
@@ -211,10 +211,10 @@ class CompiledStep:
         return CompiledForward(self, name)
 
     def sync(self, overwrite: bool = False) -> None:
-        """Put weights, buffers and the optimizer's state back into the torch objects.
+        """Write weights, buffers and optimizer state back into the torch objects.
 
-        Raises UserError for weights that torch has changed since the last sync, other than right after it, and for
-        large constants that were changed unseen; overwrite: drop the changes of weights, keep what was trained.
+        Raises UserError if torch has changed a weight while the devices held newer values, and if a large constant was
+        changed unnoticed. overwrite: drop torch's changes of weights, keep the trained values.
         """
         if self.torch is None and not overwrite:
             self.record.check_captured(ended=True)
@@ -226,8 +226,8 @@ class CompiledStep:
         return self.weights.dirty or self.updates.ahead
 
     def _await_state(self) -> None:
-        """Have torch's code that reads or writes the optimizer's state find the newest; it exists from the first update
-        on."""
+        """Make torch code that reads or writes the optimizer's state find the newest values. The state exists from the
+        first update on."""
         if self._state_awaited is None:
             self.updates.write_back(self.opt_state)
         exchange = self.weights.exchange
@@ -241,17 +241,17 @@ class CompiledStep:
         self.updates.write_back(self.opt_state)
 
     def _bring_up_to_date(self) -> None:
-        """Before torch's code reads or changes the optimizer's state."""
+        """Write the newest values before torch code reads or changes the optimizer's state."""
         if self.ahead:
             self.write()
 
     def write(self, overwrite: bool = False) -> None:
-        """Put them back as `sync`, whatever the constants of the record are by now."""
+        """Write back as `sync` does, without checking the constants of the record."""
         self.weights.sync(overwrite)
         self._write_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a loop needs to go on, in torch's own forms: module, optimizer, scheduler, count. Syncs first."""
+        """Return what a loop needs to resume, in torch's formats: module, optimizer, scheduler, count. Syncs first."""
         self.sync()
         modules = {name: module.state_dict() for name, module in self.weights.modules.items()}
         state = {"module": modules if len(modules) > 1 else next(iter(modules.values())), "count": self.count}
@@ -268,7 +268,7 @@ class CompiledStep:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict()`: the next call gives the same bits as if the loop had not stopped."""
+        """Resume from a `state_dict()`: the next call gives the same bits as if the loop had not stopped."""
         weights = self.weights
         if self.averaging:
             if state.get("process", weights.replicas.process) != weights.replicas.process:

@@ -1,4 +1,4 @@
-"""The XLA program of one call of a compiled step: forward, backward and update of one recorded loss."""
+"""XLA program for one call of a compiled step: forward, backward and update of one recorded loss."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from jaxtrain.runtime.prng import Rngs
 
 
 class StepProgram:
-    """Call with the leaves of a batch: the loss, or (loss, values to log).
+    """Program of one step; called with the leaves of a batch, it returns the loss, or (loss, values to log).
 
     step: the CompiledStep whose weights, state and gradients it reads and replaces. graph: the recorded loss. leaves:
-    examples of the batch's and of Python's numbers. trained: parameters that may move. updating: update the weights
-    with the gradients, divided by `divisor`; else add these to the step's. Processes of DistributedDataParallel meet
-    between gradients and update, which are two programs then.
+    examples of the batch's leaves and of the Python numbers. trained: parameters that may be updated. updating: update
+    the weights with the gradients, divided by `divisor`; else add the gradients to the step's. With
+    DistributedDataParallel, the processes exchange gradients before the update, which is then a program of its own.
     """
 
     def __init__(self, step: Any, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int):
@@ -37,10 +37,10 @@ class StepProgram:
         self._inputs = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if i not in self._inputs}
         self._size = len(leaves)
-        self._logged: list[str] = []  # names of the values beside the loss, in the user's order
+        self._logged: list[str] = []  # names of the values to log, in the user's order
         sums = averaging is not None or not updating
         self._doubt = "" if averaging else graph.may_raise
-        function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))  # no gradients come back
+        function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))  # returns no gradients
         self._compiled = OnlyFinite(function, sums) if self._doubt else jax.jit(function, donate_argnums=donated)
 
     def __call__(self, leaves: list) -> Any:
@@ -73,7 +73,7 @@ class StepProgram:
         return (weights.lazy.LazyScalar(loss), step.parts) if parts else weights.lazy.LazyScalar(loss)
 
     def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
-        """Compute loss, values to log, gradients and buffers. Traced."""
+        """Return loss, values to log, gradients and changed buffers. Traced."""
         step, weights = self._step, self._step.weights
         given = [self._constants.get(i) for i in range(self._size)]
         for place, value in zip(self._inputs, inputs, strict=True):
@@ -92,8 +92,8 @@ class StepProgram:
         return loss, parts, grads, {name: kept(value, arrays[name]) for name, value in changed.items()}
 
     def _accumulate(self, arrays, opt_state, grads: Arrays, inputs, numbers, limit, count) -> tuple:
-        """Add the gradients of one batch to those that wait. Traced."""
-        key = jax.random.fold_in(self._step.key, count)  # inside: a call of its own would cost more than the rest
+        """Add the gradients of one batch to the waiting ones. Traced."""
+        key = jax.random.fold_in(self._step.key, count)  # inside: a separate call would cost more than the rest
         loss, parts, new, buffers = self._gradients(arrays, inputs, key)
         grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
         return (arrays | buffers, opt_state, grads), (loss, parts, None)
@@ -108,7 +108,7 @@ class StepProgram:
 def update(
     updates: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Arrays, numbers: Any, limit: Any
 ) -> tuple:
-    """Clip the gradients and update the parameters that have one: the state after it, and the norm. Traced."""
+    """Clip the gradients and update the parameters that have one; return the new state and the norm. Traced."""
     if divisor > 1:
         grads = {name: value / divisor for name, value in grads.items()}
     norm = None
@@ -128,7 +128,7 @@ def compile_update(updates: Any, divisor: int) -> Callable:
 def _exchanging_forwards(step: Any, graph: Any) -> Sequence[tuple[str, bool]]:
     """Return the calls of DistributedDataParallel modules in a loss.
 
-    Raises CannotRecord where torch exchanges something between them.
+    Raises CannotRecord if torch exchanges buffers between two of the calls.
     """
     weights, record = step.weights, step.record
     forwards = record.forwards[id(graph)]

@@ -16,14 +16,14 @@ class CompiledSteps:
         return self.steps[name]
 
     def __call__(self, batch: Any) -> dict[str, Any]:
-        """All updates in their order on one batch: the losses by name."""
+        """Run all updates in order on one batch; return the losses by name."""
         return {name: step(batch) for name, step in self.steps.items()}
 
     def sync(self) -> None:
-        """Put all weights and optimizer states back into the torch objects."""
+        """Write all weights and optimizer states back into the torch objects."""
         for step in self.steps.values():
             step.sync()
 
     def eval(self, name: str) -> Callable:
-        """A compiled forward pass of one module in evaluation mode."""
+        """Return a compiled forward pass of one module in evaluation mode."""
         return next(iter(self.steps.values())).eval(name)

@@ -1,4 +1,4 @@
-"""Updates whose loss cannot be one program: torch runs it, around the compiled modules."""
+"""Updates whose loss cannot be one program: torch runs the loss, around the compiled modules."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: Exception | None) -> Any:
-    """Let torch run this step and those after it, as `step.torch`, and log why; return what the step gives. Raises
-    torch's own error where batch, module or loss are at fault: the next batch is compiled as before then.
+    """Run this step and all later ones in torch, as `step.torch`; log why, and return this step's result.
 
-    refused: what the step was refused with, where that is the reason.
+    Raises torch's own error if batch, module or loss are at fault; the next batch is then compiled as before. refused:
+    the error that refused the step, if that is the reason.
     """
     waiting = step.grads
     updates = TorchUpdates(step)
@@ -25,7 +25,7 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
             updates.set_gradients({})
             step.grads = waiting
             raise
-        reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # those of the record
+        reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # the record's own values
     step.torch = updates
     if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
         log.warning("%s; torch runs the steps from here on", reason)
@@ -36,9 +36,9 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
 
 
 class TorchUpdates:
-    """Go on with a compiled step's weights, optimizer and count in torch. Call as the step is called.
+    """Continuation of a compiled step in torch, with its weights, optimizer and count. Called as the step is called.
 
-    step: a CompiledStep, whose values are synced into torch's objects and whose waiting gradients become `grad`.
+    step: a CompiledStep. Its values are synced into torch's objects; its waiting gradients become `grad`.
     """
 
     def __init__(self, step: Any):
@@ -50,24 +50,24 @@ class TorchUpdates:
         self.set_gradients(step.grads)
         step.grads = {}
         self._evaluates = torch_step.wants_closure(step.optimizer)
-        self._received: dict[str, list[int]] = {}  # by module: versions of its buffers as they came in this call
+        self._received: dict[str, list[int]] = {}  # by module: versions of its buffers when received in this call
 
     def compile_forwards(self) -> None:
-        """Let the modules run compiled where the loss calls them."""
+        """Compile the modules' forward passes, for when the loss calls them."""
         self.bridge.compile_forwards(self.step.weights.modules.values())
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
-        """Let these gradients wait for the next update."""
+        """Store these gradients for the next update."""
         self.bridge.set_gradients(self.step.weights.tensors, self.parameters, grads)
 
     def gradients(self) -> dict[str, Any]:
-        """The gradients that wait for an update."""
+        """Return the gradients that wait for an update."""
         return self.bridge.gradients(self.step.weights.tensors, self.parameters)
 
     def __call__(self, batch: Any, update: bool | None) -> Any:
         step, weights = self.step, self.step.weights
         if weights.dirty:
-            weights.sync()  # another update of these modules is a program
+            weights.sync()  # another update of these modules runs compiled
         weights.replicas.check()
         weights.replicas.check_parameters()
         updating = (step.count + 1) % step.accumulate == 0 if update is None else update
@@ -86,7 +86,7 @@ class TorchUpdates:
         return (weights.lazy.LazyScalar(loss), step.parts) if parts else weights.lazy.LazyScalar(loss)
 
     def _stepped(self, batch: Any, updating: bool, divisor: int) -> tuple[Any, dict, Any]:
-        """Loss, further values and, where the optimizer steps, the norm of the gradients."""
+        """Return the loss, the values to log and, if the optimizer steps, the gradient norm."""
         loss, parts = self._backward(batch)
         if not updating:
             return loss, parts, None
@@ -97,7 +97,7 @@ class TorchUpdates:
         return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor, again)
 
     def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
-        """As `_stepped`, by an optimizer that calls for the loss: of the first evaluation, as its step() returns."""
+        """Return as `_stepped`, for an optimizer with a closure (LBFGS): the first evaluation's, as its step() does."""
         step, found = self.step, []
 
         def evaluate() -> Any:
@@ -120,8 +120,8 @@ class TorchUpdates:
         return self.bridge.backward(step.weights.replicas, step.loss_fn, batch, step.optimizer, lowered, *exchange)
 
     def _receive(self, name: str, wanted: bool) -> None:
-        """Before a forward pass of a DistributedDataParallel: take its buffers from the first process, as torch does;
-        before a further one of the same loss where the buffers have changed since."""
+        """Receive a DistributedDataParallel's buffers from the first process before its forward pass, as torch does;
+        again before further passes of the same loss if the buffers have changed since."""
         replicas = self.step.weights.replicas
         if name not in replicas.averaged:
             return
@@ -132,7 +132,7 @@ class TorchUpdates:
         replicas.note(name, wanted)
 
     def _begin(self) -> None:
-        """Before the backward pass."""
+        """Prepare the waiting gradients before the backward pass."""
         forwards = self.step.weights.replicas.forwards
         self._replace(lambda grads: self.step.averaging.begin(forwards, {}, grads))
 

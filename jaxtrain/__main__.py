@@ -27,7 +27,7 @@ ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun
 
 
 def main(argv: list[str] | None = None) -> int:
-    if argv is None:  # the process is this command's
+    if argv is None:  # run as a process of its own
         PREEMPTION.listen(command=True)
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):

@@ -1,8 +1,8 @@
 """accelerate's Accelerator with compiled models: `from jaxtrain.accelerate import Accelerator`.
 
-The loop stays as it is written, on accelerate's own code. What `prepare` returns for a model runs forward and backward
-as XLA programs inside torch's autograd graph; losses, `backward`, clipping, optimizers, schedulers, checkpoints and
-trackers are torch's and accelerate's.
+The user's loop stays as it is, on accelerate's own code. A model that `prepare` returns runs forward and backward as
+XLA programs inside torch's autograd graph; losses, `backward`, clipping, optimizers, schedulers, checkpoints and
+trackers remain torch's and accelerate's.
 """
 
 import functools
@@ -56,6 +56,6 @@ class Accelerator(accelerate.Accelerator):
         if not isinstance(own, CompiledForward) and "_compiled_forward" not in vars(inner):
             inner.forward = CompiledForward(inner, own)
         if isinstance(model, torch._dynamo.OptimizedModule):
-            model.forward = functools.partial(inner)  # in place of dynamo's
-        inner._compiled_call_impl = None  # of inner.compile()
+            model.forward = functools.partial(inner)  # replaces dynamo's compiled forward
+        inner._compiled_call_impl = None  # set by inner.compile(), which would bypass forward
         return super().prepare_model(model, *arguments, **options)

@@ -80,7 +80,7 @@ def _prune(folder: pathlib.Path, checkpoints, keep_last: int | None, keep_best: 
     for name, value, least in (("--keep-last", keep_last, 1), ("--keep-best", keep_best, 0)):
         if value is not None and value < least:
             raise UserError(f"{name} {value}: wanted at least {least}")
-    with FolderLock(folder):  # not under a run that saves
+    with FolderLock(folder):  # not while a run saves here
         return [
             {"folder": name, "line": f"deleted {checkpoints.folder / name}"}
             for name in checkpoints.prune(keep_last, keep_best)

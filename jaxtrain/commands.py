@@ -1,4 +1,4 @@
-"""Provide exit codes for all commands, and errors without a traceback if the user can fix them."""
+"""Shared code of all commands: arguments, exit codes, and errors without a traceback if the user can fix them."""
 
 import argparse
 import contextlib
@@ -17,12 +17,12 @@ from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 from jaxtrain.runtime.terminal import is_terminal, take_any_text
 
 FAILED = 1
-MISTAKES = {  # of a path that was given; anything else is the disk's or the machine's
+MISTAKES = {  # errors of a path the user gave; any other is a fault of the disk or the machine
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG,
 }  # fmt: skip
-BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # what switches theirs off
-EXTRAS = {  # module -> the extra that brings it
+BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # they switch progress bars off
+EXTRAS = {  # module -> the extra that installs it
     "torch": "torch",
     "sympy": "torch",
     "PIL": "images",
@@ -44,7 +44,7 @@ EXTRAS = {  # module -> the extra that brings it
 
 
 def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
-    """An argument parser for `python -m <module>`, named from jaxtrain on where the first part is missing."""
+    """Return an argument parser for `python -m <module>`. module: a torch_bridge module, else relative to jaxtrain."""
     return argparse.ArgumentParser(
         prog=f"python -m {module if module.startswith('torch_bridge') else f'jaxtrain.{module}'}",
         description=description,
@@ -54,7 +54,7 @@ def parser(module: str, description: str, example: str) -> argparse.ArgumentPars
 
 
 def start(main: Callable[[], int | None]) -> NoReturn:
-    """End this process with the exit code of `main`, a command of its own: its signals are heard from here on."""
+    """Run `main` as this process's command and exit with its code. Signals are handled from here on."""
     if sys.getfilesystemencoding().lower() != "utf-8":  # an ASCII locale: paths and settings may hold any letter
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     PREEMPTION.listen(command=True)
@@ -62,9 +62,9 @@ def start(main: Callable[[], int | None]) -> NoReturn:
 
 
 def main(command: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
-    """Run a command: 0, 1 for a failure, 2 with one clear message for the user's mistake.
+    """Run a command; return 0, 1 for a failure, or 2 for the user's mistake, which is reported in one message.
 
-    With --json, what it leaves in `arguments.found` is the one thing that goes to the output.
+    With --json, only the result that the command leaves in `arguments.found` goes to stdout.
     """
     output = sys.stdout
     take_any_text()
@@ -100,22 +100,22 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
             raise
         print(f"error: this needs {module}: pip install 'jaxtrain[{EXTRAS[module]}]'", file=sys.stderr)
         return UserError.exit_code
-    except KeyboardInterrupt:  # with `start`, only one that somebody raises
+    except KeyboardInterrupt:  # with `start`, never from a signal: only if code raises it
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def _distrusting(arguments: argparse.Namespace) -> contextlib.AbstractContextManager:
-    """Run no code that a stranger's run folder names, where the command has --trust and it is not given."""
+    """Return a context that runs no untrusted code named by a run folder, if the command has --trust and it is off."""
     if getattr(arguments, "trust", True):
         return contextlib.nullcontext()
-    from jaxtrain import trust  # imports pydantic: not before `start` hears the process's signals
+    from jaxtrain import trust  # imports pydantic, which is slow: not before `start` handles signals
 
     return trust.restricted()
 
 
 def _in_a_folder() -> bool:
-    """Tell whether the working directory still exists."""
+    """Return True if the working directory still exists."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -137,21 +137,22 @@ def _elsewhere(arguments: argparse.Namespace):
 
 
 def quiet_jax() -> None:
-    """Keep the accelerator libraries' start-up chatter off the console."""
+    """Keep the accelerator libraries' start-up messages off the console."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if not pathlib.Path("/dev/nvidiactl").exists():  # then the traceback of JAX's CUDA plugin tells nothing new
+    if not pathlib.Path("/dev/nvidiactl").exists():  # without a GPU, the CUDA plugin's traceback is expected
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "plugin" not in record.getMessage())
 
 
 def add_run(p: argparse.ArgumentParser, builds: bool = True, required: bool = True) -> None:
-    """builds: the command builds the folder's model, for which its config may name code (docs/security.md)."""
+    """Add --run. builds: the command builds the folder's model, so add --trust for the code that its config may name
+    (docs/security.md)."""
     p.add_argument("--run", required=required, metavar="DIR", help="run folder, such as runs/digits")
     if builds:
         p.add_argument("--trust", action="store_true", help="import the code that the run folder's config names")
 
 
 def count(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
-    """The `type` of an argument that counts something."""
+    """Return the argparse `type` of a whole number from `least` to `most`."""
 
     def whole_number(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", text, re.ASCII) or not least <= int(text) <= most:
@@ -163,7 +164,7 @@ def count(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
 
 
 def output_file(text: str) -> str:
-    """The `type` of an argument that names a file to write; refused before the work that it is to hold is done."""
+    """Check an output file's path, as an argparse `type`, so that a bad path is refused before any work is done."""
     path = pathlib.Path(text)
     try:
         if path.is_dir():
@@ -178,7 +179,7 @@ def output_file(text: str) -> str:
 
 
 def output_folder(text: str) -> str:
-    """The same for an argument that names a folder to write into, which is made where there is none."""
+    """Check an output folder's path, as an argparse `type`. The folder need not exist; it will be created."""
     try:
         place = pathlib.Path(text).expanduser().absolute()
         while not place.exists():
@@ -202,7 +203,7 @@ def add_quiet(p: argparse.ArgumentParser) -> None:
 
 
 def add_json(p: argparse.ArgumentParser) -> None:
-    """For a command that leaves its result in `arguments.found`."""
+    """Add --json to a command that leaves its result in `arguments.found`."""
     p.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     p.set_defaults(found=None)
 

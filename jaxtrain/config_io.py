@@ -1,6 +1,6 @@
-"""YAML and command-line overrides -> a checked, frozen config, and back. The only reader of YAML.
+"""Read YAML and command-line overrides into a checked, frozen config, and write it back. The only reader of YAML.
 
-Every mistake of a config is reported at once, as one UserError.
+All mistakes of a config are reported together, in one UserError.
 """
 
 import difflib
@@ -27,13 +27,13 @@ from jaxtrain.task import Task, find_task
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 BEST = "best_config"  # key of an override that names a file with the best values of a search
-WARMUPS = tuple(f"optim.schedule.{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_ratio"))  # one counts
+WARMUPS = tuple(f"optim.schedule.{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_ratio"))  # one at a time
 INTERPOLATION = re.compile(r"(\\*)\$\{")  # with the backslashes in front of it
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
 
 def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, TrainingConfig]:
-    """The task that a YAML file names and its checked config, `a.b=value` overrides applied last.
+    """Return the task that a YAML file names and its checked config. `a.b=value` overrides are applied last.
 
     Raises UserError for a missing or unreadable file, an unknown task, and for all wrong keys and values together.
     """
@@ -42,12 +42,13 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task,
 
 
 def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
-    """The checked config of a YAML file: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
+    """Return a YAML file's checked config: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
     return load(path, overrides)[1]
 
 
 def merged(path: pathlib.Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The nested values of a YAML file, an original's translated, overrides and interpolations applied; unchecked."""
+    """Return a YAML file's nested values, unchecked: an original project's names translated, overrides and
+    interpolations applied."""
     best = [one.partition("=")[2] for one in overrides if _is_best(one)]
     values, translation, own = _opened(path, overrides)
     settings = values if translation is None else translation.settings
@@ -64,7 +65,10 @@ def _is_best(override: str) -> bool:
 
 
 def _best(file: pathlib.Path, name: str) -> list[str]:
-    """The values that a search has found best, `key: value` in a file, as overrides; an original's names translated."""
+    """Return the best values of a search, a file of `key: value` lines, as overrides; an original's names translated.
+
+    Raises UserError for a whole config and for keys that are no settings of the task.
+    """
     values = {key: value for key, value in leaves(read(file)) if value is not None}
     if "task" in values:
         raise UserError(f"best_config={file}: is a whole config; start it with --config {file}")
@@ -79,7 +83,7 @@ def _best(file: pathlib.Path, name: str) -> list[str]:
         found = {**(best(others) if others and best is not None else {}), **own}
     except UserError as error:
         raise UserError(f"best_config={file}: {error}") from None
-    if not found.keys().isdisjoint(WARMUPS):  # that of the file gives way
+    if not found.keys().isdisjoint(WARMUPS):  # replaces the one in the config file
         found = dict.fromkeys(WARMUPS) | found
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in found.items() if is_setting(kind, key)]
 
@@ -87,13 +91,13 @@ def _best(file: pathlib.Path, name: str) -> list[str]:
 def translated(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Translation | None:
     """Translate the config of a torch project that a system replaces; return None for a config of this project.
 
-    Raises UserError where it could be of several and no override `task=...` says of which.
+    Raises UserError if several systems could replace it and no override `task=...` chooses one.
     """
     return _opened(pathlib.Path(path), overrides)[1]
 
 
 def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task, frozenset[str]]:
-    """The task of a config file, and the keys of the original whose file it is (none for one of this project)."""
+    """Return a config file's task and, if the file is an original project's, the keys of that original."""
     path = pathlib.Path(path)
     values, translation, own = _opened(path, overrides)
     settings = values if translation is None else translation.settings
@@ -106,10 +110,10 @@ def task_of(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Ta
 
 
 def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Translation | None, list[str]]:
-    """A file's values, their translation where it is an original's, and the overrides that are this project's.
+    """Return a file's values, their translation if it is an original project's, and this project's own overrides.
 
-    The others are in the original's own names (training.epochs=20, model=roberta_base, ~mlflow) and are applied before
-    the translation; a name that both have is this project's. best_config=FILE is left out.
+    Overrides in the original's names (training.epochs=20, model=roberta_base, ~mlflow) are applied before the
+    translation; a name that both have counts as this project's. best_config=FILE is left out.
     """
     values, own = read(path), [one for one in overrides if not _is_best(one)]
     if {"method", "parameters"} <= values.keys() and {"program", "command", "metric"} & values.keys():
@@ -139,21 +143,21 @@ def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
 
 
 def _is_originals(override: str, keys: Set[str], kind: type[TrainingConfig]) -> bool:
-    """Tell whether an override is of a key or a whole section of the original, and of no setting here."""
+    """Return True if an override names a key or a whole section of the original, and no setting of this project."""
     key = hydra_configs.key_of(override)
     known = "=" in override and (key in keys or any(one.startswith(f"{key}.") for one in keys))
     return override.startswith("~") or (known and not is_setting(kind, key))
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
-    """The file itself, or the one of the package where `configs/...` is named in a folder that has none."""
+    """Return the path, or that of the packaged file if `configs/...` does not exist in the working directory."""
     path = pathlib.Path(path)
     shipped = SHIPPED.parent / path
     return shipped if path.parts[:1] == ("configs",) and not path.exists() and shipped.is_file() else path
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """The mapping in a YAML file, unchecked."""
+    """Return the mapping in a YAML file, unchecked. Raises UserError if it cannot be read."""
     try:
         text = locate(path).read_text(encoding="utf-8-sig")
         yaml_limits.check(text)
@@ -187,7 +191,7 @@ def check(values: Mapping[str, Any], source: str | pathlib.Path = "config") -> t
 
 
 def validate(kind: type[Schema], values: Mapping[str, Any], source: str | pathlib.Path = "config") -> Schema:
-    """An instance of the schema, or one UserError that lists every mistake."""
+    """Return an instance of the schema. Raises one UserError that lists every mistake."""
     try:
         return kind.model_validate(dict(values))
     except pydantic.ValidationError as error:
@@ -197,7 +201,7 @@ def validate(kind: type[Schema], values: Mapping[str, Any], source: str | pathli
 
 
 def schema(task: Task) -> type[TrainingConfig]:
-    """TrainingConfig with the task's own sections in place; one class per set of sections."""
+    """Return the class of the task's configs: TrainingConfig with its sections; cached per set of sections."""
     return _schema(tuple(task.sections.items()))
 
 
@@ -213,12 +217,12 @@ def _schema(sections: tuple[tuple[str, type[Section]], ...]) -> type[TrainingCon
 
 
 def dump(config: TrainingConfig) -> str:
-    """The resolved config as YAML that `load` reads back, a password that a script put into it masked."""
+    """Return the resolved config as YAML that `load` can read; a password that a script put into it is masked."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain(config))))
 
 
 def _escaped(value: Any) -> Any:
-    """Escape every `${` of nested values, which OmegaConf reads as an interpolation."""
+    """Escape every `${` in nested values, which OmegaConf would read as an interpolation."""
     if isinstance(value, dict):
         return {key: _escaped(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -227,7 +231,7 @@ def _escaped(value: Any) -> Any:
 
 
 def plain(config: TrainingConfig) -> dict[str, Any]:
-    """The config as nested plain values to write or show: passwords masked."""
+    """Return the config as nested plain values to write or show, with passwords masked."""
     return redaction.masked(config.model_dump(mode="json"))
 
 
@@ -236,7 +240,7 @@ def save(config: TrainingConfig, path: pathlib.Path) -> None:
 
 
 def differences(old: Section, new: Section) -> list[str]:
-    """`optim.lr: 0.001 -> 0.0001` for every setting that differs."""
+    """Return a line like `optim.lr: 0.001 -> 0.0001` for every setting that differs."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     return [
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
@@ -246,7 +250,7 @@ def differences(old: Section, new: Section) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings -> one mapping with dotted keys."""
+    """Flatten nested mappings into one with dotted keys."""
     return dict(leaves(values, prefix))
 
 
@@ -277,12 +281,12 @@ def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
 
 
 def dotted_keys(kind: type[pydantic.BaseModel]) -> list[str]:
-    """Every key that a schema knows, as `section.key`."""
+    """Return every key of a schema, as `section.key`."""
     return [key for key, _ in _annotations(kind)]
 
 
 def texts(kind: type[pydantic.BaseModel]) -> frozenset[str]:
-    """Return the keys whose value is a text, such as a name or a path, and nothing else."""
+    """Return the keys whose value can only be a string (or null), such as a name or a path."""
     return frozenset(key for key, annotation in _annotations(kind) if _is_text(annotation))
 
 

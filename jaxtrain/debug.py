@@ -9,7 +9,7 @@ from typing import Any
 from jaxtrain import commands
 from jaxtrain.errors import UserError
 
-SHOWN = 12  # samples, parameters
+SHOWN = 12  # most samples or parameters to list
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Hold what one step computes. fine: all of it is finite and torch agrees. samples: the Dataset's indices of
-    those at fault."""
+    """Findings about one step. fine: everything is finite and torch agrees. samples: Dataset indices of the faulty
+    samples."""
 
     step: int
     fine: bool
@@ -96,7 +96,10 @@ def examine(trainer: Any, step: int) -> Findings:
 
 
 def _replayed(trainer: Any, step: int) -> tuple[list[str], Any]:
-    """Bring the trainer's state to just before the step; give its placed batch."""
+    """Bring the trainer's state to just before the step; return a line about it, and the step's batch on the devices.
+
+    Raises UserError if the data end before the step.
+    """
     from jaxtrain.train.checkpoint import init_from
 
     program, checkpoints = trainer.program, trainer.checkpoints()
@@ -127,7 +130,7 @@ def _replayed(trainer: Any, step: int) -> tuple[list[str], Any]:
 
 
 def _jax_step(program: Any, batch: Any) -> tuple[float, Mapping[str, Any]]:
-    """Loss and gradients as the run's own step computes them."""
+    """Return loss and gradients as the run's own step computes them."""
     import jax
 
     from jaxtrain.train.step import train_step
@@ -143,7 +146,7 @@ def _jax_step(program: Any, batch: Any) -> tuple[float, Mapping[str, Any]]:
 
 
 def _rows_of(program: Any, batch: Any) -> dict[str, Any]:
-    """The batch in numpy, rows along the first axis, whatever its micro-batches were."""
+    """Return the batch in numpy with rows along the first axis, its micro-batches joined."""
     import jax
     import numpy as np
 
@@ -155,7 +158,7 @@ def _rows_of(program: Any, batch: Any) -> dict[str, Any]:
 
 
 def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str], samples: set[int]) -> bool:
-    """Compute the same in the torch twin, and compare. Return False where something is not finite or departs."""
+    """Compute the step in the torch twin and compare. Return False if something is not finite or differs from torch."""
     task, config = program.task, program.config
     if task.twin is None or task.twin.loss is None:
         lines.append(f"torch: {config.task or 'this model'} has no torch twin with a loss to look into")
@@ -194,7 +197,7 @@ def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str
 
 
 def _strange_rows(value: Any) -> Any:
-    """Rows of an entry that are not finite."""
+    """Return the indices of an entry's rows that are not finite."""
     import jax
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Report what this machine offers a run: `python -m jaxtrain.doctor`."""
+"""Report this machine's devices, precision support and versions: `python -m jaxtrain.doctor`."""
 
 import argparse
 import importlib.metadata
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything, as plain values; "advice" holds one sentence per thing to mend."""
+    """Return the whole report as plain values; "advice" holds one sentence per problem to fix."""
     found = {
         "machine": machine(),
         "versions": versions(),
@@ -80,7 +80,7 @@ def devices() -> dict[str, str]:
 
     from jaxtrain.runtime.devices import all_devices, cuda_version, formats
 
-    all_devices()  # or the reason why there are none
+    all_devices()  # raises with the reason if there are none
     found = {"backend": jax.default_backend(), "count": str(jax.local_device_count())}
     if version := cuda_version():
         found["CUDA version"] = version
@@ -95,7 +95,7 @@ def devices() -> dict[str, str]:
 
 
 def precision() -> dict[str, str]:
-    """By policy: whether a product in its dtype runs here, and the device's peak where it is known."""
+    """Return, by policy, if a matrix product in its dtype is right here, and the device's peak if it is known."""
     import jax
     import jax.numpy as jnp
 
@@ -117,7 +117,7 @@ def precision() -> dict[str, str]:
 
 
 def eight_bits() -> str:
-    """Tell whether products in 8 bits run here."""
+    """Say in words if 8-bit matrix products run here."""
     import jax
     import jax.numpy as jnp
 
@@ -146,7 +146,7 @@ def cache() -> dict[str, str]:
 
 
 def launch() -> dict[str, str]:
-    """The launcher that a run would recognise, and the variables it would read."""
+    """Return the launcher that a run would recognise, and the environment variables it would read."""
     from jaxtrain.errors import UserError
     from jaxtrain.runtime.launch import detect
 

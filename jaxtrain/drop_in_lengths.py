@@ -1,7 +1,7 @@
-"""Batches of many lengths in the drop-ins: rounded up to at most eight shapes where that changes nothing.
+"""Pad batches of many lengths, in the drop-ins, up to at most eight shapes if that does not change the result.
 
-As `data.shapes: auto` of the Trainer. What a collate function pads with is seen from what it does to samples of the
-data set; that more of it changes neither loss nor gradients is seen from one batch, in torch.
+Works as `data.shapes: auto` of the Trainer does. The padding values are learned by collating samples of the data set;
+that more padding changes neither loss nor gradients is checked on one batch, in torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +13,16 @@ from jaxtrain.data import random_state
 from jaxtrain.data.batch_shapes import MOST_SIZES, PROBED, BatchShapes, NotPadded, axes_of, flatten, ladder, replaced
 from jaxtrain.errors import UserError
 
-LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
-MOST = 64  # shapes of batches that are left as they are
+LOSS, GRADIENT = 1e-5, 1e-4  # largest relative differences due to rounding
+MOST = 64  # most shapes of batches that are not rounded up
 
 Value = tuple[float, Mapping[str, np.ndarray]]  # a loss and its gradients
 
 
 class RoundedLengths:
-    """Brings the batches of one run to few shapes; `learn` says of which data set they are.
+    """Padding of one run's batches to few shapes; `learn` examines the data set first.
 
-    tell: gets one line when it is known how batches come.
+    tell: receives one line about how batches vary, once that is known.
     """
 
     def __init__(self, tell: Callable[[str], None]):
@@ -39,10 +39,10 @@ class RoundedLengths:
         value: Callable[[Any], Value],
         generators: Sequence[Any],
     ) -> None:
-        """Find out if batches vary in length, and if more padding changes nothing.
+        """Find out if batches vary in length, and if more padding leaves the result unchanged.
 
-        dataset, collate: as a DataLoader has them. rows, steps: of a batch, of an epoch. value: gives a batch's loss
-        and gradients in evaluation mode. generators: random states that the data set may draw from, left as they were.
+        dataset, collate: as in a DataLoader. rows: samples per batch. steps: batches per epoch. value: batch -> loss
+        and gradients in evaluation mode. generators: random states that the data set may draw from; restored.
         """
         from torch_bridge.training.eager_value import unnoticed
 
@@ -52,19 +52,22 @@ class RoundedLengths:
             self.tell(line)
 
     def fit(self, batch: Any) -> Any:
-        """The batch, in arrays, at the size that it gets."""
+        """Return the batch, padded to its rounded shape if lengths were learned.
+
+        Raises UserError if more than 64 shapes come unpadded.
+        """
         if self.shapes is not None:
             self.step += 1
             return _nested(self.shapes.fit(self.step - 1, _tuples(batch)), batch)
         shape = tuple(getattr(array, "shape", ()) for array in flatten(_tuples(batch)).values())
         if shape not in self.seen:
-            self.seen.add(shape)  # the step tells of the eighth
+            self.seen.add(shape)  # the compiled step warns at the eighth
             if len(self.seen) > MOST:
                 raise UserError(f"batches have come in more than {MOST} shapes, each of which is compiled: pad them")
         return batch
 
     def _choose(self, dataset: Any, collate: Callable, rows: int, steps: int, value: Callable[[Any], Value]) -> str:
-        """Choose shapes, if that changes nothing. Gives the line that says how batches come; "" for of one length."""
+        """Choose the shapes if padding changes nothing. Return a line about it; "" if batches have a single length."""
         items = [dataset[int(i)] for i in np.unique(np.linspace(0, len(dataset) - 1, PROBED).astype(int))]
         two = lambda *chosen: _tuples(collate([_copy(items[i]) for i in chosen]))
         if not all(hasattr(leaf, "ndim") for leaf in flatten(two(0)).values()):
@@ -87,12 +90,12 @@ class RoundedLengths:
 
 
 def _dependence(shapes: BatchShapes, plain: Any, value: Callable[[Any], Value]) -> str | None:
-    """How loss and gradients of a batch differ from those of the same batch padded further; None where they do not."""
+    """Describe how more padding changes a batch's loss or gradients; return None if it does not."""
     arrays = flatten(_tuples(plain))
     lengths = shapes.lengths(arrays)
     further = shapes.within(arrays, lengths, tuple(ladder(length + 1) for length in lengths))
     if further == lengths:
-        return None  # the model takes nothing longer
+        return None  # the model takes no longer input
     before, grads = value(plain)
     after, padded = value(_nested(replaced(_tuples(plain), shapes.padded(arrays, further)), plain))
     if not abs(before - after) <= LOSS * max(abs(before), 1e-3):
@@ -108,20 +111,20 @@ def _dependence(shapes: BatchShapes, plain: Any, value: Callable[[Any], Value]) 
 def _runs(call: Callable) -> bool:
     try:
         call()
-    except (IndexError, RuntimeError, ValueError):  # a table of positions ends
+    except (IndexError, RuntimeError, ValueError):  # longer than the model's position table
         return False
     return True
 
 
 def _copy(item: Any) -> Any:
-    """A sample whose containers a collate function may change."""
+    """Copy a sample's outer dict or list, which a collate function may change."""
     if isinstance(item, Mapping):
         return dict(item)
     return list(item) if isinstance(item, list) else item
 
 
 def _tuples(batch: Any) -> Any:
-    """The batch with tuples in place of lists, dicts in place of other mappings, arrays in place of tensors."""
+    """Return the batch with tuples in place of lists, dicts in place of other mappings, arrays in place of tensors."""
     from torch_bridge.datasets import to_numpy
 
     return _plain(to_numpy(batch))
@@ -136,7 +139,7 @@ def _plain(batch: Any) -> Any:
 
 
 def _nested(batch: Any, like: Any) -> Any:
-    """The batch with the containers of `like`."""
+    """Return the batch with the container types of `like`."""
     if isinstance(like, Mapping):
         inner, kind = {key: _nested(batch[key], like[key]) for key in like}, type(like)
         return inner if kind is dict else cast(Callable, kind)(inner)

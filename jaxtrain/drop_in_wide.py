@@ -1,4 +1,4 @@
-"""Integers of a batch that do not fit into the 32 bits that a compiled step counts in."""
+"""Find integers of a batch that do not fit into the 32 bits of a compiled step."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ LIMIT = 2**31
 
 
 def wide_entry(step: CompiledStep, batch: Any) -> str:
-    """Return what a prepared step reads of a batch and does not fit into 32 bits, in words; "" where all fits."""
+    """Describe an integer that a prepared step reads from a batch and that does not fit into 32 bits; "" if all fit."""
     bridge = step.weights.bridge
     leaves, spec, batch_type = bridge.flatten(batch)
     wide = {place: value for place, leaf in enumerate(leaves) if (value := _wide(leaf)) is not None}
@@ -22,7 +22,7 @@ def wide_entry(step: CompiledStep, batch: Any) -> str:
 
 
 def _wide(leaf: Any) -> int | None:
-    """The integer of an array or tensor that is furthest from zero, where 32 bits do not hold it."""
+    """Return an integer of an array or tensor that 32 bits do not hold, its maximum or minimum; None if all fit."""
     if str(getattr(leaf, "dtype", "")).rpartition(".")[2] not in ("int64", "uint64") or not min(leaf.shape, default=1):
         return None
     least, most = int(leaf.min()), int(leaf.max())

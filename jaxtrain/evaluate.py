@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         _, _, checkpoints = run_dir.open_run(folder)
         step = run_dir.pick(checkpoints, which)
         task, config = config_io.load(folder / "config.yaml", overrides)
-        trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint holds all that there is
+        trainer = Trainer(config=config, task=task, abstract=True)  # the checkpoint brings all weights
         trainer.state = checkpoints.restore(step, trainer.state, optimizer=False)
     if trainer.source(split) is None:
         raise UserError(f"--split {split}: there is no such split")

@@ -68,14 +68,14 @@ def run(arguments: argparse.Namespace) -> None:
 def export_weights(
     folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
 ) -> pathlib.Path:
-    """Write the weights of `checkpoint` ("best" where one was evaluated, else "last", if left out)."""
+    """Write the weights of `checkpoint`. Default: "best" if an evaluated one exists, else "last"."""
     from torch_bridge import files
 
     return files.save(_weights(folder, checkpoint, averaged).state, output)
 
 
 def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None) -> pathlib.Path:
-    """Write the training state of `checkpoint` ("last" if left out), from which a plain torch loop goes on."""
+    """Write the training state of `checkpoint` (default "last"), from which a plain torch loop can resume."""
     from jaxtrain.train.checkpoint import torch_checkpoint
     from torch_bridge import files
 
@@ -87,7 +87,7 @@ def export_training_state(folder: pathlib.Path, output: pathlib.Path, checkpoint
 def export_hf(
     run: pathlib.Path, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
 ) -> pathlib.Path:
-    """Write the model as a Hugging Face folder, where its task has that form."""
+    """Write the model as a Hugging Face folder. Raises UserError if its task has no Hugging Face form."""
     from torch_bridge import files
 
     task, config, state, _ = _weights(run, checkpoint, averaged)
@@ -103,7 +103,7 @@ def export_hf(
 def export_as(
     run: pathlib.Path, form: str, output: pathlib.Path, checkpoint: str | None = None, averaged: bool | None = None
 ) -> pathlib.Path:
-    """Write the folder that `form` names among the task's own (TorchTwin.folders)."""
+    """Write a folder in the format `form`, one of the task's own (TorchTwin.folders). Raises UserError for another."""
     task, config, state, meta = _weights(run, checkpoint, averaged)
     forms = task.twin.folders if task.twin is not None else {}
     if form not in forms:
@@ -113,7 +113,7 @@ def export_as(
 
 
 class _Weights(NamedTuple):
-    """state: Leaves in checkpoint.save_precision. meta: what the checkpoint knows of its run."""
+    """Weights of a checkpoint. state: arrays in checkpoint.save_precision. meta: the checkpoint's facts on its run."""
 
     task: Task
     config: Any
@@ -122,7 +122,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None) -> _Weights:
-    """The weights of a checkpoint, and what they belong to."""
+    """Return the weights of a checkpoint with its task, config and metadata."""
     from jaxtrain.train import run_dir
     from torch_bridge import files
     from torch_bridge.state_dict import open_state_dict

@@ -1,8 +1,8 @@
-"""Settings as command-line flags, as torch projects' scripts take them: `--learning_rate 1e-4 --use_fsdp --no-shuffle`.
+"""Settings as command-line flags in the style of torch projects: `--learning_rate 1e-4 --use_fsdp --no-shuffle`.
 
-A flag names a setting (`--optim.lr`), a name that the original's command line or config has (`--learning_rate`), or the
-last part of one setting (`--dropout`; the model's, where there are several); dashes and underscores are alike. What
-becomes of it is an override.
+A flag is a setting (`--optim.lr`), a name from the original project's command line or config (`--learning_rate`), or
+the last part of a setting (`--dropout`; if several match, the model's); dashes and underscores are alike. Each flag is
+turned into an override.
 """
 
 import difflib
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from jaxtrain.errors import UserError
 
-LAUNCHED = ("distributed", "local_rank", "node_rank", "world_size", "verbose", "ddp")  # the launcher says it
+LAUNCHED = ("distributed", "local_rank", "node_rank", "world_size", "verbose", "ddp")  # ignored: the launcher sets them
 
 
 class Flag(NamedTuple):
-    """A flag as typed. values: what stood behind it. negated: `--no-name`."""
+    """A flag as typed. values: the words after it. negated: typed as `--no-name`."""
 
     name: str
     values: tuple[str, ...]
@@ -26,7 +26,8 @@ class Flag(NamedTuple):
 
 
 def split(argv: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[Flag]]:
-    """The command's own arguments, and the flags among them. options: `--config`, ...: its own, or their beginnings."""
+    """Split the command line into the command's own arguments and flags. options: its own (`--config`, ...), which may
+    be abbreviated."""
     own: list[str] = []
     flags: list[Flag] = []
     words = list(argv)
@@ -52,7 +53,7 @@ def _takes_value(name: str, options: Sequence[str]) -> bool:
 
 
 def overrides(flags: Sequence[Flag], config: str | pathlib.Path, given: Sequence[str]) -> list[str]:
-    """The flags as overrides `section.key=value` for a config file. given: the overrides that were typed as such.
+    """Convert flags to overrides `section.key=value` for a config file. given: overrides typed as such.
 
     Raises UserError for a flag that names no setting, or several.
     """
@@ -67,7 +68,7 @@ def overrides(flags: Sequence[Flag], config: str | pathlib.Path, given: Sequence
 
 
 class Names:
-    """The names that a flag can have, for one task."""
+    """Valid flag names for one task."""
 
     def __init__(self, settings: Sequence[str], own: Mapping[str, str], original: frozenset[str]):
         from jaxtrain.config import FLAT_NAMES
@@ -75,7 +76,7 @@ class Names:
         self.settings, self.own, self.flat, self.original = list(settings), dict(own), FLAT_NAMES, original
 
     def key(self, name: str) -> str:
-        """The key of an override. Raises UserError for none, or several."""
+        """Return the override key of a flag name. Raises UserError if it matches no setting, or several."""
         if name in self.own and " " in self.own[name]:
             raise UserError(f"--{name}: {self.own[name]}")
         for found in (name if name in self.settings else None, self.own.get(name)):
@@ -84,7 +85,7 @@ class Names:
         if name in self.flat or name in self.original:
             return name
         ends = [key for key in self.settings if key.rsplit(".", 1)[-1] == name]
-        if len(ends) > 1:  # sections that every task has, as lora, give way to the model's own setting
+        if len(ends) > 1:  # prefer the model's own setting to sections of every task, such as lora
             ends = [key for key in ends if key == f"model.{name}"] or ends
         if len(ends) == 1:
             return ends[0]
@@ -126,15 +127,15 @@ def _is_boolean(key: str, schema: Any) -> bool:
     for part in FLAT_NAMES.get(key, key).split("."):
         field = getattr(schema, "model_fields", {}).get(part)
         if field is None:
-            return True  # the original's own; its translation says what it wants
+            return True  # a name of the original's; its translation checks the value
         schema = field.annotation
     return schema is bool or bool in getattr(schema, "__args__", ())
 
 
 def choose_device(device: str) -> str:
-    """Let JAX see the device that torch's name means (auto, cpu, cuda, cuda:1), and use one: an override.
+    """Make JAX use the device of this torch name (auto, cpu, cuda, cuda:1); return the override that selects it.
 
-    Must be called before JAX starts. Raises UserError for another name.
+    Sets environment variables, so call it before JAX starts. Raises UserError for any other name.
     """
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda", "gpu") or not re.fullmatch("[0-9]*", number):
@@ -153,7 +154,7 @@ def choose_device(device: str) -> str:
 
 
 def help_text(config: str | pathlib.Path | None = None) -> str:
-    """Every setting as a flag, with its default; of a config's task, or of the core."""
+    """Return help that lists every setting as a flag with its default: those of the config's task, or of the core."""
     from jaxtrain import config_io
     from jaxtrain.config import FLAT_NAMES, TrainingConfig
 

@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "spm.model", "sentencepiece*", "special_tokens_map.json")
 TOKENIZER += ("added_tokens.json", "chat_template*")
 SAFE = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER)
-WITH_PICKLES = (*SAFE, "pytorch_model*")  # small models only: where a model has both, both are fetched
+WITH_PICKLES = (*SAFE, "pytorch_model*")  # small models only: if a model has both formats, both are fetched
 
 
 @functools.cache
 def cache_only_if_unreachable(seconds: float = 5.0) -> None:
-    """Where the hub does not answer, say so and let huggingface_hub, transformers and datasets ask its cache alone, for
-    this process and those it starts: else each file waits through half a minute of retries. A proxy is trusted."""
+    """If the hub does not answer, warn and make huggingface_hub, transformers and datasets use only its cache, in this
+    process and its children: else each file waits through half a minute of retries. Not checked behind a proxy."""
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     told = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     if told or urllib.request.getproxies():
@@ -33,15 +33,15 @@ def cache_only_if_unreachable(seconds: float = 5.0) -> None:
     except OSError as error:
         log.warning("%s cannot be reached (%s): only what was downloaded before is found", address.hostname, error)
         os.environ["HF_HUB_OFFLINE"] = "1"
-        if "huggingface_hub" in sys.modules:  # has read the variable
+        if "huggingface_hub" in sys.modules:  # it has already read the variable
             sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 
 def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.Path:
-    """A local folder as it is; a hub id from huggingface_hub's cache, or downloaded into it.
+    """Return a local folder as it is, or the folder of a hub id in huggingface_hub's cache, downloading it if needed.
 
-    setting: what the name was given in, for messages. files: patterns of what is fetched. Raises UserError where
-    neither is there: no such folder, no network, no such model, a gated one.
+    setting: the setting that holds the name, for messages. files: patterns of the files to fetch. Raises UserError if
+    there is no such folder and the model cannot be fetched: no network, no such model, or a gated one.
     """
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
@@ -59,7 +59,7 @@ def folder_of(name: str, setting: str, files: Sequence[str] = SAFE) -> pathlib.P
 
 
 def not_to_be_had(name: str, setting: str, without: str, error: Exception) -> UserError:
-    """The error for a model that is neither a folder nor on the hub. without: the setting that needs no model."""
+    """Return the error for a model that is no folder and cannot be fetched. without: how to do without a model."""
     reason = " ".join(str(error).split()[:40]) or type(error).__name__
     return UserError(
         f"{setting}: {name} is no local folder and cannot be fetched from the Hugging Face hub ({reason}). "

@@ -1,4 +1,4 @@
-"""Configs that Hydra composes: `defaults:`, config groups, ${now:}. Composing needs the extra `jaxtrain[hydra]`."""
+"""Read configs written for Hydra: `defaults:`, config groups, ${now:}. Composing needs the extra `jaxtrain[hydra]`."""
 
 import datetime
 import os
@@ -20,15 +20,15 @@ OPTION = re.compile(r"[\w./-]+")  # the name of a file in a config group
 
 
 def is_composed(values: Mapping[str, Any]) -> bool:
-    """Tell whether a file has a defaults list, without which Hydra reads it as it is."""
+    """Return True if a file has a defaults list; without one there is nothing to compose."""
     return isinstance(values.get("defaults"), list)
 
 
 def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str], str | None]:
     """Compose the file with Hydra, from the config groups beside it.
 
-    Return its values, the overrides left over, and the option of the group `task`, if there is one. Hydra takes
-    `group=option`, +group=option and ~group where the group has a folder. Raises UserError where Hydra is not
+    Return its values, the overrides left over, and the chosen option of the group `task`, if there is one. Hydra is
+    given `group=option`, +group=option and ~group if the group has a folder. Raises UserError if Hydra is not
     installed, cannot compose the file, or the group has no such option.
     """
     try:
@@ -42,7 +42,7 @@ def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
     theirs = [override for override in overrides if _is_hydras(override, folder)]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Hydra about newer versions of OmegaConf
+            warnings.simplefilter("ignore")  # Hydra warns about newer versions of OmegaConf
             with hydra.initialize_config_dir(str(folder), version_base="1.3"):
                 composed = hydra.compose(path.stem, theirs, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -66,14 +66,14 @@ def _is_hydras(override: str, folder: pathlib.Path) -> bool:
 
 
 def key_of(override: str) -> str:
-    """The dotted key of an override, without the +, ++ or ~ that Hydra has in front of it."""
+    """Return the dotted key of an override, without Hydra's +, ++ or ~ prefix."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply overrides as Hydra does: `key=value`, +key=value, ++key=value, and ~key, which removes a key.
 
-    A key is set whether or not it is there. Raises UserError where one to remove is not.
+    A key is set whether or not it exists. Raises UserError if a key to remove does not exist.
     """
     for one in overrides:
         if one.startswith("~"):
@@ -95,10 +95,10 @@ def _without(values: Any, key: Sequence[str], asked: str) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve interpolations, ${now:%Y-%m-%d} and ${hydra:runtime.cwd} too. Raises UserError for one that cannot be."""
+    """Resolve interpolations, also ${now:%Y-%m-%d} and ${hydra:runtime.cwd}. Raises UserError if one cannot be."""
     started = datetime.datetime.now()
     try:
-        # Written out, because OmegaConf keeps resolvers for the whole process.
+        # Replaced as text, because a resolver would be registered with OmegaConf for the whole process.
         dated = _mapped(values, lambda text: NOW.sub(lambda found: started.strftime(found[1]), text))
         placed = _mapped(dated, lambda text: FOLDER.sub(lambda _: os.getcwd(), text))
         return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(placed), resolve=True))
@@ -107,7 +107,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mapped(value: Any, function: Callable[[str], str]) -> Any:
-    """The same nested values with every text replaced by function(text)."""
+    """Return the nested values with every text replaced by function(text)."""
     if isinstance(value, Mapping):
         return {key: _mapped(inner, function) for key, inner in value.items()}
     if isinstance(value, list):

@@ -11,7 +11,7 @@ class lazy:
     __slots__ = (
         "target",
         "__weakref__",
-    )  # no dataclass: importing that is a half of the time until a command hears its signals
+    )  # no dataclass: importing dataclasses is half of the time until a command handles its signals
 
     def __init__(self, target: str):
         self.target = target
@@ -33,8 +33,8 @@ class lazy:
 def lazy_attributes(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
     """Return a module `__getattr__` (PEP 562) that imports names at first use.
 
-    package: `__name__` of the module that offers them. names: module, relative to the package, or with a leading ":"
-    as it is -> names that it defines.
+    package: `__name__` of the module that offers them. names: module -> names that it defines; a module is relative to
+    the package, or absolute with a leading ":".
     """
     modules = {
         name: module[1:] if module.startswith(":") else f"{package}.{module}"

@@ -1,7 +1,7 @@
 """Lightning's Trainer with its training step compiled by XLA: `from jaxtrain.lightning import Trainer`.
 
 The loop stays Lightning's own: flags, callbacks, loggers, progress, validation and `.ckpt` files are its code. Only
-`training_step`, its backward pass, clipping and the optimizer's update run as one XLA program. Where they cannot be one
+`training_step`, its backward pass, clipping and the optimizer's update run as one XLA program. If that is impossible
 (manual optimization, several devices, hooks on gradients), the modules run compiled and torch does the rest.
 """
 
@@ -68,10 +68,10 @@ class Trainer(pl.Trainer):
 
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
-        model = unwrapped(model)  # of torch.compile
+        model = unwrapped(model)  # torch.compile's wrapper is removed
         _check_package(model)
         loop, compiled = self.fit_loop.epoch_loop, _CompiledOptimization(self)
-        compiled.optim_progress = loop.automatic_optimization.optim_progress  # of a fit before this one
+        compiled.optim_progress = loop.automatic_optimization.optim_progress  # counts on from an earlier fit
         loop.automatic_optimization = compiled
         apart = _apart(self, model)
         with host_memory.kept(), _synced(self), contextlib.ExitStack() as self._forwards:
@@ -81,14 +81,14 @@ class Trainer(pl.Trainer):
             self.sync()
 
     def go_apart(self, module: Any, reason: str) -> _AutomaticOptimization:
-        """Compile the modules' forward and backward passes from now on, not whole steps."""
+        """Stop compiling whole steps: from now on only the modules' forward and backward passes are compiled."""
         self.sync()
         rank_zero_info(f"{reason}: forward and backward of the modules run compiled, updates run in torch")
         loop, plain = self.fit_loop.epoch_loop, _AutomaticOptimization(self)
         step = getattr(loop.automatic_optimization, "step", None)
         if step is not None:  # gradients may wait for the rest of an update
             set_gradients(step.weights.tensors, step.weights.tensors.values(), step.grads)
-        plain.optim_progress = loop.automatic_optimization.optim_progress  # of a checkpoint, or of steps so far
+        plain.optim_progress = loop.automatic_optimization.optim_progress  # continues a checkpoint's or its own
         loop.automatic_optimization = plain
         self._forwards.enter_context(compiled_forwards(module))
         return plain
@@ -113,7 +113,7 @@ class Trainer(pl.Trainer):
 
 @contextlib.contextmanager
 def _synced(trainer: Trainer) -> Iterator[None]:
-    """While active, the trained weights are written back before Lightning and its callbacks read them: at the end of
+    """Return a context that writes the trained weights back before Lightning and its callbacks read them: at the end of
     an epoch and of the training, and before a validation."""
     loop = trainer.fit_loop
     places = [(loop, "on_advance_end"), (loop, "on_run_end"), (loop.epoch_loop.val_loop, "run")]
@@ -132,11 +132,11 @@ def _after_sync(trainer: Trainer, method: Callable, *arguments: Any, **options: 
 
 
 class _CompiledOptimization(_AutomaticOptimization):
-    """Runs the compiled step where Lightning runs training_step and backward; torch's own step then finds no gradient
-    and moves nothing."""
+    """Automatic optimization that runs the compiled step in place of training_step and backward; torch's optimizer step
+    then finds no gradients and changes nothing."""
 
     step: CompiledStep | None = None
-    _settings: Any = None  # of the trainer, that tell if a step can be one program
+    _settings: Any = None  # trainer settings that decide if a step can be one program
 
     def _make_step_fn(self, kwargs: OrderedDict) -> Any:
         return self._compiled_step
@@ -145,7 +145,7 @@ class _CompiledOptimization(_AutomaticOptimization):
         return None
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict) -> Any:
-        """Run one batch as a program; or, where it cannot be one, this and all further ones in torch's hands."""
+        """Run one batch as one program; if that is impossible, leave this and all later batches to torch."""
         module, reason = self.trainer.lightning_module, self._apart()
         try:
             if not reason:
@@ -159,7 +159,8 @@ class _CompiledOptimization(_AutomaticOptimization):
         return super().run(optimizer, batch_idx, kwargs)
 
     def _apart(self) -> str:
-        """As the function; "" where nothing has changed since the last batch. A hook may change all of it."""
+        """Return as the function `_apart`, but "" if the settings are unchanged since the last batch. Hooks may change
+        them."""
         trainer = self.trainer
         settings = [*trainer.callbacks], trainer.gradient_clip_algorithm, bool(trainer.gradient_clip_val)
         if settings == self._settings:
@@ -168,7 +169,7 @@ class _CompiledOptimization(_AutomaticOptimization):
         return _apart(trainer, trainer.lightning_module)
 
     def _prepare(self, kwargs: OrderedDict) -> None:
-        """Record the step for this batch, and bring the batch into its form. Raises UserError where it cannot be."""
+        """Record the step for this batch, and convert the batch for it. Raises UserError if either is impossible."""
         trainer = self.trainer
         module = trainer.lightning_module
         if "batch" not in kwargs:
@@ -176,7 +177,7 @@ class _CompiledOptimization(_AutomaticOptimization):
         optimizer = trainer.optimizers[0]
         groups = [len(group["params"]) for group in optimizer.param_groups]
         if self.step is None or self.step.optimizer is not optimizer or self._groups != groups:
-            trainer.sync()  # a hook has put in an optimizer or a group: another program, on the weights so far
+            trainer.sync()  # a hook has added an optimizer or a group: compile anew, from the current weights
             self._groups = groups
             self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
             with self.recorder.attached():
@@ -186,7 +187,7 @@ class _CompiledOptimization(_AutomaticOptimization):
         self.step.clip_norm = limit if limit > 0 else None
         given = self.lengths.fit(kwargs["batch"])
         self._updating = not trainer.fit_loop._should_accumulate()
-        self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # of the random keys
+        self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # selects the random keys
         batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
         with self.recorder.attached():
             self._call = self.step.prepare(batch, update=self._updating)
@@ -204,14 +205,14 @@ class _CompiledOptimization(_AutomaticOptimization):
 
 
 def _reason(error: UserError) -> str:
-    """The first reason why something is refused, in one line."""
+    """Return the first reason why something was refused, on one line."""
     refused = error.__cause__
     what = refused.obstacles[0].what if isinstance(refused, UnsupportedModel) and refused.obstacles else str(error)
     return what.rpartition("UserError: ")[2].strip().splitlines()[0]
 
 
 def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> RoundedLengths:
-    """How batches of many lengths are brought to few, where their collate function is known."""
+    """Return what pads batches of many lengths to few; it has learned the data set if the collate function is known."""
     lengths = RoundedLengths(rank_zero_info)
     loader = trainer.train_dataloader
     hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -225,7 +226,7 @@ def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> Round
 
 
 def _check_package(item: Any) -> None:
-    """Raise UserError for an object of the other package that Lightning comes in."""
+    """Raise UserError for an object of `pytorch_lightning`, a package whose classes are not those of `lightning`."""
     if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(item).__mro__):
         raise UserError(
             f"{type(item).__name__} is of the package pytorch_lightning, whose classes are others than Lightning's: "
@@ -238,13 +239,13 @@ def _overrides(instance: Any, base: type, hook: str) -> bool:
 
 
 def _users(callback: Any, hook: str) -> bool:
-    """Tell whether a callback or module has this hook, of the user's own making: LambdaCallback keeps functions."""
+    """Return True if a callback or module has this hook from user code; LambdaCallback keeps it in the instance."""
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
     return hook in vars(callback) or (owner is not None and not owner.__module__.startswith(LIBRARIES))
 
 
 def _apart(trainer: Any, module: Any) -> str:
-    """Return the reason why a step cannot be one program, "" where it can."""
+    """Return the reason why a step cannot be one program; "" if it can."""
     if not module.automatic_optimization:
         return f"{type(module).__name__} optimizes manually"
     if trainer.world_size > 1:

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def plot(found, path: pathlib.Path) -> None:
-    """The loss over the rate, with both suggestions."""
+    """Plot the loss over the learning rate, with both suggestions."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

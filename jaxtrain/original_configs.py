@@ -1,4 +1,4 @@
-"""Configs of the torch projects that the systems replace: recognised by keys, translated, nothing dropped silently."""
+"""Recognise and translate configs of the torch projects that the systems replace. No key is dropped silently."""
 
 import dataclasses
 import difflib
@@ -13,16 +13,16 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.task import LegacyConfig, find_task, task_names
 
-UNUSABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError)  # of values of other kinds
-SURE = 5  # so many keys that only an original has name it, however many others the file holds
+UNUSABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError)  # for wrong types
+SURE = 5  # with this many keys that only an original has, a file is the original's, whatever else it holds
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """Hold the translation of an original's config.
+    """Translation of an original project's config.
 
-    settings: nested, this project's. replaced: keys that need no counterpart, with the reason. unknown: keys that
-    nothing reads. meant: of those that are nearly a key of the original, that key.
+    settings: nested settings of this project. replaced: keys that need no counterpart, with the reason. unknown: keys
+    that nothing reads. meant: unknown key -> the original's key of similar spelling, if there is one.
     """
 
     original: str
@@ -32,7 +32,7 @@ class Translation:
     meant: dict[str, str]
 
     def lines(self) -> list[str]:
-        """The translation as YAML comments."""
+        """Return the translation as lines of YAML comments."""
         found = [f"a config of {self.original}; here it is"]
         found += [f"  {key}: {json.dumps(value)}" for key, value in leaves(self.settings)]
         found += [f"{key}: needs no counterpart: {why}" for key, why in self.replaced.items()]
@@ -42,11 +42,11 @@ class Translation:
 
 
 def recognise(values: Mapping[str, Any], task: str | None = None) -> tuple[LegacyConfig, str] | None:
-    """Name the original that a config without `task` is of, and a task that replaces it; None where it is of none.
+    """Return the original project of a config without `task`, and a task that replaces it; None if there is none.
 
-    The whole key set decides: a config of this project that only lacks its `task` holds more keys of the core's
-    settings that the original does not have than the other way round. task: decides where the keys are of several.
-    Raises UserError that names them where it is not given.
+    The whole set of keys decides: a config of this project that only lacks its `task` holds more keys that are core
+    settings and not the original's than the other way round. task: decides if the keys fit several originals; without
+    it, UserError names them.
     """
     keys = {key for key, _ in leaves(values)}
     if task is None:
@@ -71,7 +71,7 @@ def recognise(values: Mapping[str, Any], task: str | None = None) -> tuple[Legac
 
 
 def is_setting(kind: type[pydantic.BaseModel], key: str) -> bool:
-    """Tell whether a dotted key is a setting of the schema; entries of a mapping, as of optim.groups, are."""
+    """Return True if a dotted key is a setting of the schema, or an entry of a mapping such as optim.groups."""
     head, _, rest = key.partition(".")
     field = kind.model_fields.get(head)
     if field is None or not rest:
@@ -82,7 +82,7 @@ def is_setting(kind: type[pydantic.BaseModel], key: str) -> bool:
 
 
 def originals() -> dict[str, tuple[LegacyConfig, str]]:
-    """Every original by its name, with a task that replaces it."""
+    """Return every original by name, with a task that replaces it."""
     found: dict[str, tuple[LegacyConfig, str]] = {}
     for name in task_names():
         original = find_task(name).original
@@ -92,10 +92,10 @@ def originals() -> dict[str, tuple[LegacyConfig, str]]:
 
 
 def translate(original: LegacyConfig, values: Mapping[str, Any], task: str | None = None) -> Translation:
-    """Convert a recognised config; every key that nothing read is listed, with the reason where there is one.
+    """Convert a recognised config; list every key that the conversion does not read, with the reason if there is one.
 
-    task: the one that is asked for, or Hydra's choice of the group `task`, for a conversion that depends on it. Raises
-    UserError for a value of another kind than the original's, with its key.
+    task: the requested one, or Hydra's choice of the group `task`, for a conversion that depends on it. Raises
+    UserError, with the key, for a value of a type that the original would not take.
     """
     _check_sections(original, values)
     read = ReadMapping(values, task=task)
@@ -115,9 +115,9 @@ def translate(original: LegacyConfig, values: Mapping[str, Any], task: str | Non
 
 
 def _check_sections(original: LegacyConfig, values: Mapping[str, Any]) -> None:
-    """Raise UserError where a value stands in the place of a section, an empty one apart."""
+    """Raise UserError if a section of the original holds a plain value; null is allowed."""
     sections = {key[:place] for key in original.keys for place, letter in enumerate(key) if letter == "."}
-    for key in sorted(sections - original.keys):  # some are written in both forms
+    for key in sorted(sections - original.keys):  # some keys may be a section or a value
         place: Any = values
         for part in key.split("."):
             place = place.get(part) if isinstance(place, Mapping) else None
@@ -127,7 +127,7 @@ def _check_sections(original: LegacyConfig, values: Mapping[str, Any]) -> None:
 
 
 def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception, task: str | None) -> str:
-    """Name the value without which a config is converted, and why it could not be used."""
+    """Return a message that names the value without which the config could be converted, and the error."""
     first = error.errors(include_url=False)[0] if isinstance(error, pydantic.ValidationError) else None
     why = str(error) if first is None else first["msg"].removeprefix("Value error, ")
     why = why.replace("'ReadMapping'", "a section")
@@ -154,7 +154,7 @@ def _reason(original: LegacyConfig, key: str) -> str | None:
 
 
 class ReadMapping(Mapping):
-    """Remember, as dotted keys, which leaves of a mapping were looked at. task: the one that is asked for, if any."""
+    """Mapping that records, as dotted keys, which of its leaves were read. task: the requested one, if any."""
 
     def __init__(
         self, values: Mapping[str, Any], prefix: str = "", seen: set[str] | None = None, task: str | None = None
@@ -180,12 +180,12 @@ class ReadMapping(Mapping):
 
 
 def plain(value: Any) -> Any:
-    """Nested mappings as dicts; what a ReadMapping holds counts as looked at."""
+    """Convert nested mappings to dicts; all leaves of a ReadMapping count as read."""
     return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested mappings; an empty mapping is a value."""
+    """Yield (dotted key, value) of nested mappings; an empty mapping is a value."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -14,16 +14,16 @@ from jaxtrain.config import FLAT_NAMES, nest_flat_names
 from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import leaves
 
-MISSING = "???"  # OmegaConf's mark of a value that somebody has to give
+MISSING = "???"  # OmegaConf's mark of a value that is still to be given
 NULLS = ("", "~", "null", "Null", "NULL")  # YAML's
-SURROGATES = re.compile("[\ud800-\udfff]")  # Python's marks of bytes that are not UTF-8
+SURROGATES = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
 
 
 def apply(values: dict[str, Any], overrides: Sequence[str], texts: Set[str], path: pathlib.Path) -> dict[str, Any]:
-    """Return the values with the overrides, of which the last of a setting counts, and with interpolations resolved.
+    """Return the values with overrides applied (the last one of a setting wins) and interpolations resolved.
 
-    texts: keys of settings whose value is taken as it is typed, see `text`. path: of the file, whose name the run has
-    where nothing else gives it one. Raises UserError for an override or an interpolation that cannot be applied.
+    texts: keys of settings whose value is taken as typed, see `text`. path: the file; its name becomes run.name if none
+    is set. Raises UserError for an override or interpolation that cannot be applied.
     """
     for override in overrides:
         _check_form(override, texts)
@@ -36,7 +36,7 @@ def apply(values: dict[str, Any], overrides: Sequence[str], texts: Set[str], pat
         resolved = _plain(OmegaConf.create(_full_references(unresolved)), resolve=True)
     except UserError:
         raise
-    except Exception as error:  # whatever OmegaConf and its grammar raise for a text that they do not take
+    except Exception as error:  # OmegaConf and its grammar raise many types for text they reject
         applied = shortened(" ".join(overrides)) or "its interpolations"
         raise UserError(f"{path}: cannot apply {applied}: {one_line(error)}") from None
     if not isinstance(resolved, dict):
@@ -52,7 +52,7 @@ def apply(values: dict[str, Any], overrides: Sequence[str], texts: Set[str], pat
 
 
 def text(value: str) -> str | None:
-    """Return a text as it was typed, without quotes around the whole of it; None for null."""
+    """Return a text as typed, without the quotes around it; None for null."""
     if value in NULLS:
         return None
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
@@ -80,7 +80,7 @@ def _check_form(override: str, texts: Set[str]) -> None:
     except yaml_limits.TooLarge as error:
         raise UserError(f"override {shown}: {error}") from None
     except YAMLError:
-        pass  # OmegaConf takes it for a text, or says what is wrong with it
+        pass  # OmegaConf reads it as text, or reports what is wrong
 
 
 def _set(merged: DictConfig, override: str, texts: Set[str], path: pathlib.Path) -> None:
@@ -93,13 +93,13 @@ def _set(merged: DictConfig, override: str, texts: Set[str], path: pathlib.Path)
             merged.merge_with(nest_flat_names(_plain(OmegaConf.from_dotlist([override]))))
         else:
             merged.merge_with_dotlist([override])
-    except Exception as error:  # whatever OmegaConf and YAML raise for a key or a value that they do not take
+    except Exception as error:  # OmegaConf and YAML raise many types for keys and values they reject
         why = f"{one_line(error)}{_advice(key, value)}"
         raise UserError(f"{path}: cannot apply {shortened(override)}: {why}") from None
 
 
 def _check_place(merged: DictConfig, key: str) -> None:
-    """Raises ValueError where a value would replace another one that is no section, or no list."""
+    """Raise ValueError if the key goes into a value that is no section, or no list."""
     listed = re.fullmatch(r"(.+)\[\d+\]", key)
     if listed and not isinstance(OmegaConf.select(merged, listed[1]), ListConfig):
         raise ValueError(f"{listed[1]} is no list yet")
@@ -122,7 +122,7 @@ def _nested(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
 
 
 def _full_references(values: Any) -> Any:
-    """Write ${learning_rate}, as a file with flat names refers to its own settings, as ${optim.lr}."""
+    """Replace references by flat name, such as ${learning_rate}, by ${optim.lr}."""
     if isinstance(values, dict):
         return {key: _full_references(value) for key, value in values.items()}
     if isinstance(values, list):
@@ -133,7 +133,7 @@ def _full_references(values: Any) -> Any:
 
 
 def _advice(key: str, value: str) -> str:
-    """Say what to do about an override that YAML or OmegaConf does not take."""
+    """Return advice on an override that YAML or OmegaConf rejects; "" if there is none."""
     if "[" in key:
         return f"; give the whole list: '{key.partition('[')[0]}=[a, b]'"
     if value[:1] in tuple("*&!%@`|>"):
@@ -146,7 +146,7 @@ def _plain(config: Any, resolve: bool = False) -> dict[str, Any]:
 
 
 def _refuse_secrets(values: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Refuse a password or a token: settings are printed, saved in config.yaml and sent to trackers."""
+    """Raise UserError for a password or token: settings are printed, saved in config.yaml and sent to trackers."""
     for key, value in leaves(values):
         if redaction.mask(str(value)) != str(value):
             raise UserError(

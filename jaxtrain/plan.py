@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 def make_plan(
     config_file: str, overrides: list[str], devices: list, budget: int, fit: bool = True, card: Any = None
 ) -> dict:
-    """Compile the step for these devices and read the result. Bytes are per device. card: predict its time on these
-    (runtime.kernel_cost.Card)."""
+    """Compile the step for these devices and return its costs. Bytes are per device. card: the GPU to predict the
+    step's time for (runtime.kernel_cost.Card)."""
     from jaxtrain import config_io
 
     task, config = config_io.load(config_file, overrides)
@@ -77,8 +77,8 @@ def make_plan(
 
 
 def compile_step(task, config, devices, data=None, card=None, keep: list | None = None) -> dict:
-    """Plan one step on these devices. data: in place of the task's example or its first sample. keep: receives the
-    compiled program."""
+    """Plan one step on these devices. data: used instead of the task's example or first sample. keep: a list to which
+    the compiled program is appended."""
     from jaxtrain.runtime import topology
     from jaxtrain.runtime.collectives import collectives, summary
     from jaxtrain.train.trainer import Trainer
@@ -125,7 +125,7 @@ def _per_step(found: dict, steps: int) -> dict:
 
 
 def _predicted(trainer, traced, text: str, found, card) -> dict:
-    """Milliseconds of one optimizer step, model FLOPs per second as a share of the card's peak, samples per second."""
+    """Predict milliseconds per optimizer step, MFU (model FLOPs per second over the card's peak) and samples/s."""
     from jaxtrain.runtime.kernel_cost import predict
     from jaxtrain.train.compilation import flops
 
@@ -146,16 +146,16 @@ def _predicted(trainer, traced, text: str, found, card) -> dict:
 
 
 def cost(plan: dict, price: float) -> dict:
-    """Compute what a million samples cost at a price per GPU and hour."""
+    """Compute the cost of a million samples at a price per GPU and hour."""
     hours = 1e6 / plan["predicted"]["samples_per_s"] / 3600
     return {"price": price, "per_million_samples": hours * plan["devices"] * price}
 
 
 def minimum_traffic(trainer) -> dict[str, int]:
-    """The least that one device must send per optimizer step, by kind of collective.
+    """Return the least bytes that one device must send per optimizer step, by kind of collective.
 
-    fsdp: every weight gathered once forward and once backward in the compute dtype, its gradient scattered once.
-    ddp: every gradient reduced once, 2 (N - 1) / N of its bytes.
+    fsdp: every weight is gathered once forward and once backward in the compute dtype, its gradient scattered once.
+    ddp: every gradient is reduced once, 2 (N - 1) / N of its bytes.
     """
     layout, micro_batches = trainer.layout, trainer.config.train.accumulate_steps
     compute = trainer.program.precision.compute.itemsize
@@ -179,7 +179,7 @@ def minimum_traffic(trainer) -> dict[str, int]:
 
 
 def _largest_batch(task, config, devices, budget: int, remat: str) -> dict | None:
-    """Two compilations give bytes = a + b x batch, and with it the largest batch that fits; None where the model
+    """Return the largest batch that fits, from two compilations that determine bytes = a + b x batch; None if the model
     marks no blocks to recompute."""
     sizes, peaks = [], []
     unit = len(devices) * config.train.accumulate_steps // (config.shard.tensor * config.shard.sequence)
@@ -201,7 +201,7 @@ def _largest_batch(task, config, devices, budget: int, remat: str) -> dict | Non
 
 
 def _local_bytes(tree) -> int:
-    """Bytes of a tree of arrays on one device."""
+    """Return the bytes of a tree of arrays on one device."""
     import math
 
     import jax
@@ -210,7 +210,7 @@ def _local_bytes(tree) -> int:
 
 
 def describe(plan: dict) -> str:
-    """The plan in lines for a person."""
+    """Return the plan as lines to print."""
     size = lambda n: f"{n / (1 << 30):8.2f} GiB" if n >= 1 << 28 else f"{n / (1 << 20):8.2f} MiB"
     lines = [
         f"{plan['parameters']:,} parameters ({plan['frozen_parameters']:,} frozen) on {plan['devices']} x "

@@ -54,11 +54,11 @@ def main(argv: commands.Arguments = None) -> int:
         with terminal.outliving_its_reader():
             return commands.main(together(run), arguments)
 
-    return commands.main(parse_and_run, argparse.Namespace())  # a mistake in a flag, or in the config of --help
+    return commands.main(parse_and_run, argparse.Namespace())  # reports mistakes in flags or --help's config
 
 
 def together(command):
-    """One of several processes: whatever happens, leave without waiting for the others."""
+    """Wrap a command so that, as one of several processes, it exits on any error without waiting for the others."""
 
     def guarded(arguments: argparse.Namespace) -> int:
         try:
@@ -81,7 +81,8 @@ def together(command):
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now: JAX would wait at exit for a lost one. Process 0, whose end ends the others, goes last."""
+    """Exit now: at a normal exit JAX would wait for a lost process. Process 0 exits last, because its exit ends the
+    others."""
     from jaxtrain.runtime import launch, leaving
 
     launch.say_goodbye()
@@ -110,12 +111,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_file(resume: str) -> bool:
-    """Tell whether --resume names a torch checkpoint: it is init_from then, with the optimizer's state."""
+    """Return True if --resume names a torch checkpoint; it is then used as init_from, with the optimizer's state."""
     return resume not in ("auto", "never") and pathlib.Path(resume).expanduser().is_file()
 
 
 def _newest_of(config, file: pathlib.Path) -> bool:
-    """Tell whether a torch checkpoint lies in the run's own folder and is of its newest state, which then goes on."""
+    """Return True if a torch checkpoint in the run's own folder holds the run's newest step, so resuming suffices."""
     from jaxtrain.train import run_dir
 
     folder = config.run.folder
@@ -128,7 +129,7 @@ def _newest_of(config, file: pathlib.Path) -> bool:
 
 
 def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
-    """Meet the other processes, train, export."""
+    """Connect to the other processes, train, export."""
     from jaxtrain import config_io
 
     commands.quiet_jax()
@@ -158,7 +159,7 @@ def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
 
 
 def finish(trainer) -> int:
-    """Write exports/best.pt (best.safetensors without torch) and let the torch twin confirm it."""
+    """Write exports/best.pt (best.safetensors without torch) and compare it with the torch twin."""
     import jax
 
     from jaxtrain import export
@@ -187,7 +188,8 @@ def finish(trainer) -> int:
 
 
 def test_metrics(trainer) -> dict[str, float]:
-    """The best checkpoint's metrics on the test split, printed and kept in summary.json; none without such a split."""
+    """Evaluate the best checkpoint on the test split; print the metrics and add them to summary.json. Return {} if
+    there is no such split."""
     import jax
 
     from jaxtrain import strict_json

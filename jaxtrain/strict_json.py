@@ -1,4 +1,4 @@
-"""JSON that every parser reads. It has no NaN and infinity: they are written as null or, where they are to be read back
+"""JSON that every parser can read. NaN and infinity, which JSON lacks, are written as null or, to be read back
 (`dumps_whole`), as {"not finite": "nan"}."""
 
 import json
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FLOAT = "not finite"  # the one key of what stands for a number that JSON lacks
+FLOAT = "not finite"  # only key of the object that stands for NaN or infinity
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -23,7 +23,7 @@ def loads_whole(text: str | bytes) -> Any:
 
 
 def loads(text: str | bytes) -> Any:
-    """Read JSON. Raises ValueError for whatever is none, a text that nests deeper than Python's stack included."""
+    """Read JSON. Raises ValueError for invalid JSON, also for one that nests deeper than Python's stack."""
     try:
         return json.loads(text)
     except RecursionError:

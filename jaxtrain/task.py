@@ -7,7 +7,7 @@ keys it always has
     valid   bool [batch]    False marks padding of an uneven batch: it must not touch loss, metrics or statistics
     index   int32 [batch]   the sample's position in the dataset: seed per-sample randomness with it
 
-A dataset may have entries of these names itself; `jaxtrain.data.row_keys` finds the loader's then.
+If a dataset has entries of these names itself, `jaxtrain.data.row_keys` finds the loader's.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ C = TypeVar("C")  # the type of a task's config
 
 
 class Loss(NamedTuple):
-    """Hold the result of a task's loss: the mean, and the weight behind it.
+    """Result of a task's loss: the mean, and the weight behind it.
 
     value: float scalar, the quantity to minimise, finite also where weight is 0.
-    weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Accumulation, uneven batches and
-    devices average `value` by it, so the result is that of one big batch.
+    weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Micro-batches, uneven batches and
+    devices are averaged by it, so the result is that of one big batch.
     parts: further float scalars to log, means over the same weight.
     """
 
@@ -40,18 +40,19 @@ class Loss(NamedTuple):
 
 
 class MeanLoss(Loss):
-    """A Loss whose micro-batches, and devices under ddp_local, count alike whatever their weight.
+    """A Loss whose micro-batches, and devices under ddp_local, count equally whatever their weight.
 
-    So torch counts a loss that is a plain value: the gradient of a step is the mean of its micro-batches' gradients.
-    An evaluation averages the batches' values by their weight, which is the number of rows.
+    This is how torch treats a loss that is a plain value: a step's gradient is the mean of its micro-batches'
+    gradients. An evaluation averages the batches' values by their weight, which is the number of rows.
     """
 
 
 def as_loss(found: Any, rows: int) -> Loss:
-    """Return the result of a loss function of a user's own as a Loss.
+    """Convert the result of a user's loss function to a Loss.
 
-    found: a scalar, one value per sample (its mean counts), a Loss, or a pair: of a value and its weight, or of a value
-    and a dict of further values to log. rows: samples of the batch. Without a weight it is a MeanLoss.
+    found: a scalar, one value per sample (their mean is taken), a Loss, (value, weight), or (value, dict of further
+    values to log). rows: samples in the batch. Without a weight it becomes a MeanLoss. Raises UserError for anything
+    else.
     """
     if isinstance(found, Loss):
         return found
@@ -69,14 +70,14 @@ def as_loss(found: Any, rows: int) -> Loss:
 
 
 class Statistics(NamedTuple):
-    """Hold one evaluation batch's contribution: `sums` are added over batches, `rows` ([batch, ...]) concatenated."""
+    """One evaluation batch's contribution: `sums` are added over batches, `rows` ([batch, ...]) are concatenated."""
 
     sums: Mapping[str, Any] = {}
     rows: Mapping[str, Any] = {}
 
 
 class Source(Protocol):
-    """A map-style dataset: what torch calls a Dataset, or `jaxtrain.data.sources.ArraySource`."""
+    """A map-style dataset: a torch Dataset, or `jaxtrain.data.sources.ArraySource`."""
 
     def __len__(self) -> int: ...
 
@@ -85,24 +86,24 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchTwin:
-    """How a trained model returns to PyTorch. The functions import torch; nothing else of the task does.
+    """Functions that take a trained model back to PyTorch. Only they import torch; nothing else of the task does.
 
     build: config -> the plain torch.nn.Module that loads the exported state dict with strict=True.
-    call: (module, batch of torch tensors) -> what the task's `outputs` gives in JAX, a tensor or a dict of them.
-    loss: (module, batch of torch tensors, config) -> the scalar that the task's loss gives; for parity and benchmarks.
-    inputs: (batch of torch tensors, config) -> the batch as the module takes it: what JAX's step does to images or
-        draws first. `loss` and `call` do it too where it is not done; done before, `loss` is pure torch.
+    call: (module, batch of torch tensors) -> a tensor or a dict of them, equal to what the task's `outputs` returns.
+    loss: (module, batch of torch tensors, config) -> the scalar of the task's loss; for parity tests and benchmarks.
+    inputs: (batch of torch tensors, config) -> the batch as the module takes it, after what JAX's step first does to
+        images or draws. `loss` and `call` do it themselves if it has not been done; otherwise `loss` is pure torch.
     after_update: (module, updates made, config) -> None, the task's after_update in torch; for benchmarks.
-    hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, where
+    hf: (config, exported state dict) -> the content of config.json and the state dict under transformers' names, if
         transformers has the model. The state dict's values are passed on unread.
     hf_files: config -> further text files of that folder, by name: the tokenizer's.
     checkpoint: (config, training state as `jaxtrain.export --optimizer` has it, run folder, what the checkpoint knows
         of its run: step, epoch, steps_per_epoch, metrics, best_metrics, train_history, val_history, bad, due, best,
         final) -> None: writes the original's own checkpoint files, for `checkpoint.torch: original`. due, best, final:
-        why it is written.
-    folders: further forms of an exported checkpoint, by name. (config, exported state dict, folder, what the checkpoint
-        knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder, written.
-    stale: config -> names of the Python values that module and loss were recorded with and that have changed since.
+        the reasons why it is written.
+    folders: further formats of an exported checkpoint, by name. (config, exported state dict, folder, what the
+        checkpoint knows of its run: step, steps_per_epoch, metrics, best_metrics) -> the folder that was written.
+    stale: config -> names of Python values that have changed since module and loss were recorded with them.
     module: the torch module that the task was recorded from, if it was.
     """
 
@@ -123,13 +124,13 @@ class TorchTwin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LegacyConfig:
-    """The config of the torch project that a task replaces, so that `jaxtrain.run --config` takes its YAML.
+    """Config of the torch project that a task replaces, so that `jaxtrain.run --config` accepts its YAML.
 
-    name: of the project. keys: what its files may hold, dotted; a file is recognised by them. convert: such a file's
-    mapping -> nested settings of this project with `task`; keys that it does not read are reported. replaced: patterns
-    of keys that need no counterpart here -> the reason, in one sentence. best: the best values of one of its searches,
-    a flat mapping -> this project's dotted settings; raises UserError for a name without a counterpart. unlisted: keys
-    that its code reads and its files do not hold, by which no file is recognised.
+    name: of the project. keys: dotted keys that its files may hold, by which a file is recognised. convert: the mapping
+    in such a file -> nested settings of this project with `task`; keys that it does not read are reported. replaced:
+    patterns of keys that need no counterpart here -> the reason, in one sentence. best: the best values of one of its
+    searches, a flat mapping -> this project's dotted settings; raises UserError for a name without a counterpart.
+    unlisted: keys that its code reads but its files do not hold, so they don't help to recognise a file.
     """
 
     name: str
@@ -142,15 +143,15 @@ class LegacyConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metrics(Generic[C]):
-    """How a split is scored, beside its loss.
+    """Metrics of a split, besides its loss.
 
-    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode; the twin's `call` does too.
-    eval_statistics: (outputs, batch, config) -> Statistics, in jax.numpy; scores the torch twin's outputs too.
+    outputs: (model, batch) -> array or dict of arrays [batch, ...] in evaluation mode, as the twin's `call` returns.
+    eval_statistics: (outputs, batch, config) -> Statistics, in jax.numpy; also scores the torch twin's outputs.
     compute: (sums, rows, config) -> metrics by name, from the whole split's numpy statistics. The split's loss and
-        parts are there without it.
-    statistics, finish: what eval_statistics and compute were called; tasks that say so are taken.
-    extra_metrics: (config, step) -> further float scalars of an update to log, as a momentum; step: 0-based update,
-        traced.
+        parts are reported without it.
+    statistics, finish: former names of eval_statistics and compute, still accepted.
+    extra_metrics: (config, step) -> further float scalars of an update to log, such as a momentum; step: 0-based
+        update, traced.
     """
 
     outputs: Callable[[Any, Batch], Any] | None = None
@@ -168,12 +169,12 @@ class Metrics(Generic[C]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Visuals(Generic[C]):
-    """Draw pictures and reports for people.
+    """Functions that draw pictures and write reports.
 
     pictures: (model, batch, config) -> pictures by name, float in 0..1 [height, width, 1 or 3], in jax.numpy; drawn
-        from the first validation batch after every evaluation, where there is a tracker.
-    histograms: (model, batch, config) -> values by name, float arrays of which those that are finite count, in
-        jax.numpy; of the same batch, at the same time.
+        from the first validation batch after every evaluation, if there is a tracker.
+    histograms: (model, batch, config) -> values by name, float arrays in jax.numpy of which only finite values count;
+        from the same batch, at the same time.
     report: (model, source, config, folder) -> files written there; `jaxtrain.evaluate` calls it with a whole split.
     describe: config -> lines for `jaxtrain.run --dry-run`: sizes, operations.
     """
@@ -186,14 +187,14 @@ class Visuals(Generic[C]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interop(Generic[C]):
-    """The torch project that the task came from, and the way back to it.
+    """Links between the task and the torch project that it came from.
 
-    twin: how a trained model returns to PyTorch.
-    original: the torch project's config, where its files are accepted too; one value for all tasks of a system.
+    twin: functions that take a trained model back to PyTorch.
+    original: the torch project's config, if its files are accepted too; the same object for all tasks of a system.
     initial_weights: config -> torch state dict of (a part of) the model that a fresh run starts from, or None. May read
         files; called once, on the host.
-    flags: names of the torch project's command line, without dashes -> the setting, or the reason why there is none, a
-        sentence.
+    flags: flag of the torch project's command line, without dashes -> the setting, or a sentence that says why there is
+        none.
     """
 
     twin: TorchTwin | None = None
@@ -204,37 +205,37 @@ class Interop(Generic[C]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
-    """A frozen record of functions; everything that differs between two systems. C is the type of its config.
+    """Frozen record of functions, with everything that differs between systems. C is the type of its config.
 
     Core (Metrics, Visuals and Interop are optional):
-    sections: config sections of the task, by name; a name the core has (data, optim, ...) must subclass it.
+    sections: config sections of the task, by name; under a core name (data, optim, ...), a subclass of the core's.
     build_model: (config, flax rngs) -> nnx.Module with torch's attribute names. Traced under jit: no I/O.
         Here, in `loss` and in `after_update`, config.train.steps holds the run's number of optimizer steps.
-    build_data: (config, split in "train" | "validation" | "test") -> Source, or None where there is no such split.
-    example: config -> a few made-up samples with the shapes of the training data, for `jaxtrain.plan`, which then asks
-        for no files; without it, or where it gives None, the plan takes the first sample of build_data.
-    collate: list of items -> dict of numpy arrays [batch, ...]; None takes torch's default rules.
+    build_data: (config, split in "train" | "validation" | "test") -> Source, or None if there is no such split.
+    example: config -> a few made-up samples with the shapes of the training data, so that `jaxtrain.plan` needs no
+        files; without it, or if it returns None, the plan takes the first sample of build_data.
+    collate: list of items -> dict of numpy arrays [batch, ...]; None: torch's default rules.
     loss: (model, batch, config, rngs) -> Loss; `rngs=None` is evaluation mode.
-    trainable: parameter key -> False keeps it fixed, without optimizer state.
-    param_group: parameter key -> name of its group in `optim.groups`.
+    trainable: (parameter key, config) -> bool; False keeps the parameter fixed, without optimizer state.
+    param_group: (parameter key, config) -> name of its group in `optim.groups`.
     after_update: (model, step, config) -> None, changes the model after the optimizer, inside the jitted step; step
-        counts the updates made. It may return {parameter key: bool array of its shape}: where True, the optimizer
-        forgets its moments (resampled features start afresh).
-    schedule: (config, schedule, steps_per_epoch) -> schedule: 0-based optimizer step -> factor on optim.lr; for the
+        counts the updates made. It may return {parameter key: bool array of its shape}: where True, the optimizer's
+        moments are zeroed (resampled features start afresh).
+    schedule: (config, schedule, steps_per_epoch) -> a schedule (0-based optimizer step -> factor on optim.lr), for the
         procedures of `compat: original`.
-    shard_rules: config -> {pattern of a parameter's key: mesh axis ("tensor" or None) per array axis}, asked for where
+    shard_rules: config -> {pattern of a parameter's key: mesh axis ("tensor" or None) per array axis}, called if
         `shard.tensor` is more than 1 (jaxtrain.runtime.tensor_rules).
-    splits_tokens: config -> None, where `shard.sequence` is more than 1: raises UserError for settings under which the
-        tokens of a sample cannot lie on several devices. None: the model does not split them
+    splits_tokens: config -> None, called if `shard.sequence` is more than 1; raises UserError for settings under which
+        a sample's tokens cannot be split over devices. None: the model does not split them
         (jaxtrain.runtime.spread.split_tokens).
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
-    pads_batches: an uneven batch is filled up to data.batch_size with rows that are not `valid`, which the loss leaves
-        out by its weight. False: it comes in its true shape, as in torch.
-    target: the batch's entry that outputs are compared with, for metrics of the user's own; None where it has none.
-    fits: (batch, config) -> whether the model takes batches of these shapes as far as it is known; only shapes count.
-    check_batch: (host batch, config) -> None; raises DataError for one that the model cannot be trained on.
+    pads_batches: an uneven batch is padded to data.batch_size with rows that are not `valid`, which the loss excludes
+        by their weight. False: it comes in its true shape, as in torch.
+    target: the batch's entry that outputs are compared with, for the user's own metrics; None if there is none.
+    fits: (batch, config) -> False if the model is known not to take batches of these shapes; values don't matter.
+    check_batch: (host batch, config) -> None; raises DataError for a batch that the model cannot be trained on.
     couples_samples: a sample's loss depends on the others of its micro-batch (BatchNorm, contrastive terms), so that
         accumulation over micro-batches is not the big batch.
     takes_lora: `lora` of the config puts adapters into the model.
@@ -262,17 +263,17 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
 
 
 def group_of(task: Task, key: str, config: Any) -> str:
-    """The group of a parameter: by the patterns of `optim.groups`, else the task's."""
+    """Return the group of a parameter: by the patterns of `optim.groups`, else the task's."""
     return groups.name_of(config.optim, key, task.param_group(key, config))
 
 
 def trains(task: Task, key: str, config: Any) -> bool:
-    """Tell whether a parameter is trained at all: the task and its group say so."""
+    """Return True if a parameter is trained at all, according to the task and to its group."""
     return task.trainable(key, config) and not groups.is_fixed(config.optim, group_of(task, key, config))
 
 
 def task_names() -> list[str]:
-    """Every task of every system in `jaxtrain.systems`, as "system.task"."""
+    """List every task of every system in `jaxtrain.systems`, as "system.task"."""
     names = []
     for module in pkgutil.iter_modules(importlib.import_module("jaxtrain.systems").__path__):
         tasks = _tasks_of(f"jaxtrain.systems.{module.name}") or {}
@@ -281,9 +282,9 @@ def task_names() -> list[str]:
 
 
 def find_task(name: str) -> Task:
-    """`"digits.classify"`, `"digits"` where a system has one task, or `"my_package.my_task"` from outside.
+    """Return a task by name: "digits.classify", "digits" if a system has one task, or a user's "my_package.my_task".
 
-    Raises UserError naming the known tasks.
+    Raises UserError, naming the known tasks, if there is no such task.
     """
     head, _, tail = name.rpartition(".")
     own = ((f"jaxtrain.systems.{name}", ""), (f"jaxtrain.systems.{head}", tail))
@@ -294,7 +295,7 @@ def find_task(name: str) -> Task:
             return tasks[task_name]
         if tasks and not task_name and len(tasks) == 1:
             return next(iter(tasks.values()))
-    if "." not in name:  # `evidence` for criteria_evidence.evidence, where no other system has one
+    if "." not in name:  # `evidence` is criteria_evidence.evidence, if no other system has that task
         meant = [known for known in task_names() if known.endswith(f".{name}")]
         if len(meant) == 1:
             return find_task(meant[0])
@@ -313,7 +314,7 @@ def find_task(name: str) -> Task:
 
 
 def needs_trust(config: Any) -> bool:
-    """Tell whether a command on the run folder of such a config runs only with --trust: for code of the user's own."""
+    """Return True if commands on a run folder with this config need --trust, because it names the user's own code."""
     with trust.restricted():
         try:
             find_task(config.task)
@@ -330,7 +331,7 @@ def _import(module_name: str):
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            return None  # no such module; anything it fails to import itself is the user's to see
+            return None  # no such module; an import that fails inside it is shown to the user
         raise
 
 

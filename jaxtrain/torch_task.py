@@ -1,4 +1,4 @@
-"""Make the Task that trains a torch module. torch is imported only once there is such a module."""
+"""Make the Task that trains a torch module. torch is imported only if there is such a module."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,19 +24,19 @@ def is_torch_module(model: Any) -> bool:
 def task_of_torch_module(
     module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False, adapters: Any = None
 ) -> Task:
-    """A Task that trains this very module; arguments as TorchTask takes them. example_batch: may hold the dataset's
-    float64. single_row: batches of one sample will come, which torch may refuse (BatchNorm). adapters: a LoraConfig and
-    the seed of its weights; the module gets them.
+    """Return a Task that trains this module; arguments as in TorchTask. example_batch: may hold the dataset's float64.
+    single_row: batches of one sample will come, which torch may refuse (BatchNorm). adapters: a LoraConfig and the seed
+    of its weights, to add to the module.
 
-    `task.twin.build(None)` gives a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
+    `task.twin.build(None)` returns a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
     trained weights into the module itself. Raises UserError for a module that cannot be converted, and for one that
-    computes with float64 entries what float32 cannot.
+    computes something from float64 entries that float32 cannot represent.
     """
     from torch_bridge.training.torch_task import TorchTask
 
     exact = row_keys.without(example_batch)
     mapped = lambda function, batch: {key: jax.tree.map(function, value) for key, value in batch.items()}
-    example = mapped(narrow, exact)  # in the dataset's own order, which says what a loss of no names takes
+    example = mapped(narrow, exact)  # keeps the dataset's order, which decides what a loss without names takes
     made = TorchTask(module, loss, example, adapters=adapters)
     lost = made.lost_digits(exact) if float32_may_lose(exact) else ""
     if lost:
@@ -58,9 +58,9 @@ def task_of_torch_module(
 def task_of(
     converted: Callable[[Any], "TorchTask"], call: Callable[[Any, Batch], Any], module: Any = None, **options: Any
 ) -> Task:
-    """The Task of a torch module that is known once there is a config.
+    """Return the Task of a torch module that is known only once there is a config.
 
-    converted: config -> TorchTask, the same object at every call. call, module: as TorchTwin has them. options: further
+    converted: config -> TorchTask, the same object at every call. call, module: as in TorchTwin. options: further
     fields of the Task.
     """
     return Task(

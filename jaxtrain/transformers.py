@@ -41,13 +41,13 @@ REFUSED = {
     "debug": "it watches torch's own forward pass; jaxtrain.Trainer has train.check_numerics",
 }
 READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
-STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # of a subclass: it may do anything with a step
+STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # a subclass may do anything with a step in these
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
-PYTHON = "jaxtrain_python"  # what those entries hold beside tensors
+PYTHON = "jaxtrain_python"  # the entries' contents other than tensors
 
 
 class _Unseen:
-    """An attribute that who looks for what compute_loss reads of the trainer does not look into."""
+    """An attribute whose value is hidden from the search for what compute_loss reads from the trainer."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = f"_unseen{name}"
@@ -61,7 +61,8 @@ class _Unseen:
 
 
 class _CompiledTraining:
-    """Replace transformers' training step in both trainers, and write weights back before evaluation and saving."""
+    """Mixin of both trainers: replaces transformers' training step, and writes weights back before evaluation and
+    saving."""
 
     _step: Any = _Unseen()  # CompiledStep, None before the first
     _lengths: Any = _Unseen()  # RoundedLengths
@@ -80,7 +81,7 @@ class _CompiledTraining:
         super().__init__(*arguments, **options)
         if self.args.n_gpu > 1:
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
-        self._apart = True  # a step that is called outside train() is torch's, gradients and all
+        self._apart = True  # a training_step called outside train() runs in torch and leaves gradients
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -88,7 +89,7 @@ class _CompiledTraining:
             self._step.sync()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; the last of an update clips the gradients and updates the weights too."""
+        """Run one micro-batch; the last one of an update also clips the gradients and updates the weights."""
         if self._apart:
             return super().training_step(model, inputs, num_items_in_batch)
         try:
@@ -98,7 +99,7 @@ class _CompiledTraining:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
-        step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # of the random keys
+        step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # for the random keys
         updating = self.accelerator.sync_gradients
         try:
             batch, python = self._items.arrays(batch, {})
@@ -121,12 +122,12 @@ class _CompiledTraining:
         return torch.tensor(float(loss), device=self.args.device)
 
     def _own(self, method: str) -> bool:
-        """Tell whether a subclass of the user's own has this method."""
+        """Return True if a user's subclass overrides this method."""
         owner = next(kind for kind in type(self).__mro__ if method in vars(kind))
         return not owner.__module__.startswith(("transformers.", "jaxtrain."))
 
     def _go_apart(self, reason: str) -> None:
-        """Compile the model's forward and backward pass from now on, not whole steps."""
+        """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled."""
         print(f"{reason}: forward and backward of the model run compiled, updates run in torch")
         self._apart = True
         if self._step is not None:
@@ -136,7 +137,7 @@ class _CompiledTraining:
             compile_forward(part)
 
     def _fitted(self, model: Any, inputs: Any) -> Any:
-        """The inputs, rounded up to one of a few shapes where they come in many lengths."""
+        """Return the inputs, padded to one of a few shapes if they come in many lengths."""
         loader = self.callback_handler.train_dataloader
         if self._lengths is None:
             self._lengths = RoundedLengths(print)
@@ -152,11 +153,11 @@ class _CompiledTraining:
         if self._step is None or self._step.optimizer is not optimizer:
             self._step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
         limit = self.args.max_grad_norm  # a callback may change it
-        self._step.clip_norm = limit if limit and limit > 0 else float("inf")  # transformers logs the norm in any case
+        self._step.clip_norm = limit if limit and limit > 0 else float("inf")  # never None: transformers logs the norm
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """compute_loss, divided as transformers' training_step divides it. Recorded once."""
+        """Call compute_loss, and divide its result as transformers' training_step does. Recorded once."""
         inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS, PYTHON)}
         inputs = self._items.put(inputs, self._items.stand_ins(batch[PYTHON]))
         items = batch.get(ITEMS)
@@ -193,7 +194,7 @@ class _CompiledTraining:
             self._apart = True
 
     def log(self, *arguments: Any, **options: Any) -> None:
-        """Log as transformers does. A compute_loss that logs is run by torch, as its values are not there before."""
+        """Log as transformers does. A compute_loss that logs is run by torch, as a recording has no values to log."""
         if RECORDING.active:
             self._logs = True
         else:
@@ -217,7 +218,7 @@ class _CompiledTraining:
 
 
 def _overrides(callback: Any, hooks: tuple[str, ...]) -> bool:
-    """Tell whether a callback that is not transformers' own has one of these hooks."""
+    """Return True if a callback that is not transformers' own overrides one of these hooks."""
     kind = type(callback)
     plain = transformers.TrainerCallback
     return not kind.__module__.startswith("transformers.") and any(

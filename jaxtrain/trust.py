@@ -1,7 +1,7 @@
-"""Whose code a config may name: everybody's for `jaxtrain run`; for a command on a run folder, which may be a
-stranger's, jaxtrain's own and that of packages that the user allows, as far as it is a torch module or dataset.
+"""Decide which code a config may name. `jaxtrain run` allows all. A command on a run folder, which may come from a
+stranger, allows jaxtrain's own code, and torch modules and datasets of packages that the user allows.
 
-JAXTRAIN_TRUST=torchvision,timm allows packages that are installed; --trust allows all that the folder names.
+JAXTRAIN_TRUST=torchvision,timm allows installed packages; --trust allows everything that the folder names.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from jaxtrain.errors import UserError
 
-if TYPE_CHECKING:  # a command imports this module before it hears its signals
+if TYPE_CHECKING:  # pydantic is slow to import, and commands import this module before they handle signals
     from pydantic import BaseModel
 
 VARIABLE = "JAXTRAIN_TRUST"
@@ -39,8 +39,8 @@ _restricted: contextvars.ContextVar[_Restriction | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def restricted(known: Collection[str] = (), advice: str = _ADVICE) -> Iterator[None]:
-    """Within, code that a config names runs only if it is allowed, or one of the `known` names. advice: what else a
-    refusal says."""
+    """Return a context in which code that a config names runs only if it is allowed or one of the `known` names.
+    advice: a sentence for the message of a refusal."""
     before = _restricted.set(_Restriction(known, advice))
     try:
         yield
@@ -55,7 +55,7 @@ def allows_task(name: str) -> bool:
 
 
 def check(config: "BaseModel", source: str | pathlib.Path) -> None:
-    """Raises UserError where the config names code that may not run here."""
+    """Raise UserError if the config names code that may not run here."""
     limits = _restricted.get()
     if limits is None:
         return
@@ -63,7 +63,7 @@ def check(config: "BaseModel", source: str | pathlib.Path) -> None:
         if name not in limits.known and not _is_allowed(name):
             raise refusal(key, name, source)
     for key, value in _leaves(config.model_dump()):
-        if key.rpartition(".")[2] == "trust_remote_code" and value:  # of transformers, in a target's arguments
+        if key.rpartition(".")[2] == "trust_remote_code" and value:  # transformers' argument, among a target's
             raise refusal(key, "code of a model's own repository", source)
 
 
@@ -75,8 +75,8 @@ def refusal(key: str, name: str, source: str | pathlib.Path) -> UserError:
 
 
 def named_code(config: "BaseModel", prefix: str = "") -> dict[str, str]:
-    """The settings that name code, and what they name."""
-    from jaxtrain.config import ImportPath  # pydantic, which a command's --help does without
+    """Return the settings that name code, with the names they hold."""
+    from jaxtrain.config import ImportPath  # imports pydantic, which --help does not need
 
     found: dict[str, str] = {}
     for key, field in type(config).model_fields.items():
@@ -115,7 +115,7 @@ def _is_allowed_package(package: str) -> bool:
 
 
 def _is_installed(package: str) -> bool:
-    """A package of the same name in the folder that the command was started in is not the installed one."""
+    """Return True if the package is in site-packages; one of that name in the working directory does not count."""
     try:
         spec = importlib.util.find_spec(package)
     except (ValueError, ImportError):

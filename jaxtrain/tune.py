@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, values: dict, tracked: dict) -> None:
-    """Take trials until enough have begun, one after another or several in one program."""
+    """Run trials, one at a time or several in one program, until enough have begun or the deadline has passed."""
     from jaxtrain.tuning import space
     from jaxtrain.tuning.trials import Trials
 
@@ -113,9 +113,10 @@ def work(study, arguments: argparse.Namespace, wanted: int, deadline: float, val
 
 
 def supervise(study, arguments: argparse.Namespace, wanted: int) -> None:
-    """Several workers; one that dies is replaced, and its trial is tried again."""
+    """Run several worker processes; replace one that dies, so that its trial is tried again. Raises UserError if too
+    many die."""
     command = [sys.executable, "-m", "jaxtrain.tune", *arguments.given, "--worker"]
-    said = sys.stderr if arguments.json else None  # what they say; --quiet is given on to them
+    said = sys.stderr if arguments.json else None  # where workers print; --quiet is passed on to them
     start = lambda number: subprocess.Popen([*command, str(number)], stdout=said)
     running = {number: start(number) for number in range(1, min(arguments.workers, wanted) + 1)}
     started, died = len(running), 0
@@ -138,7 +139,7 @@ def supervise(study, arguments: argparse.Namespace, wanted: int) -> None:
 
 
 def say(study, trial) -> None:
-    """One line about a trial that ended."""
+    """Print one line about a trial that ended."""
     value = "" if trial.value is None else f" {trial.value:.6g}"
     error = study.error_of(trial)
     chosen = " ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
@@ -158,7 +159,7 @@ def outcome(study, metric: str, written: list[pathlib.Path]) -> dict:
 
 
 def tell(study, found: dict) -> int:
-    """The outcome in lines; 1 where no trial was finished."""
+    """Print the outcome; return the exit code, 1 if no trial has finished."""
     print(", ".join(f"{count} {state}" for state, count in found["trials"].items() if count))
     for path in found["files"]:
         print(f"written {path}")

@@ -1,4 +1,4 @@
-"""Limit the cost of reading YAML, before anything is built: a few lines can expand to billions of nodes."""
+"""Limit the size of YAML before it is loaded: a few lines with aliases can expand to billions of nodes."""
 
 import yaml
 
@@ -9,15 +9,15 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class TooLarge(ValueError):
-    """A text beyond the limits, in words."""
+    """YAML beyond the limits; the message says which one."""
 
 
 def check(text: str) -> None:
-    """Raises TooLarge; YAMLError where it is none."""
+    """Raise TooLarge for a text beyond the limits, and YAMLError for one that is not YAML."""
     if len(text) > MOST_BYTES:
         raise TooLarge(f"{len(text):,} characters, wanted at most {MOST_BYTES:,}")
-    sizes: dict[str, int] = {}  # of what each anchor names
-    open_parts: list[tuple[str | None, int]] = []  # its anchor, values before it
+    sizes: dict[str, int] = {}  # anchor -> number of values in its node
+    open_parts: list[tuple[str | None, int]] = []  # per open collection: its anchor, values before it
     values = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.AliasEvent):

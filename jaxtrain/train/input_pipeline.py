@@ -1,4 +1,4 @@
-"""The data of a run: sources, who reads them, and how their batches come to lie on the devices."""
+"""Data of a run: its sources, the workers that read them, and how batches are placed on the devices."""
 
 import copy
 from collections.abc import Callable
@@ -34,12 +34,12 @@ from jaxtrain.train.step.short_batches import ShortBatches, put
 
 
 class InputPipeline:
-    """Loaders over the datasets given, or the task's own where none is.
+    """Loaders over the given datasets, or over the task's own if none are given.
 
-    config: the one given, with the batch size of a source that decides it. Made before JAX's backend starts, so that
-    worker processes may even be forked; `lay_out` then says on which devices batches are wanted, and makes
-    `train_loader`, `total_steps` and `steps_per_epoch`. interrupted: asked while waiting; once true, batches end.
-    Raises UserError where there is nothing to train on.
+    config: the given one, with the batch size of a source that decides it. Create it before JAX's backend starts, so
+    that worker processes can even be forked; then call `lay_out` with the devices, which sets `train_loader`,
+    `total_steps` and `steps_per_epoch`. interrupted: polled while waiting; once it returns True, batches end. Raises
+    UserError if there is no training data.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class InputPipeline:
         self._given = {n: None if value is None else as_source(value, n) for n, value in datasets.items()}
         self._sources = dict(self._given)
         self._pools: dict[str, WorkerPool] = {}
-        self.pads = True  # whether lengths may be rounded up; the program finds out
-        self.notes: list[str] = []  # on the shapes of batches, for the run's log
-        self.warnings: list[str] = []  # on what differs from the dataset's own library
+        self.pads = True  # lengths may be rounded up, unless the program finds that it changes results
+        self.notes: list[str] = []  # about batch shapes, for the run's log
+        self.warnings: list[str] = []  # about differences from the dataset's own library
         source = self.source("train")
         if source is None:
             raise UserError("there is no training data: the task has no `train` split and no dataset was given")
@@ -75,7 +75,7 @@ class InputPipeline:
             self._start_workers(source)
 
     def lay_out(self, layout: Layout) -> None:
-        """Batches go to these devices from here on. Raises UserError where they cannot divide the batch."""
+        """Place batches on these devices from now on. Raises UserError if the devices cannot divide the batch."""
         self.layout = layout
         config, data = self.config, self.config.data
         accumulate = config.train.accumulate_steps
@@ -103,8 +103,8 @@ class InputPipeline:
         self.train_loader = self._loader("train", source, stream, accumulate)
 
     def expect_evaluations(self, due: Callable[[int], bool]) -> None:
-        """Have the training order follow a generator that it shares with the validation DataLoader: in torch every
-        evaluation moves it on. due: tells whether one follows a step. Raises UserError where no order can follow."""
+        """Reproduce torch's training order if it shares a generator with the validation DataLoader, which draws from it
+        at every evaluation. due: step -> True if an evaluation follows. Raises UserError if it cannot be reproduced."""
         if not self.shares_order or not isinstance(self.train_loader.stream, SamplerStream):
             return
         source, each = self.source("train"), self.steps_per_epoch
@@ -123,7 +123,8 @@ class InputPipeline:
         self.train_loader.stream.draw_anew()
 
     def variant(self, config: TrainingConfig) -> "InputPipeline":
-        """The same data for another run's config; a dataset may draw from the seed, so another seed builds it anew."""
+        """Return a pipeline with the same data for another config; another seed builds the datasets anew, as they may
+        depend on it."""
         if config.seed != self.config.seed:
             other = InputPipeline(self.task, config, self._given["train"], self._given["validation"], self.interrupted)
         else:
@@ -133,7 +134,8 @@ class InputPipeline:
         return other
 
     def source(self, split: str) -> Any:
-        """The dataset of a split: the one given, else the task's; None where there is none."""
+        """Return the dataset of a split: the given one, else the task's; None if there is none. Raises UserError if it
+        is empty."""
         if self._sources.get(split) is None:
             built = self.task.build_data(self.config, split)
             self._sources[split] = None if built is None else as_source(built, split)
@@ -145,7 +147,7 @@ class InputPipeline:
         return source
 
     def evaluation(self, split: str) -> tuple[Any, Stream, Loader]:
-        """Source, index stream and loader of a split, in order and to its last sample."""
+        """Return source, index stream and loader of a split, unshuffled and complete. Raises UserError without data."""
         source = self.source(split)
         if source is None:
             raise UserError(f"there is no `{split}` data to evaluate on")
@@ -160,7 +162,7 @@ class InputPipeline:
         return source, stream, self._loader(split, source, stream, 1)
 
     def shapes(self, source: Any, stream: Stream, loader: Loader) -> int:
-        """How many shapes the batches of a source come in: those that it announces, and those of uneven batches."""
+        """Return the largest number of shapes that a source's batches may have, uneven batches included."""
         if self.task.pads_batches:
             return batch_shapes(source)
         if loader.batch_shapes is not None and loader.batch_shapes.exact:
@@ -180,8 +182,8 @@ class InputPipeline:
         return MOST_SIZES if self.config.data.shapes == "auto" and self.pads else MOST_EXACT
 
     def find_axes(self, split: str, loader: Loader) -> list[Axis] | None:
-        """Find the axes of a split's batches whose length varies; None where some may and it is not known what pads
-        them."""
+        """Return the axes of a split's batches whose length varies; None if some may vary and the padding values are
+        not known."""
         source = self.source(split)
         if self.config.data.shapes == "one" or self.task.pads_batches or not self._may_vary(source):
             return []
@@ -203,14 +205,14 @@ class InputPipeline:
             return None
 
     def _may_vary(self, source: Any) -> bool:
-        """Return True where a function of the user's own, or one that pads, makes the batches."""
+        """Return True if a user's collate function, or one that pads, makes the batches."""
         return getattr(source, "collate", None) is not None or isinstance(self._collate(source), PaddingCollate)
 
     def _collate(self, source: Any) -> Callable | None:
         return collate_of(self.task.collate, source, self.config)
 
     def example(self) -> dict[str, Any]:
-        """Two samples of the first training batch, in numpy."""
+        """Return two samples of the first training batch, in numpy."""
         source, stream = self.source("train"), self.train_loader.stream
         collate = self._collate(source)
         loader = self._kind(stream)(
@@ -219,7 +221,7 @@ class InputPipeline:
         return first_samples(loader)
 
     def columns(self, loader: Loader) -> dict[str, jax.Array]:
-        """The dataset on the devices, where it lives there."""
+        """Return the dataset's columns on the devices, after checking them; {} if it stays on the host."""
         if not loader.on_device:
             return {}
         columns, size = loader.source.columns, loader.stream.batch_size
@@ -231,17 +233,16 @@ class InputPipeline:
         return jax.tree.map(place, loader.source.columns)
 
     def in_workers(self, split: str) -> bool:
-        """Return whether worker processes hold a copy of a split that is to follow the dataset."""
+        """Return True if worker processes hold a copy of a split's dataset that must be refreshed when it changes."""
         source = self.source(split)
         return source is not None and self._workers(source) > 0 and not getattr(source, "persistent", False)
 
     def restart_workers(self, split: str) -> None:
-        """Have a split's next batches read by new processes, which get the dataset as it is then."""
+        """End a split's worker processes; new ones read the next batches, with the dataset as it is by then."""
         self._pool(split).close()
 
     def changed_by_resume(self, step: int) -> str | None:
-        """Tell which random numbers of the training data go on otherwise than without the stop at `step`; None for
-        none."""
+        """Return a warning if resuming at `step` changes random numbers of the training data; None if it does not."""
         source = self.source("train")
         if not isinstance(source, ForeignSource) or isinstance(source, SequentialSource):
             return None
@@ -261,7 +262,8 @@ class InputPipeline:
             pool.close()
 
     def _sharding(self, source: Any) -> Sharding | None:
-        """How processes and workers divide the training stream, where they are to."""
+        """Return how processes and workers divide the training stream; None without data.stream_shards. Raises
+        UserError if that setting does not fit."""
         config, count = self.config, self.config.data.stream_shards
         if count is None:
             return None
@@ -275,10 +277,10 @@ class InputPipeline:
                 "train.steps: wanted beside data.stream_shards: shards differ in length, and each begins again as it "
                 "ends, so there is no end of an epoch"
             )
-        source.shard(count, 0)  # refused now rather than in a worker
+        source.shard(count, 0)  # so that an error is raised here, not in a worker
         return Sharding(count, config.data.batch_size, config.data.shuffle_buffer, config.train.accumulate_steps)
 
-    # --- who reads ----------------------------------------------------------------------------------------------
+    # --- workers ------------------------------------------------------------------------------------------------
 
     def _workers(self, source: Any) -> int:
         wanted = source.workers_wanted if isinstance(source, ForeignSource) else 0
@@ -297,7 +299,7 @@ class InputPipeline:
                     self._pool(split).start()
 
     def _pool(self, split: str) -> WorkerPool:
-        """Return the readers of a split; they live as long as the run."""
+        """Return the worker pool of a split, which lives as long as the run."""
         if split not in self._pools:
             source, data = self.source(split), self.config.data
             size = data.batch_size if split == "train" else self._evaluation_size(source)
@@ -339,7 +341,7 @@ class InputPipeline:
         return sharded_loader.ShardedLoader if divided else Loader
 
     def _unreserved(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Raise UserError where a task would take the dataset's entries for the loader's, which it reads by name."""
+        """Return the batch. Raises UserError if the task would mistake a dataset's entry for the loader's own."""
         taken = row_keys.reserved(batch) if self.task.pads_batches else []
         if taken:
             raise UserError(

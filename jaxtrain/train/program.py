@@ -1,4 +1,4 @@
-"""The compiled side of a run: step, hyper-parameters, evaluation and weights, with the state and data they work on."""
+"""Compiled functions of a run (training step, evaluation) with its hyper-parameters, state, weights and data."""
 
 import copy
 import functools
@@ -36,16 +36,16 @@ from jaxtrain.train.user.parts import UserParts
 from jaxtrain.train.user.resolve_task import with_defaults
 from torch_bridge import state_dict as bridge
 
-UNKNOWN_STEPS = 1 << 40  # of a pass whose end only its dataset knows
+UNKNOWN_STEPS = 1 << 40  # for a pass over a dataset of unknown length
 MATMUL = {"default": None, "high": "tensorfloat32", "highest": "float32"}
 
 
 class Program:
-    """Compiles and runs the steps of one run; `Trainer`, the loop and the searches drive it.
+    """Compiled steps of one run; `Trainer`, the loop and the searches use it.
 
     task, config: config has the task's own sections and the batch size of a source that decides it. data: sources and
-    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as Trainer takes them; parts: of
-    the user's own.
+    loaders. layout: the mesh. state: the TrainState, replaced by every step. Arguments as for Trainer; parts: the
+    user's own optimizer, schedule and metrics.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Program:
         self.compile_count = _prepare_process(config)
         self.precision = POLICIES[config.precision.policy]
         interrupted = lambda: self.preemption.due
-        with cpu_threads.limited(None if abstract else config.shard.threads):  # abstract: its owner sets the threads
+        with cpu_threads.limited(None if abstract else config.shard.threads):  # abstract: the caller sets the threads
             # Before JAX's backend starts: worker processes may be forked.
             self.data = InputPipeline(task, config, train_dataset, val_dataset, interrupted)
             self.config = self.data.config
@@ -74,10 +74,10 @@ class Program:
             self.layout = make_layout(self.config.shard, rules, devices)
             offered.check_precision(self.config, self.layout)
         self.data.lay_out(self.layout)
-        self._programs: dict[tuple, Any] = {}  # compiled, by what they do; variants share them
+        self._programs: dict[tuple, Any] = {}  # compiled functions by key; variants share them
         self._evaluators: dict[str, Callable[[], dict[str, float]]] = {}
-        self.announce: Callable[[str], None] = lambda line: None  # a run's log
-        self.beat: Callable[[], None] = lambda: None  # tells a run's watchdog that an evaluation goes on
+        self.announce: Callable[[str], None] = lambda line: None  # replaced by a run: writes to its log
+        self.beat: Callable[[], None] = lambda: None  # replaced by a run: tells its watchdog of progress
         self.start = Start(task, self.resolved, self.layout, model, self.given)
         self.model_def, self.optimizer = self.start.model_def, self.start.optimizer
         self._make_schedule()
@@ -111,12 +111,12 @@ class Program:
 
     @property
     def resolved(self) -> TrainingConfig:
-        """The config with train.steps filled in: schedules of a task need the length of the run."""
+        """Return the config with train.steps filled in: a task's schedule needs the length of the run."""
         train = self.config.train.model_copy(update={"steps": self.total_steps})
         return self.config.model_copy(update={"train": train})
 
     def columns(self, loader: Loader) -> dict[str, jax.Array]:
-        """The dataset on the devices, where it lives there."""
+        """Return the dataset's columns on the devices; {} if it stays on the host."""
         return self.data.columns(loader)
 
     def _make_schedule(self) -> None:
@@ -128,13 +128,13 @@ class Program:
             self.schedule = self.given_schedule
 
     def set_lr(self, lr: float) -> None:
-        """Take another peak learning rate; nothing is compiled anew."""
+        """Set another peak learning rate; nothing is recompiled."""
         optim = self.config.optim.model_copy(update={"lr": lr})
         self.config = self.config.model_copy(update={"optim": optim})
         self._make_schedule()
 
     def _start_afresh(self, model: nnx.Module | None = None) -> None:
-        """Set a new state: of the user's model where it is given, else as the task starts."""
+        """Set the initial state: of the user's model if given, else of the task's model and initial weights."""
         self.state = self.start.state(self.config.seed, model)
         if model is None and self.task.initial_weights is not None:
             weights = self.task.initial_weights(self.config)
@@ -144,10 +144,10 @@ class Program:
             self.state = self.state.replace(opt_state=self.given.taken_over(self.state.opt_state))
 
     def variant(self, config: TrainingConfig) -> "Program":
-        """A program at the start of another run, which shares this one's data and compiled functions.
+        """Return a program at the start of another run, which shares this one's data and compiled functions.
 
-        config: of the same code; numbers (Task.traced_hparams), rates, schedule and run folder may differ. Raises
-        ValueError for any other.
+        config: may differ only in numbers (Task.traced_hparams), rates, schedule and run folder, which need no new
+        compilation. Raises ValueError for any other difference.
         """
         config = with_defaults(self.task, config)
         changed = differences(self.config, config, self.task)
@@ -164,13 +164,13 @@ class Program:
     # --- compiled functions -------------------------------------------------------------------------------------
 
     def step(self, resting: Set[str] = frozenset()) -> Step:
-        """One training step, not compiled. resting: parameters that it leaves alone."""
+        """Return the training step, not compiled. resting: parameters that it does not update."""
         return make_train_step(
             self.task, self.resolved, self.model_def, self.optimizer, self.precision, self.layout, resting
         )
 
     def resting(self, step: int) -> frozenset[str]:
-        """Return the parameters that do not train at a step, because their group trains in other epochs."""
+        """Return the parameters that are not updated at a step, because their group trains in other epochs."""
         optim, epoch = self.config.optim, step // self.steps_per_epoch
         if not groups.boundaries(optim):
             return frozenset()
@@ -179,13 +179,13 @@ class Program:
         return frozenset(key for key, name in named.items() if name in asleep)
 
     def train_step(self, steps: int = 1) -> Compiled:
-        """The compiled step: (state, batch, hyper, columns) -> (state, metrics), several steps in one call."""
+        """Return the compiled step (state, batch, hyper, columns) -> (state, metrics), for `steps` steps per call."""
         return self._compiled(self.step(), steps)
 
     def packed_train_step(
         self, steps: int = 1, resting: frozenset[str] = frozenset()
     ) -> tuple[Compiled, StackedMetrics]:
-        """The same with its metrics as one vector, and the object that knows the names of its elements."""
+        """Return the compiled step with its metrics as one vector, and the object that has the elements' names."""
 
         def make() -> tuple[Compiled, StackedMetrics]:
             packed = StackedMetrics(self.step(resting))
@@ -194,18 +194,18 @@ class Program:
         return self.cached(("train", steps, resting), make)
 
     def cached(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """Return the function under this key, compiled by this program, by a variant of it, or now."""
+        """Return the cached object of this key, made by this program or a variant of it; else call `make`."""
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
 
     @property
     def compilations(self) -> int:
-        """Training steps compiled by this program and its variants: one per number of steps in a call, and shape."""
+        """Return how many training steps this program and its variants compiled: one per shape and steps per call."""
         return sum(len(made[0].programs) for key, made in self._programs.items() if key[0] in ("train", "population"))
 
     def _compiled(self, step: Callable, steps: int) -> Compiled:
-        on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs nothing
+        on_cpu = self.layout.mesh.devices.flat[0].platform == "cpu"  # where a loop costs no time
         repeated = repeat(step, steps, self.precision, as_loop=on_cpu)
         jitted = self.jit(repeated, donate_argnums=0, out_shardings=(self.start.shardings, self.layout.replicated))
         explain = functools.partial(_out_of_memory, self.config, self.layout.mesh.size)
@@ -213,11 +213,11 @@ class Program:
 
     @property
     def train_shapes(self) -> int:
-        """How many shapes the training batches come in."""
+        """Return the largest number of shapes that the training batches may have."""
         return self.data.shapes(self.data.source("train"), self.train_loader.stream, self.train_loader)
 
     def jit(self, function: Callable, **options: Any) -> Any:
-        """jax.jit; on GPUs with the operations that `deterministic` asks for, and with what hides communication."""
+        """Return jax.jit(function); on GPUs with the options for `deterministic` and for overlapping communication."""
         devices = self.layout.mesh.devices
         if devices.flat[0].platform != "gpu":
             return jax.jit(function, **options)
@@ -226,21 +226,21 @@ class Program:
         return jax.jit(traced, compiler_options=wanted or None, **options)
 
     def work(self) -> StepCost:
-        """Return the work of one step, without its FLOPs, which only the compiled step knows."""
+        """Return the cost of one step without its FLOPs, which are known only once it is compiled."""
         precision = self.config.precision
         peak = peak_flops(jax.devices()[0].device_kind, self.precision.compute, precision.matmul)
         return StepCost(self.config.data.batch_size, None, self.layout.mesh.size, peak)
 
     def accumulate(self, steps: int) -> None:
-        """Cut every batch into so many micro-batches from here on."""
+        """Cut every batch into `steps` micro-batches from now on."""
         if steps != self.config.train.accumulate_steps:
             train = self.config.train.model_copy(update={"accumulate_steps": steps})
             self.config = self.data.config = self.config.model_copy(update={"train": train})
             self.data.lay_out(self.layout)
 
     def abstract_arguments(self, steps: int = 1, accumulate: int | None = None, batch_size: int | None = None) -> tuple:
-        """Shapes and shardings of the training step's arguments, from the first sample of the data. steps: in one
-        call. accumulate, batch_size: the config's, if left out."""
+        """Return shapes and shardings of the training step's arguments, derived from the first sample. steps: per call.
+        accumulate, batch_size: default: the config's."""
         accumulate = accumulate or self.config.train.accumulate_steps
         loader = self.train_loader
         columns = (
@@ -265,7 +265,7 @@ class Program:
         return jax.device_put(self.host_hyper(lr_scale), self.layout.replicated)
 
     def host_hyper(self, lr_scale: float = 1.0) -> dict:
-        """The same in numpy."""
+        """Return the hyper-parameters as numpy arrays."""
         optim = self.config.optim
         floats: dict[str, Any] = {"lr_scale": lr_scale}
         floats |= {} if self.optimizer.clip_norm is None else {"clip_norm": optim.clip_norm}
@@ -277,23 +277,23 @@ class Program:
         return floats | {"numbers": traced_hparams.given(self.config, self.task.traced_hparams)}
 
     def traced_hparams(self) -> dict[str, jax.Array]:
-        """The settings that the step takes as arrays (Task.traced_hparams)."""
+        """Return the settings that the step takes as arrays (Task.traced_hparams)."""
         return jax.device_put(traced_hparams.given(self.config, self.task.traced_hparams), self.layout.replicated)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
-        """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        """Return the metrics of the current weights (see `evaluated_params`) on a whole split."""
         if split not in self._evaluators:
             self._evaluators[split] = self._make_evaluator(split)
         return self._evaluators[split]()
 
     def forget_columns(self, split: str) -> None:
-        """Place the columns of a split anew before its next evaluation."""
+        """Make the next evaluation of a split place its data on the devices anew."""
         self._evaluators.pop(split, None)
 
     def evaluated_params(self) -> dict[str, jax.Array]:
-        """The averaged weights where there are and `evaluation.averaged` asks for them, else those that train."""
+        """Return the averaged weights if they exist and `evaluation.averaged` is set, else the trained weights."""
         return (self.state.ema if self.config.evaluation.averaged else {}) or self.state.params
 
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
@@ -327,7 +327,7 @@ class Program:
                         found, kept = found
                         own.update(*kept)
                     yield found
-                self.preemption.proceed()  # batches may have ended because it would not
+                self.preemption.proceed()  # batches may have ended because of an interruption
 
             if own is not None:
                 own.begin()
@@ -337,7 +337,7 @@ class Program:
         return run
 
     def evaluation_step(self, keep: bool = False) -> Callable:
-        """(params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled. keep: see
+        """Return (params, frozen, buffers, placed batch, columns, numbers) -> Statistics, not compiled. keep: see
         make_eval_step."""
         step = evaluation.make_eval_step(self.task, self.config, self.model_def, self.precision, self.layout, keep)
 
@@ -349,19 +349,19 @@ class Program:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def model(self) -> nnx.Module:
-        """The model with the current weights (the averaged ones where there are)."""
+        """Return the model with the current weights (the averaged ones if they exist)."""
         return self.model_def.merge(self.state.ema or self.state.params, self.state.frozen, self.state.buffers)
 
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
     ) -> tuple[list[str], list[str]]:
-        """Take weights from a torch state dict (tensors, arrays or LazyArrays); gives its missing and unexpected keys.
+        """Load weights from a torch state dict (tensors, arrays or LazyArrays); return missing and unexpected keys.
 
-        Raises StateDictMismatch, which names `source`, where they do not fit.
+        Raises StateDictMismatch, which names `source`, if they do not fit.
         """
         model = self.model_def.merge(self.state.params, self.state.frozen, self.state.buffers)
         averaged = self.state.ema
-        # The model alone refers to its arrays now, so that each is freed before its replacement is loaded.
+        # From here only the model refers to its arrays, so that each is freed before its replacement is loaded.
         self.state = self.state.replace(params={}, frozen={}, buffers={}, ema={})
         try:
             keys = bridge.load_state_dict(model, state, strict, source)
@@ -373,7 +373,7 @@ class Program:
 
 
 def _prepare_process(config: TrainingConfig) -> Any:
-    """Set what holds for the whole process; return the count of compilations from here on."""
+    """Apply the process-wide settings; return a counter of compilations from now on."""
     jax_settings.check()
     compile_cache.enable()
     host_memory.one_arena()

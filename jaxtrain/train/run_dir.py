@@ -27,7 +27,7 @@ def same(one: str | pathlib.Path, other: str | pathlib.Path) -> bool:
 
 
 def environment(devices: int) -> dict[str, Any]:
-    """Return what a result depends on: the devices of its mesh, versions, git revision."""
+    """Return facts that a result depends on: devices, processes, versions, git revision."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "device": f"{devices} x {jax.devices()[0].device_kind}",
@@ -38,23 +38,23 @@ def environment(devices: int) -> dict[str, Any]:
 
 
 def write_start(folder: pathlib.Path, config: TrainingConfig, devices: int) -> None:
-    """config.yaml and environment.json."""
+    """Write config.yaml and environment.json."""
     write(folder, "config.yaml", config_io.dump(config))
     write(folder, "environment.json", json.dumps(environment(devices), indent=1))
 
 
 def is_described(folder: pathlib.Path) -> bool:
-    """Tell whether a folder says which run it holds."""
+    """Return True if a folder has a config.yaml."""
     return (folder / "config.yaml").is_file()
 
 
 def write_summary(folder: pathlib.Path, summary: dict[str, Any], devices: int) -> None:
-    """summary.json of a run that ended."""
+    """Write summary.json of a finished run."""
     write(folder, "summary.json", strict_json.dumps(summary | environment(devices), indent=1))
 
 
 def changes(folder: pathlib.Path, config: TrainingConfig) -> list[str]:
-    """Settings that differ from those the folder's run was started with."""
+    """Return the settings that differ from those in the folder's config.yaml, as "key: old -> new"."""
     path = folder / "config.yaml"
     if not path.is_file():
         return []
@@ -63,7 +63,7 @@ def changes(folder: pathlib.Path, config: TrainingConfig) -> list[str]:
 
 
 def write(folder: pathlib.Path, name: str, text: str) -> None:
-    """A file of the run folder, whole or not at all. Raises UserError where it cannot be written."""
+    """Write a file of the run folder atomically, with secrets masked. Raises UserError if it cannot be written."""
     path = folder / name
     try:
         with replacing(path) as aside:
@@ -75,7 +75,7 @@ def write(folder: pathlib.Path, name: str, text: str) -> None:
 
 
 def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
-    """Task, config and checkpoints of a run folder. Raises UserError where it is none."""
+    """Return task, config and checkpoints of a run folder. Raises UserError if it is none, or names no task."""
     folder = pathlib.Path(folder)
     if _settings(folder).get("task") is None:
         raise UserError(
@@ -87,7 +87,7 @@ def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
 
 
 def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
-    """Those of any run folder, whose task need not be known."""
+    """Return the checkpoints of any run folder, even of one whose task is unknown."""
     folder = pathlib.Path(folder)
     values = _settings(folder)
     kept = {"checkpoint": CheckpointConfig, "evaluation": EvaluationConfig}  # a task's own keys do not matter here
@@ -108,13 +108,13 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def checkpoints(folder: pathlib.Path, config: TrainingConfig, warn: Callable[[str], None] = print) -> Checkpoints:
-    """Those of a run folder, kept by the config's rules. warn: called with a line about trouble with them."""
+    """Return the checkpoints of a run folder, kept by the config's rules. warn: called with a line about problems."""
     evaluation, keep = config.evaluation, config.checkpoint
     return Checkpoints(folder / "checkpoints", keep.keep_last, keep.keep_best, evaluation.metric, evaluation.mode, warn)
 
 
 def pick(checkpoints: Checkpoints, which: str) -> int:
-    """The step that "best", "last" or a number means. Raises UserError where that checkpoint is damaged."""
+    """Return the step that "best", "last" or a number means. Raises UserError if it is missing or damaged."""
     step = _meant(checkpoints, which)
     found = checkpoints.problems(step)
     if found:
@@ -148,9 +148,9 @@ def _meant(checkpoints: Checkpoints, which: str) -> int:
 def load_model(
     folder: str | pathlib.Path, which: str = "best", averaged: bool | None = None
 ) -> tuple[Task, Any, nnx.Module, int]:
-    """The model of a run with the weights of a checkpoint, on one device.
+    """Return task, config, model with a checkpoint's weights on one device, and the step.
 
-    averaged: with optim.ema_decay, take the average rather than the weights that train; evaluation.averaged if None.
+    averaged: with optim.ema_decay, take the averaged instead of the trained weights; default: evaluation.averaged.
     """
     task, config, checkpoints = open_run(folder)
     step = pick(checkpoints, which)

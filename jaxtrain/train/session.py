@@ -1,4 +1,4 @@
-"""One run in its folder: the tracker and the watchdog around a loop, started from the weights that belong to it."""
+"""One run in its folder: a training loop with tracker and watchdog, started or resumed from the right weights."""
 
 import dataclasses
 import pathlib
@@ -27,11 +27,11 @@ from jaxtrain.train.tracking.tracker import Tracker
 
 @dataclasses.dataclass
 class Session:
-    """A run of a program, in the run folder that the caller has locked.
+    """A run of a program, in a run folder that the caller has locked.
 
-    fingerprint: of this run. resume: "auto", "never", "here" or another run's folder, as origin.find takes it.
-    callbacks, control: the user's own, and what they may ask for. write_back: gives the user's own model the weights;
-    called with each checkpoint where `checkpoint.write_back` asks for it.
+    fingerprint: of this run. resume: "auto", "never", "here" or another run's folder, as in origin.find. callbacks: the
+    user's own. control: requests that they make to the run. write_back: writes the weights into the user's own model;
+    called with each checkpoint if `checkpoint.write_back` is set.
     """
 
     program: Program
@@ -46,7 +46,7 @@ class Session:
         return self.program.config.run.folder
 
     def run(self, after_evaluation: AfterEvaluation | None = None, warnings: Sequence[str] = ()) -> dict[str, Any]:
-        """Train to the end and return the history; warnings are told first. Raises what the run raises, explained."""
+        """Log the warnings, train to the end and return the history. Errors of the run are explained and raised."""
         started = time.time()
         tracker = Tracker(self.folder, self.program.config, active=jax.process_index() == 0)
         for warning in [*warnings, *launch.not_joined()] if jax.process_index() == 0 else []:
@@ -58,7 +58,7 @@ class Session:
             loop = self._loop(tracker, watchdog)
             history = loop.run(after_evaluation)
             if jax.process_index() == 0:
-                if not run_dir.is_described(self.folder):  # it was moved or deleted while the run went on
+                if not run_dir.is_described(self.folder):  # it was moved or deleted during the run
                     self._describe(goes_on=True)
                 summary = loop.record.summary(time.time() - started)
                 run_dir.write_summary(self.folder, summary, self.program.layout.mesh.size)
@@ -78,7 +78,7 @@ class Session:
         return history
 
     def _loop(self, tracker: Tracker, watchdog: Watchdog) -> Loop:
-        """Make the loop at the step where it goes on, and write down that the run has started."""
+        """Create the loop at the step where training starts or resumes, and record the start in the run folder."""
         program = self.program
         checkpoints = run_dir.checkpoints(self.folder, program.config, tracker.warn)
         if program.config.checkpoint.mirror is not None:
@@ -96,7 +96,7 @@ class Session:
         elif warm is not None:
             loop.start_from(warm)
         if start is not checkpoints:
-            checkpoints.newest = None  # the folder itself holds nothing yet
+            checkpoints.newest = None  # the folder holds no checkpoint of its own yet
         tracker.rewind(int(program.state.step), loop.record.evaluation_due)
         if jax.process_index() == 0:
             checkpoints.clear_unfinished()
@@ -105,7 +105,8 @@ class Session:
         return loop
 
     def _describe(self, goes_on: bool) -> None:
-        """Write what the run folder says of this run; goes_on: from checkpoints that it holds."""
+        """Write config, environment and fingerprint into the run folder. goes_on: the run resumes from its own
+        checkpoints."""
         run_dir.write_start(self.folder, self.program.config, self.program.layout.mesh.size)
         self.fingerprint = self.fingerprint.record(self.folder, goes_on)
 
@@ -114,7 +115,7 @@ class Session:
         return None if source is None else init_from.apply(self.program, source)
 
     def _restore(self, loop: Loop, start: Checkpoints, step: int) -> None:
-        """Take state and records of a checkpoint, and tell where the run goes on and what has changed."""
+        """Restore state and records from a checkpoint; log where the run resumes and what has changed since."""
         program, info = self.program, loop.tracker.info
         program.state = start.restore(step, program.state)
         loop.record.restore(start.meta(step))

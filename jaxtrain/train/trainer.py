@@ -1,4 +1,4 @@
-"""`Trainer`, the public face: a model, its data and a config in; training, metrics and a torch state dict out."""
+"""`Trainer`, the public interface: takes a model, data and a config; trains, evaluates, returns torch state dicts."""
 
 import contextlib
 import copy
@@ -39,10 +39,10 @@ from torch_bridge import state_dict as bridge
 
 
 class Trainer:
-    """Trains a flax model on torch Datasets (or arrays).
+    """Trainer of a flax model or a torch module on torch Datasets (or arrays).
 
-    model: an nnx.Module or a torch.nn.Module of your own, or None to let the task build it, sharded from the start. It
-    holds the trained weights at the end; a torch module is converted (docs/from_torch.md) and stays torch's.
+    model: your own nnx.Module or torch.nn.Module, or None to let the task build it, sharded from the start. It holds
+    the trained weights at the end; a torch module is converted (docs/from_torch.md) and remains a torch module.
     train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
     config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> a
     scalar, a value per sample, (value, weight) or Loss, for a model without a task; batches are dicts, "0", "1", ...
@@ -53,11 +53,11 @@ class Trainer:
     or "epoch"); or, without optimizer, an optax schedule. metrics: by name a function (outputs, batch), a torchmetrics
     object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
     objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
-    adapters for a torch module, in place of the config's. devices: all, if left out. abstract: shapes and shardings
-    only, to compile for devices that are elsewhere.
-    Raises UserError for everything that the user can mend.
+    adapters for a torch module, in place of the config's. devices: default: all. abstract: shapes and shardings only,
+    to compile for devices that this machine does not have.
+    Raises UserError for every error that the user can fix.
 
-    `program` is what the run compiles: step, hyper-parameters, evaluation.
+    `program` holds what the run compiles: step, hyper-parameters, evaluation.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Trainer:
             self.callbacks.reads = ModuleReads(*given, self.write_back, lambda: self.state, optimizer, scheduler)
             self._edits = ModuleEdits(*given, optimizer)
 
-    # --- what it was made of ------------------------------------------------------------------------------------
+    # --- parts --------------------------------------------------------------------------------------------------
 
     @property
     def task(self) -> Task:
@@ -110,12 +110,12 @@ class Trainer:
 
     @property
     def config(self) -> TrainingConfig:
-        """With the task's own sections, and the batch size of a DataLoader that decides it."""
+        """Return the config with the task's own sections, and with the batch size of a DataLoader that decides it."""
         return self.program.config
 
     @property
     def folder(self) -> pathlib.Path:
-        """The run folder."""
+        """Return the run folder."""
         return self.config.run.folder
 
     @property
@@ -143,20 +143,20 @@ class Trainer:
         return self.program.steps_per_epoch
 
     def __getattr__(self, name: str) -> Any:
-        """Pass on what the run compiles, as `train_step`, `hyper`, `columns` or `schedule`: see Program."""
+        """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
         if name.startswith("_") or "program" not in self.__dict__:
             raise AttributeError(f"Trainer has no attribute {name!r}")
         return getattr(self.program, name)
 
     def source(self, split: str) -> Any:
-        """The dataset of a split; None where there is none."""
+        """Return the dataset of a split; None if there is none."""
         return self.program.data.source(split)
 
     def variant(self, config: TrainingConfig) -> "Trainer":
-        """A trainer at the start of another run, which shares this one's data and compiled programs.
+        """Return a trainer at the start of another run, which shares this one's data and compiled programs.
 
-        config: of the same code; numbers (Task.traced_hparams), rates, schedule and run folder may differ. Raises
-        ValueError for any other. A user's own model is not built anew, so a trainer that was given one has no variants.
+        config: may differ only in numbers (Task.traced_hparams), rates, schedule and run folder. Raises ValueError for
+        any other difference, and if the trainer was given a model, which cannot be built anew.
         """
         if self.user_model is not None:
             raise ValueError("a variant starts from fresh weights; this trainer was given a model")
@@ -167,13 +167,13 @@ class Trainer:
     # --- a run --------------------------------------------------------------------------------------------------
 
     def train(self, resume: str = "auto", after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
-        """Train to the end of the config, resuming what the run folder holds of this very run.
+        """Train to the end of the config, resuming from checkpoints of this same run in the run folder.
 
         Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
         originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another
-        one's, or this one's whatever has changed. after_evaluation: (step, validation metrics) -> True ends the run
-        there. A folder that holds another run (docs/checkpoints.md) is refused; where none was named, a new one is
-        taken: see `folder`.
+        run's, or this run's own, to resume whatever has changed. after_evaluation: (step, validation metrics) -> True
+        ends the run there. A folder that holds another run (docs/checkpoints.md) is refused; if no folder was named, a
+        new one is used: see `folder`.
         """
         self._take_edits()
         if reads := self.callbacks.reads:
@@ -190,7 +190,7 @@ class Trainer:
                 self.user_data.after_training()
 
     def _rehearse(self) -> dict[str, Any]:
-        """Run one batch of everything, in a folder that is gone afterwards."""
+        """Run one batch of everything, in a temporary folder."""
         try:
             with rehearsal.folder_of(self.program):
                 return self._train_locked("never", None, [rehearsal.NOTE])
@@ -199,7 +199,7 @@ class Trainer:
 
     @property
     def fingerprint(self) -> fingerprint.Fingerprint:
-        """Return what tells this run from others; includes the initial weights, so read it before they change."""
+        """Return the run's fingerprint. It includes the initial weights, so read it before they change."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint.of(self.program, self.user_model, self.user_loss, self.user_data)
         return self._fingerprint
@@ -215,19 +215,19 @@ class Trainer:
                         stack.enter_context(part.during_training())
                 return session.run(after_evaluation, warnings)
         finally:
-            self._fingerprint = session.fingerprint  # as recorded: a second train() goes on with it
+            self._fingerprint = session.fingerprint  # as recorded, so that a second train() continues the run
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
-        """Those of the run folder, or of another run's. warn: called with a line about trouble with them."""
+        """Return the checkpoints of the run folder, or of another run's. warn: called with a line about problems."""
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
     def _take_edits(self) -> None:
-        """Begin or go on from what the torch module holds now, where it was changed outside a run."""
+        """Load what the torch module holds now, if it was changed outside a run."""
         if self._edits is not None and self._edits.take_over(self.program):
             self._fingerprint = None
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
-        """Metrics of the current weights (the averaged ones where there are) on a whole split."""
+        """Return the metrics of the current weights (the averaged ones if they exist) on a whole split."""
         self._take_edits()
         return self.program.evaluate(split)
 
@@ -237,14 +237,14 @@ class Trainer:
         return certifier.of(self, steps)
 
     def lr_find(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> lr_range.RangeTest:
-        """Raise the rate over so many steps, on a copy of the state; `.steepest` is a rate to take."""
+        """Run a learning-rate range test of `steps` steps on a copy of the state; `.steepest` is the suggested rate."""
         self._take_edits()
         return lr_range.range_test(self.program, min_lr, max_lr, steps)
 
     def find_batch_size(self, limit_bytes: int | None = None) -> int:
         """Find the largest data.batch_size whose step fits into a device's memory, within a sixteenth. Runs no step.
 
-        limit_bytes: of one device; data.memory_limit_bytes, or what the device offers, if left out.
+        limit_bytes: of one device; default: data.memory_limit_bytes, else what the device offers.
         """
         return micro_batch.largest_batch(self.program, limit_bytes)
 
@@ -255,12 +255,12 @@ class Trainer:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def model(self) -> nnx.Module:
-        """The model with the current weights (the averaged ones where there are)."""
+        """Return the model with the current weights (the averaged ones if they exist)."""
         return self.program.model()
 
     def state_dict(self) -> dict[str, Any]:
-        """The current weights under torch's keys, as numpy arrays for `torch_bridge.files.save`; of a torch module with
-        the extra states of its parts, as its own `state_dict()`."""
+        """Return the current weights under torch's keys, as numpy arrays for `torch_bridge.files.save`. For a torch
+        module, they include its submodules' extra states, as its own `state_dict()` does."""
         state, module = bridge.state_dict(self.model()), loading.torch_module(self.program)
         if module is None:
             return state
@@ -271,10 +271,10 @@ class Trainer:
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
     ) -> tuple[list[str], list[str]]:
-        """Take weights from a torch state dict (tensors, arrays or LazyArrays); gives its missing and unexpected keys.
+        """Load weights from a torch state dict (tensors, arrays or LazyArrays); return missing and unexpected keys.
 
-        A torch module's own load hooks see it first. Raises StateDictMismatch, which names `source`, where they do not
-        fit.
+        A torch module's own load hooks run on it first. Raises StateDictMismatch, which names `source`, if the weights
+        do not fit.
         """
         if not int(self.state.step):
             self._take_edits()
@@ -284,7 +284,7 @@ class Trainer:
         return keys
 
     def write_back(self) -> None:
-        """Put the current weights (the averaged ones where there are) and optimizer state into the user's objects."""
+        """Write the current weights (the averaged ones if they exist) and optimizer state into the user's objects."""
         with (reads := self.callbacks.reads) is not None and reads.writing() or contextlib.nullcontext():
             if reads is not None:
                 from torch_bridge.from_torch import write_back

@@ -1,1 +1,1 @@
-"""Compiled programs: the state at the start, the training step (loss, gradients, update, guards), evaluation."""
+"""Compiled functions: initial state, training step (loss, gradients, update, guards) and evaluation."""

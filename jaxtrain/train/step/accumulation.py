@@ -1,4 +1,4 @@
-"""Refuse losses that the mean of micro-batches cannot stand for."""
+"""Refuse losses for which averaging over micro-batches gives a wrong gradient."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxtrain.train.step.state import ModelDef, TrainState
 def refuse_sums(task: Task, config: Any, model_def: ModelDef, state: TrainState, rows: Batch) -> None:
     """Raise UserError for a plain value that is a sum over the batch: twice the rows give twice the loss.
 
-    The gradient of a step is the mean over its micro-batches, in torch as here, and so a fraction of the whole batch's.
+    A step's gradient is the mean over its micro-batches, which would be only a fraction of the whole batch's gradient.
     rows: a few samples, read on the host.
     """
 

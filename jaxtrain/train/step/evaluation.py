@@ -1,4 +1,4 @@
-"""Metrics of a whole split: sums and rows over its batches, each batch's loss by its weight."""
+"""Compute metrics of a whole split: sums and rows over its batches; losses are averaged by weight."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -17,15 +17,15 @@ from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Batch, Statistics, Task
 from jaxtrain.train.step.state import Arrays, ModelDef
 
-VALID = row_keys.PREFIX + row_keys.VALID  # apart from the names of a task's own rows
+VALID = row_keys.PREFIX + row_keys.VALID  # prefixed, so as not to collide with a task's own rows
 
 
 def make_eval_step(
     task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout, keep: bool = False
 ) -> Callable:
-    """(params, frozen, buffers, batch, columns, numbers) -> Statistics with the loss and its parts among the sums.
+    """Return (params, frozen, buffers, batch, columns, numbers) -> Statistics, with the loss and its parts in the sums.
 
-    keep: give (Statistics, (outputs, batch)) instead, for metrics of the user's own.
+    keep: return (Statistics, (outputs, batch)) instead, for the user's own metrics.
     """
 
     def eval_step(
@@ -56,7 +56,7 @@ def make_eval_step(
 
 
 def check_metric(name: str, known: Iterable[str], setting: str) -> None:
-    """Raise UserError, which names the nearest, where there is no such metric. setting: that names it."""
+    """Raise UserError, which suggests the nearest name, if a metric is unknown. setting: the setting that names it."""
     known = list(known)
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
@@ -65,7 +65,7 @@ def check_metric(name: str, known: Iterable[str], setting: str) -> None:
 
 
 def collect(eval_statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Sums over all batches in float64, and the valid rows of all batches one after another."""
+    """Return the sums over all batches in float64, and the valid rows of all batches, concatenated."""
     sums: dict[str, Any] = {}
     rows: dict[str, list] = {}
     for batch in eval_statistics:
@@ -82,7 +82,7 @@ def collect(eval_statistics: Iterable[Statistics]) -> tuple[dict[str, np.ndarray
 def compute(
     task: Task, config: Any, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """The split's metrics: loss and its parts, then what the task makes of its statistics."""
+    """Return the split's metrics: loss and its parts, then those that the task computes from its statistics."""
     metrics: dict[str, float] = {}
     if "weight/loss" in sums:
         weight = max(float(sums["weight/loss"]), float(np.finfo(np.float32).tiny))

@@ -1,4 +1,4 @@
-"""The state that a run starts from: the model's structure, its optimizer, and the programs that make the arrays."""
+"""Initial state of a run: the model's structure, its optimizer, and the compiled functions that create the arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ Weights = tuple[Arrays, Arrays, Arrays]  # params, frozen and buffers
 
 
 def group_labels(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
-    """The group of every parameter that trains, with its depth where there is layer decay.
+    """Return the group of every parameter, with its depth if there is layer decay.
 
     Raises UserError for a group of the config without a parameter.
     """
@@ -34,7 +34,7 @@ def group_labels(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
 
 
 def members(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
-    """The group of every parameter, in torch's order."""
+    """Return the group of every parameter, in torch's parameter order."""
     first = layouts.first_names(model)
     order = {name: number for number, name in enumerate(layouts.parameter_order(model))}
     own = [key_of(path) for path, leaf in nnx.to_flat_state(nnx.state(model)) if isinstance(leaf, (nnx.Param, Frozen))]
@@ -42,7 +42,7 @@ def members(task: Task, config: Any, model: nnx.Module) -> dict[str, str]:
 
 
 def for_average(params: Arrays) -> Arrays:
-    """Parameters at the precision of their average: float32 at least, or the steps of a slow one are rounded away."""
+    """Convert parameters to the dtype of their average: at least float32, or a slow average's steps round to zero."""
     wide = lambda value: jnp.promote_types(value.dtype, jnp.float32)
     return {
         key: value.astype(wide(value)) if jnp.issubdtype(value.dtype, jnp.inexact) else value
@@ -51,10 +51,10 @@ def for_average(params: Arrays) -> Arrays:
 
 
 class Start:
-    """Makes states of one code, sharded from their first byte on.
+    """Factory of initial states with the same structure, sharded from the start.
 
-    model: the user's, or None for the task's. given: an optimizer of the user's own, or None for the config's.
-    model_def, optimizer: shared by all states. shapes, shardings: a state's.
+    model: the user's, or None for the task's. given: the user's own optimizer, or None for the config's. model_def,
+    optimizer: shared by all states. shapes, shardings: of a state.
     """
 
     def __init__(self, task: Task, config: Any, layout: Layout, model: nnx.Module | None = None, given: Any = None):
@@ -95,23 +95,23 @@ class Start:
         self.shapes = jax.eval_shape(begin, weights, np.int32(0))
         refuse_whole(layout, {key: value.shape for key, value in (weights[0] | weights[1]).items()})
         self.shardings = placed = state_shardings(self.shapes, layout)
-        # two programs: the first compiles long, and knows neither optimizer nor precision
+        # two programs: drawing weights compiles slowly, and does not depend on optimizer or precision
         self._draw = jax.jit(draw, out_shardings=(placed.params, placed.frozen, placed.buffers))
-        drawn = (0,) if model is None else ()  # a model that was given keeps its arrays
+        drawn = (0,) if model is None else ()  # the user's model must keep its arrays
         self._begin = jax.jit(begin, donate_argnums=drawn, out_shardings=placed)
 
     def abstract(self) -> TrainState:
-        """Shapes and shardings of a state, without its arrays."""
+        """Return the shapes and shardings of a state, without arrays."""
         return jax.tree.map(placed_shape, self.shapes, self.shardings)
 
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
-        """A new state: of the user's model where it is given, else of weights drawn from the seed."""
+        """Return a new state, from the user's model if given, else with weights drawn from the seed."""
         number = np.int64(seed).astype(np.int32)
         return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
 
 
 def _structure(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
-    """The task's model without its arrays. Raises UserError for settings that it cannot be built with."""
+    """Return the task's model without arrays. Raises UserError for settings that it cannot be built with."""
     try:
         return layouts.abstract(build)
     except UserError:
@@ -121,5 +121,5 @@ def _structure(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
 
 
 def placed_shape(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """The shape of an array, with the devices where it would lie."""
+    """Return the abstract array (shape, dtype) with this sharding."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

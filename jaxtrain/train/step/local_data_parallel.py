@@ -1,4 +1,4 @@
-"""Gradients as DistributedDataParallel computes them: every device its own rows, then one sum of one vector."""
+"""Compute gradients as DistributedDataParallel does: per device from its own rows, then one all-reduce of a vector."""
 
 import functools
 from collections.abc import Callable
@@ -18,12 +18,12 @@ Compute = Callable[[TrainState, Any, jax.Array, jax.Array, Arrays], tuple[Arrays
 
 
 def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute:
-    """`compute` on every device's rows of the batch, with a random key of its own: what looks at the whole batch
-    (BatchNorm, a contrastive loss) sees the device's rows. Traced.
+    """Return a function that runs `compute` on each device's rows with a random key per device. BatchNorm or a
+    contrastive loss sees only the device's rows. Traced.
 
-    Gradients, loss and parts are the means over the devices by weight (plain means where mean_of_means), weight and
-    tokens the sums; buffers are the first device's. Source: Li et al. 2020 (PyTorch Distributed), sec. 3.2 and 4.1,
-    which takes plain means, equal to these where every device's rows weigh the same.
+    Gradients, loss and parts are averaged over the devices by weight (plain means if mean_of_means), weight and tokens
+    are summed; buffers are the first device's. Source: Li et al. 2020 (PyTorch Distributed), sec. 3.2 and 4.1, which
+    takes plain means; these are equal if all devices' rows have the same weight.
     """
 
     def own_rows(state: TrainState, batch: Any, rng: jax.Array, scale: jax.Array, numbers: Arrays) -> Any:
@@ -45,12 +45,12 @@ def per_device(compute: Compute, layout: Layout, mean_of_means: bool) -> Compute
 
 
 def share_of(loss: Loss, mean_of_means: bool) -> jax.Array:
-    """How much a micro-batch, or a device's rows, count among the others."""
+    """Return the weight of a micro-batch, or of a device's rows, in the mean: 1 for plain means and MeanLoss."""
     return jnp.float32(1) if mean_of_means or isinstance(loss, MeanLoss) else loss.weight
 
 
 def _pieces(buffers: Arrays) -> dict[str, Any]:
-    """Integers of 32 and 64 bits as numbers of 16, which float32 holds exactly; the highest first."""
+    """Split 32- and 64-bit integers into 16-bit pieces, which float32 holds exactly; the highest first."""
 
     def cut(x: jax.Array) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype.itemsize < 4:

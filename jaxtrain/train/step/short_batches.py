@@ -1,4 +1,4 @@
-"""Batches of fewer samples than data.batch_size, in their true shape."""
+"""Place batches of fewer samples than data.batch_size in their true shape."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from jaxtrain.runtime.mesh import Layout, local_rows
 
 
 class ShortBatches:
-    """Cuts a short batch as a torch DataLoader of micro-batches would: whole micro-batches, and a rest.
+    """Division of a short batch as by a torch DataLoader of micro-batches: into whole micro-batches and a rest.
 
-    micro: samples of a whole micro-batch over all processes. A rest that does not divide over the devices is held, and
+    micro: samples of a whole micro-batch over all processes. A rest that the devices cannot divide is held, and
     computed, by each of them.
     """
 
@@ -21,13 +21,13 @@ class ShortBatches:
         self.layout, self.micro = layout, micro
 
     def rows(self, size: int) -> np.ndarray:
-        """Which rows of a batch of `size` samples this process reads."""
+        """Return the rows of a batch of `size` samples that this process reads."""
         whole, rest = divmod(size, self.micro)
         parts = [i * self.micro + local_rows(self.micro, self.layout) for i in range(whole)]
         return np.concatenate([*parts, whole * self.micro + local_rows(rest, self.layout)] if rest else parts)
 
     def place(self, batch: dict, size: int) -> Any:
-        """Global arrays [micro-batch, sample, ...] of those rows: one dict, or two where the rest is smaller."""
+        """Return global arrays [micro-batch, sample, ...] of these rows: one dict, or two if the rest is smaller."""
         whole, rest = divmod(size, self.micro)
         if not (whole and rest):
             return self._put(batch, max(whole, 1), rest or self.micro)
@@ -40,11 +40,11 @@ class ShortBatches:
 
 
 def put(batches: list[dict], count: int, size: int, layout: Layout) -> dict[str, jax.Array]:
-    """Host rows of consecutive batches -> global arrays [step if several, micro-batch, sample, ...]; size: samples of
-    each of `count` micro-batches over all processes.
+    """Place host rows of consecutive batches as global arrays [step if several, micro-batch, sample, ...]. size:
+    samples of each of `count` micro-batches over all processes.
 
     An entry with another number of rows (edges of a batch of graphs, a mask that all samples share) is held whole by
-    every device. Raises UserError where a batch has to be cut.
+    every device. Raises UserError if such a batch would have to be cut.
     """
     sharding = layout.rows(size, leading=1 if len(batches) == 1 else 2)
     alone = jax.process_count() == 1
@@ -65,11 +65,11 @@ def put(batches: list[dict], count: int, size: int, layout: Layout) -> dict[str,
     if not alone:
         return placed
     where = jax.tree.map(lambda row: layout.replicated if whole(row) else sharding, batches[0])
-    return jax.device_put(placed, where)  # at once: a transfer each would cost more
+    return jax.device_put(placed, where)  # all at once: one transfer per array would cost more
 
 
 def cannot_cut(path: Any, shape: tuple[int, ...], samples: int) -> UserError:
-    """Say that a batch has to be cut, and which entry cannot be."""
+    """Return the error for a batch that has to be cut, naming the entry that cannot be."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     return UserError(
         f"the collate function gives `{name}` the shape {list(shape)} for {samples} samples: a batch is cut by its "

@@ -1,4 +1,4 @@
-"""The state of a run, and the model without its arrays."""
+"""Training state of a run, and the structure of the model without its arrays."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +21,10 @@ Arrays = dict[str, jax.Array]  # by the variable's path joined with dots, which 
 class TrainState:
     """Everything that changes from step to step, and nothing else.
 
-    step: int32, batches seen; it fixes the data position and the random keys. updates: int32, optimizer updates made;
-    a skipped step does not count. params: trained. frozen: parameters that are not. buffers: all other variables
-    (running statistics, carried state). ema: averaged params, or empty. scale: dynamic loss scale, or empty.
-    guard: running mean of the gradient norm, where loss spikes are skipped, or empty.
+    step: int32, batches seen; it determines the data position and the random keys. updates: int32, optimizer updates
+    made, without skipped steps. params: trained parameters. frozen: the other parameters. buffers: all other variables
+    (running statistics, carried state). ema: averaged params, or empty. scale: dynamic loss scale, or empty. guard:
+    running mean of the gradient norm if loss spikes are skipped, or empty.
     """
 
     step: jax.Array
@@ -44,7 +44,7 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class ModelDef:
-    """A model's structure: with its arrays it is the model again. `split` and `merge` are cheap and traceable."""
+    """Structure of a model, without arrays. `split` and `merge` convert model <-> arrays, cheaply and traceably."""
 
     graphdef: Any
     treedef: Any
@@ -55,7 +55,7 @@ class ModelDef:
 
     @classmethod
     def of(cls, model: nnx.Module, trainable: Callable[[str], bool]) -> "ModelDef":
-        """Marks every variable with its key, so that a part of the model knows its parameters' names."""
+        """Return a model's structure. Also stores in every variable its key, so that submodules know the full names."""
         for path, variable in nnx.iter_graph(model):
             if isinstance(variable, nnx.Variable):
                 variable.set_metadata(key=key_of(path))
@@ -73,7 +73,7 @@ class ModelDef:
         return cls(graphdef, jax.tree.structure(state), tuple(keys), tuple(kinds), order, frozenset(stay_finite))
 
     def split(self, model: nnx.Module) -> tuple[Arrays, Arrays, Arrays]:
-        """The model's params, frozen parameters and buffers."""
+        """Return the model's params, frozen parameters and buffers."""
         parts: dict[str, Arrays] = {"params": {}, "frozen": {}, "buffers": {}}
         for key, kind, leaf in zip(self.keys, self.kinds, jax.tree.leaves(nnx.state(model)), strict=True):
             parts[kind][key] = leaf
@@ -87,19 +87,19 @@ class ModelDef:
 
 
 def initial_scale(precision: PrecisionConfig) -> Arrays:
-    """Loss scale of float16: its value and the updates since it last changed; nothing where losses are not scaled."""
+    """Return float16's initial loss scale and its count of updates since the last change; {} if losses are unscaled."""
     if not POLICIES[precision.policy].scaled:
         return {}
     return {"value": jnp.float32(precision.loss_scale), "good_steps": jnp.int32(0)}
 
 
 def initial_guard(guarded: bool) -> Arrays:
-    """Hold the state of the spike guard: the mean gradient norm and the number of updates behind it."""
+    """Return the initial state of the spike guard, the mean gradient norm and its number of updates; {} without it."""
     return {"mean_norm": jnp.float32(0), "count": jnp.int32(0)} if guarded else {}
 
 
 def state_shardings(state: TrainState, layout: Layout) -> TrainState:
-    """Where every array of a state is kept; `state` may be abstract."""
+    """Return the sharding of every array of a state; `state` may be abstract."""
     shapes = {key: value.shape for key, value in state.params.items()}
 
     def moment(path, leaf):

@@ -10,13 +10,14 @@ from jaxtrain.runtime.precision import Precision
 from jaxtrain.task import Loss
 from jaxtrain.train.step.state import Arrays, TrainState
 
-SCALE_GROWTH_STEPS = 2000  # torch GradScaler's growth_interval; it doubles then, and halves on an overflow
-SPIKE_MEMORY = 0.98  # of the running mean of the gradient norm
+SCALE_GROWTH_STEPS = 2000  # torch GradScaler's growth_interval: then the scale doubles; an overflow halves it
+SPIKE_MEMORY = 0.98  # decay of the running mean of the gradient norm
 SPIKE_WARMUP_STEPS = 20  # updates before the mean is trusted
 
 
 class GuardResult(NamedTuple):
-    """finite: loss and gradients are. skipped: the update is not applied. scale, guard: the next step's."""
+    """Result of a step's check. finite: loss and gradients are finite, or need not be. skipped: the update is not
+    applied. scale, guard: for the next step."""
 
     finite: jax.Array
     skipped: jax.Array
@@ -36,7 +37,7 @@ class Guard:
         return cls(precision.scaled or config.train.nan_policy != "ignore", config.train.spike_factor)
 
     def check(self, state: TrainState, loss: Loss, norm: jax.Array) -> GuardResult:
-        """norm: of the unscaled gradients, before clipping."""
+        """Decide about a step's update. norm: of the unscaled gradients, before clipping."""
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.value)
         skipped = ~finite if self.not_finite else jnp.bool_(False)
         guard = state.guard
@@ -49,7 +50,7 @@ class Guard:
 
 
 def next_scale(scale: Arrays, finite: jax.Array) -> Arrays:
-    """Half after an overflow, double after 2,000 good steps. Source: torch.amp.GradScaler's defaults."""
+    """Halve the scale after an overflow, double it after 2,000 good steps. Source: torch.amp.GradScaler's defaults."""
     if not scale:
         return scale
     grown = scale["good_steps"] + 1 >= SCALE_GROWTH_STEPS
@@ -60,7 +61,8 @@ def next_scale(scale: Arrays, finite: jax.Array) -> Arrays:
 
 
 def _follow(guard: Arrays, norm: jax.Array, finite: jax.Array) -> Arrays:
-    """A lasting rise is followed too: a spike counts as the limit it broke."""
+    """Update the running mean of the norm. A spike counts with the limit it exceeded, so that a lasting rise is
+    followed."""
     count = guard["count"]
     memory = jnp.minimum(SPIKE_MEMORY, count / (count + 1.0))  # a plain mean at first
     mean = memory * guard["mean_norm"] + (1 - memory) * jnp.where(finite, norm, 0)

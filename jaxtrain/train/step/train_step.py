@@ -1,4 +1,4 @@
-"""The training step: merge -> loss -> grads -> optimizer -> apply -> after_update. Pure, jitted once, state donated."""
+"""Training step: merge -> loss -> grads -> optimizer -> apply -> after_update. Pure, jitted once, state donated."""
 
 import functools
 from collections.abc import Callable, Mapping, Set
@@ -31,12 +31,12 @@ def make_train_step(
     task: Task, config: Any, model_def: ModelDef, optimizer: Optimizer | Given, precision: Precision, layout: Layout,
     resting: Set[str] = frozenset(),
 ) -> Step:  # fmt: skip
-    """(state, batch, hyper, columns) -> (state, metrics). Every option is decided here, before compiling.
+    """Return the step (state, batch, hyper, columns) -> (state, metrics). All options are decided before compiling.
 
     batch: leaves [micro_batch, sample, ...], or Parts. hyper: `factor` float32 [updates] of the schedule, `lr` and
-    `weight_decay` by group, `clip_norm` where there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
-    (Task.traced_hparams); or what a given optimizer's `hyper` has. columns: the dataset, where it lives on the
-    device. resting: keys of parameters that take no part in the step.
+    `weight_decay` by group, `clip_norm` if there is clipping, `lr_scale` of the plateau rule, `numbers` by setting
+    (Task.traced_hparams); or the `hyper` of the user's own optimizer. columns: the dataset, if it is on the device.
+    resting: keys of parameters that this step does not update.
     """
     gradients = make_gradients(task, config, model_def, precision, layout, resting)
     guard = step_guard.Guard.of(config, precision)
@@ -48,14 +48,14 @@ def make_train_step(
         rates = optimizer.rates(hyper, state.updates, state.step)
         norm = optimizer.norm(grads)
         verdict = guard.check(state, loss, norm)
-        accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 moves nothing, but its buffers are kept
+        accept = (loss.weight > 0) & ~verdict.skipped  # a batch of weight 0 updates only the buffers
         idle = frozenset(state.params.keys() - grads.keys())
         grads |= {key: jnp.zeros_like(state.params[key]) for key in idle}
         with scopes.scope(scopes.OPTIMIZER):
             params, opt_state, _ = optimizer.update(
                 grads, state.opt_state, state.params, *rates, norm=norm, accept=accept, loss=loss.value, idle=idle
             )
-        params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch leaves these alone
+        params |= {key: state.params[key] for key in idle}  # no decay, no momentum: torch skips these too
         opt_state = _unchanged(opt_state, state.opt_state, idle)
 
         kept = state.buffers | {key: buffers[key] for key in model_def.stay_finite}
@@ -84,21 +84,22 @@ def make_train_step(
 
 
 def gather_parts(batch: Batch | Parts, columns: Arrays) -> Parts:
-    """The parts of a batch with their rows of the columns. Traced."""
+    """Return the parts of a batch, with their rows gathered from the columns. Traced."""
     return tuple(gather(part, columns) for part in (batch if isinstance(batch, tuple) else (batch,)))
 
 
 def make_gradients(
     task: Task, config: Any, model_def: ModelDef, precision: Precision, layout: Layout, resting: Set[str] = frozenset()
 ) -> Gradients:
-    """(state, gathered parts, numbers) -> gradients, Loss, the buffers after the forward pass and the batch's tokens.
+    """Return (state, gathered parts, numbers) -> gradients, Loss, buffers after the forward pass, number of tokens.
 
-    Gradients by parameter, without those that the loss does not depend on: torch has None there.
+    Gradients are by parameter, without parameters that the loss does not depend on: their grad is None in torch. The
+    function raises UserError if there are none.
     """
 
     def loss_fn(settings, params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, rng: jax.Array, scale):
         params = {key: _noting(reached, key, value) for key, value in params.items()}
-        pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks do it again
+        pieces = precision.for_compute(params | frozen)  # gathered in the compute dtype; recomputed blocks gather again
         model = model_def.merge(layout.gather(pieces), {}, buffers)
         gather_again = layout.gather if layout.gathers else None
         eights = float8.products(precision.float8)
@@ -133,7 +134,7 @@ def make_gradients(
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run replays the same dropout
         scale = state.scale["value"] if precision.scaled else jnp.float32(1)
         divides = all(row_keys.valid(part).shape[1] % layout.batch_devices == 0 for part in parts)
-        run = per_device if divides else compute  # a rest that does not is on every device
+        run = per_device if divides else compute  # rows that do not divide are on every device
         grads, loss, buffers, tokens = run(state, parts, rng, scale, numbers)
         grads = {key: grad for key, grad in layout.scatter(grads).items() if key in reached}
         if not grads and not resting:
@@ -147,7 +148,7 @@ def make_gradients(
 
 
 def _noting(reached: set[str], key: str, value: jax.Array) -> jax.Array:
-    """The value itself. While the step is traced, `reached` hears of the keys that a gradient comes back to."""
+    """Return the value itself; when a gradient reaches it while the step is traced, add its key to `reached`."""
 
     @jax.custom_vjp
     def same(value):
@@ -162,11 +163,11 @@ def _noting(reached: set[str], key: str, value: jax.Array) -> jax.Array:
 
 
 def repeat(step: Callable, times: int, precision: Precision | None = None, as_loop: bool = False) -> Step:
-    """`times` steps in one call: batches and metrics get a leading axis where there are several. One dispatch.
+    """Return a step that runs `times` steps in one dispatch; batches and metrics get a leading axis if times > 1.
 
-    as_loop: run a single step as a loop of one too. A compiler may order the sums inside a loop differently, so this
-    makes the parameters the same bits whatever `times` is. precision: of a step whose frozen parameters are one
-    model's; those that no step changes are then cast once a call.
+    as_loop: also run a single step as a loop of length 1. A compiler may order sums inside a loop differently, so this
+    makes the parameters bit-identical for any `times`. precision: given if all frozen parameters are one model's; those
+    that no step changes are then cast once per call.
     """
     if times > 1:
 
@@ -201,11 +202,11 @@ def _keeps_frozen(step: Callable, state: TrainState, batches: Batch) -> bool:
 
 
 def single_step_as_loop(step: Step) -> Step:
-    step = jax.jit(step)  # traced once, for its shapes and for the loop
+    step = jax.jit(step)  # traced once, for both the shapes and the loop
 
     def train_step(state, batch, hyper, columns):
         _, shapes = jax.eval_shape(step, state, batch, hyper, columns)
-        stop = jax.lax.optimization_barrier(jnp.int32(1))  # the compiler takes a loop of known length 1 apart
+        stop = jax.lax.optimization_barrier(jnp.int32(1))  # the compiler would unroll a loop of known length 1
 
         def loop(index, carry):
             part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf[None], index, keepdims=False), batch)
@@ -221,9 +222,9 @@ def single_step_as_loop(step: Step) -> Step:
 
 
 class StackedMetrics:
-    """A step whose metrics are one float32 vector: one transfer to the host instead of one per value.
+    """Step whose metrics are one float32 vector: one transfer to the host instead of one per value.
 
-    names: of the vector's elements; known once the step is traced.
+    names: of the vector's elements; set once the step is traced.
     """
 
     def __init__(self, step: Step):
@@ -237,7 +238,7 @@ class StackedMetrics:
 
 
 def rates_of(lr: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The learning rates of a step as metrics: "lr", and "lr/<group>" where there are several; none where unknown."""
+    """Return a step's learning rates as metrics: "lr", and "lr/<group>" if there are several; {} if unknown."""
     if not lr:
         return {}
     names = sorted(lr)
@@ -246,7 +247,7 @@ def rates_of(lr: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def count_tokens(batch: Batch) -> jax.Array:
-    """Tokens of a batch of text: its attention_mask, where it has one, over the valid rows; else 0."""
+    """Count the tokens of a batch by its attention_mask over the valid rows; 0 if it has none."""
     mask = batch.get("attention_mask")
     if mask is None:
         return jnp.float32(0)
@@ -255,8 +256,8 @@ def count_tokens(batch: Batch) -> jax.Array:
 
 
 def _accumulate(loss_fn, mean_of_means: bool):
-    """Gradients, Loss and buffers of a batch cut into micro-batches: those of the whole batch at once, exactly, because
-    every micro-batch counts by its weight. It counts by 1 for a MeanLoss, and where mean_of_means is asked for."""
+    """Return a function for gradients, Loss and buffers of a batch cut into micro-batches. They equal the whole batch's
+    because micro-batches count by their weight; for a MeanLoss, or with mean_of_means, each counts as 1."""
     grad_fn = jax.grad(loss_fn, has_aux=True)
 
     def whole(state: TrainState, batch: Batch, rng, scale):
@@ -303,7 +304,7 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _unchanged(opt_state: Any, before: Any, keys: Set[str]) -> Any:
-    """The optimizer's state with what it holds for these parameters as it was."""
+    """Return the optimizer's state with the entries of these parameters as they were before."""
 
     def pick(path, new, old):
         return old if any(getattr(part, "key", None) in keys for part in path) else new
@@ -312,7 +313,7 @@ def _unchanged(opt_state: Any, before: Any, keys: Set[str]) -> Any:
 
 
 def _forget(opt_state: Any, stale: Mapping[str, jax.Array]) -> Any:
-    """The optimizer's state with the moments of the marked elements zeroed; counters stay."""
+    """Return the optimizer's state with the moments of the marked elements zeroed; counters stay."""
 
     def clear(path, leaf):
         mask = next((stale[p.key] for p in reversed(path) if getattr(p, "key", None) in stale), None)

@@ -1,1 +1,1 @@
-"""Compiled programs: their cache key, their shapes, their memory and operations."""
+"""Compiled programs: cache key, shapes, memory and FLOPs."""

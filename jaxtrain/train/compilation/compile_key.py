@@ -1,4 +1,4 @@
-"""Compute the key of compiled programs: runs with the same key share them, however their numbers differ."""
+"""Compute the cache key of compiled programs: runs that differ only in numbers have the same key and share them."""
 
 import json
 from typing import Any
@@ -10,13 +10,13 @@ RATES = ("lr", "weight_decay", "clip_norm")
 
 
 def code_of(config: Any, task: Task) -> str:
-    """Everything but what the step takes as numbers: rates, schedule, the task's own numbers. 0 and null compile other
-    code than a number does."""
+    """Return the config as JSON without the values that the step takes as arrays: rates, schedule, the task's own
+    numbers. Of those it keeps if they are null or 0, which compile to other code than a number."""
     values = config.model_dump(mode="json")
     for name in NOT_CODE:
         values.pop(name)
     optim = values["optim"]
-    optim.pop("schedule")  # a table
+    optim.pop("schedule")  # enters the step as a table
     optim["layer_decay"] = optim["layer_decay"] is not None
     for section in (optim, *optim["groups"].values()):
         section.update({key: section.get(key) is not None for key in RATES})
@@ -31,6 +31,6 @@ def code_of(config: Any, task: Task) -> str:
 
 
 def differences(first: Any, second: Any, task: Task) -> list[str]:
-    """The top-level sections in which the code of two configs differs."""
+    """Return the top-level sections in which two configs differ by more than numbers."""
     one, other = json.loads(code_of(first, task)), json.loads(code_of(second, task))
     return [name for name in one if one[name] != other[name]]

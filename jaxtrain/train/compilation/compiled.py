@@ -1,4 +1,4 @@
-"""A jitted function that compiles once per announced shape, and says what changed when asked to compile again."""
+"""A jitted function that compiles once per announced shape, and raises an error that says what changed after that."""
 
 import inspect
 import time
@@ -19,11 +19,11 @@ class RetraceError(UserError):
 
 
 class Compiled:
-    """Compiles at the first call.
+    """Jitted function, compiled at its first call and for each new shape of one argument.
 
-    batch: the argument whose shapes may vary. shapes: how many different ones may come (length buckets); one more
-    raises RetraceError, which names what changed, as does a change in any other argument. out_of_memory: (arguments,
-    program or None) -> what to say where the device's memory does not suffice.
+    batch: index of the argument whose shapes may vary. shapes: how many different shapes are allowed (length buckets);
+    one more raises RetraceError, which names what changed, as does a change in any other argument. out_of_memory:
+    (arguments, program or None) -> message for an out-of-memory error.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class Compiled:
         self.batch = batch
         self.shapes = shapes
         self.out_of_memory = out_of_memory
-        self.seconds = self.last_s = 0.0  # of all compilations, of the last one
+        self.seconds = self.last_s = 0.0  # time of all compilations, and of the last one
         self.flops: float | None = None  # of one call, over all devices; known once compiled
         self._programs: dict[tuple, Any] = {}
         self._first: tuple[Any, ...] = ()  # shapes and dtypes of the first call
 
     def prepare(self, *arguments) -> None:
-        """Compile what a call with these arguments would compile; it may take long, and changes none of them."""
+        """Compile what a call with these arguments would compile; this may take long. The arguments stay unchanged."""
         signature = self._signature(arguments)
         if signature not in self._programs:
             self._guarded(None, lambda: self._compile(signature, arguments), arguments)
 
     def knows(self, *arguments) -> bool:
-        """Return True where a call with these arguments compiles nothing."""
+        """Return True if a call with these arguments needs no compilation."""
         return self._signature(arguments) in self._programs
 
     def __call__(self, *arguments):
@@ -63,14 +63,14 @@ class Compiled:
         return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments[self.batch]))
 
     def _guarded(self, program: Any, work: Callable[[], Any], arguments: tuple) -> Any:
-        """`work`, with its errors in words that help."""
+        """Call `work`; turn out-of-memory and wrong-shape errors into UserErrors that explain them."""
         try:
             return work()
         except jax.errors.JaxRuntimeError as error:
             if self.out_of_memory is None or not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(self.out_of_memory(arguments, program)) from error
-        except TypeError as error:  # jax's for a program that is called with other arrays than it was compiled for
+        except TypeError as error:  # JAX's, for arrays that the program was not compiled for
             changed = self._differences(arguments) if self._programs else []
             if not changed:
                 raise
@@ -91,12 +91,12 @@ class Compiled:
         return program
 
     def program(self, *arguments) -> Any:
-        """The compiled program that a call with these arguments ran."""
+        """Return the compiled program for these arguments."""
         return self._programs[self._signature(arguments)]
 
     @property
     def programs(self) -> list:
-        """Compiled programs, for their memory and cost analysis."""
+        """Return the compiled programs, for memory and cost analysis."""
         return list(self._programs.values())
 
     def _differences(self, arguments: tuple) -> list[str]:

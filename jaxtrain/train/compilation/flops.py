@@ -1,6 +1,6 @@
-"""Floating-point operations of a compiled step, counted in its jaxpr: products of matrices and convolutions.
+"""Count the FLOPs of a compiled step in its jaxpr: matrix products and convolutions.
 
-XLA's own count is not used: it takes the body of a loop once, however often it runs.
+XLA's own count is not used, because it counts the body of a loop once, however often it runs.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """The work of one step. flops: model FLOPs over all devices, None where unknown. peak: FLOP/s of one device."""
+    """Cost of one step. flops: model FLOPs over all devices, None if unknown. peak: FLOP/s of one device."""
 
     samples: int
     flops: float | None = None
@@ -23,11 +23,11 @@ class StepCost:
 
 
 def count(jaxpr: core.Jaxpr) -> float:
-    """Operations (a multiply and an add are two) of one call, over all devices; element-wise work is left out, and so
-    is what no result depends on, which XLA leaves out too.
+    """Count the operations (multiply and add are two) of one call, over all devices. Element-wise operations, and code
+    that no result depends on, which XLA removes too, are left out.
 
-    A loop counts its length (a `while` once), a branch its dearest arm, a choice by platform its cheapest: what a kind
-    of device needs beyond that is no work of the model.
+    A loop counts by its length (a `while` once), a `cond` by its most expensive branch. A choice by platform counts by
+    its cheapest branch: what some device needs beyond that is not the model's work.
     """
     live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _count(live)
@@ -38,7 +38,8 @@ def _count(jaxpr: core.Jaxpr) -> float:
 
 
 def model_flops(flops: float, remat: str) -> float:
-    """Without what `train.remat: full` computes again: a fourth of forward (1), recomputed (1) and backward (2)."""
+    """Return the FLOPs without recomputation: `train.remat: full` adds a fourth (forward 1, recomputed 1, backward
+    2)."""
     return flops * (0.75 if remat == "full" else 1.0)
 
 
@@ -61,10 +62,10 @@ def _equation(equation: Any) -> float:
         kernel = equation.invars[1].aval.shape
         out_channels = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / max(1, out_channels)
-    if name.startswith("dot_product_attention"):  # cuDNN's kernel, [batch, token, head, width]: two products, or four
+    if name.startswith("dot_product_attention"):  # cuDNN's kernel, [batch, token, head, width]: 2 products; backward: 4
         query, key = (variable.aval.shape for variable in equation.invars[:2])
         return (8.0 if "bwd" in name else 4.0) * math.prod(query) * key[1]
-    if name == "ffi_call" and "fmha" in params["target_name"]:  # cuDNN's too, as jaxtrain.nn.cudnn calls it
+    if name == "ffi_call" and "fmha" in params["target_name"]:  # cuDNN's kernel as called by jaxtrain.nn.cudnn
         query, key = (variable.aval.shape for variable in equation.invars[:2])
         return (8.0 if params["target_name"].endswith("Backward") else 4.0) * math.prod(query) * key[1]
     if name == "pallas_call" and params.get("cost_estimate") is not None:

@@ -1,4 +1,4 @@
-"""Choose micro-batches, or a batch, that a device's memory holds, from what the compiler says of the step."""
+"""Choose a micro-batch or batch size that fits into a device's memory, from the compiler's analysis of the step."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import jax
 from jaxtrain.errors import UserError
 from jaxtrain.train.compilation.out_of_memory import is_out_of_memory
 
-ROOM = 0.95  # of a device's memory; the allocator needs the rest
+ROOM = 0.95  # usable share of a device's memory; the allocator needs the rest
 
 
 def limit_of(program: Any, given: int | None = None) -> int | None:
-    """Bytes that a step may take on one device: given, of the config, or what the device offers; None if unknown."""
+    """Return the bytes a step may use on one device: `given`, else the config's, else the device's; None if unknown."""
     known = given or program.config.data.memory_limit_bytes
     if known is not None:
         return known
@@ -20,8 +20,8 @@ def limit_of(program: Any, given: int | None = None) -> int | None:
 
 
 def step_bytes(program: Any, accumulate: int, batch_size: int | None = None) -> float:
-    """Bytes on one device that the training step takes with so many micro-batches; infinite where it does not compile
-    for want of memory. Compiles it; nothing runs."""
+    """Return the bytes per device of the training step with `accumulate` micro-batches; infinity if compiling it runs
+    out of memory. Compiles the step; nothing runs."""
     arguments = program.abstract_arguments(accumulate=accumulate, batch_size=batch_size)
     try:
         compiled = program.jit(program.step(), donate_argnums=0).lower(*arguments).compile()
@@ -35,9 +35,9 @@ def step_bytes(program: Any, accumulate: int, batch_size: int | None = None) -> 
 
 
 def steps_of(program: Any) -> int:
-    """Return train.accumulate_steps as `data.micro_batch` asks for it: the fewest micro-batches that fit.
+    """Return train.accumulate_steps according to `data.micro_batch`; for "auto" the fewest micro-batches that fit.
 
-    Raises UserError where none fits, or where micro-batches would change the result.
+    Raises UserError if none fits, if micro-batches would change the result, or if both settings are given.
     """
     data, present = program.config.data, program.config.train.accumulate_steps
     wanted, size = data.micro_batch, data.batch_size
@@ -66,7 +66,7 @@ def steps_of(program: Any) -> int:
 
 
 def _fewest(program: Any, limit: int) -> int:
-    """Number of micro-batches. What the first compilations say narrows down which others are tried."""
+    """Find the fewest micro-batches that fit, by bisection over compiled steps. Raises UserError if none fits."""
     size = program.config.data.batch_size
     counts = [n for n in range(1, size + 1) if size % n == 0 and (size // n) % program.layout.batch_devices == 0]
     whole = step_bytes(program, counts[0])
@@ -87,10 +87,10 @@ def _fewest(program: Any, limit: int) -> int:
 
 
 def largest_batch(program: Any, limit: int | None = None) -> int:
-    """Samples of the largest batch, in whole micro-batches per device, that a step without further accumulation fits.
+    """Return the samples of the largest batch whose step fits, with the config's number of micro-batches.
 
-    limit: bytes on one device; the config's or the device's own if left out. Grows by doubling, then halves what is
-    left; compiles a step for each, and runs none. Raises UserError where memory is unknown, or one sample is too many.
+    limit: bytes on one device; default: the config's or the device's own. Doubles the size, then bisects; compiles a
+    step for each size, and runs none. Raises UserError if the memory is unknown or the smallest batch does not fit.
     """
     limit = limit_of(program, limit)
     if limit is None:

@@ -1,4 +1,4 @@
-"""Refuse a run that asks its task or its devices for what they do not offer."""
+"""Refuse settings that the task or the devices do not support."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxtrain.task import Task
 
 
 def check_tokens(task: Task, config: Any) -> None:
-    """Raises UserError where `shard.sequence` is to split what the task does not split."""
+    """Raise UserError if `shard.sequence` is set and the task cannot split a sample's tokens over devices."""
     if config.shard.sequence == 1:
         return
     if task.splits_tokens is None:
@@ -22,7 +22,7 @@ def check_tokens(task: Task, config: Any) -> None:
 
 
 def check_precision(config: Any, layout: Layout) -> None:
-    """Raises UserError where the devices have no products of the policy's."""
+    """Raise UserError if the devices do not support the matrix products of the precision policy."""
     if not POLICIES[config.precision.policy].float8:
         return
     device = layout.mesh.devices.flat[0]

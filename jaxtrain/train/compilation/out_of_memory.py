@@ -1,4 +1,4 @@
-"""Advise on out-of-memory errors with the numbers of the compiled step."""
+"""Explain out-of-memory errors, with the sizes of the compiled step and advice."""
 
 import dataclasses
 from typing import Any
@@ -14,8 +14,8 @@ class OutOfMemoryError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. state: parameters, optimizer, buffers. columns: a dataset that lives there. work:
-    activations, gradients and XLA's workspace; None where the program did not even compile. capacity: None if unknown.
+    """Bytes on one device. params: all weights and buffers. optimizer: its state. columns: a dataset on the device.
+    work: activations, gradients and XLA's workspace; None if the program did not compile. capacity: None if unknown.
     """
 
     params: int
@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def measure(state: Any, columns: Any, program: Any) -> Memory:
-    """state: a TrainState. program: the compiled step, or None."""
+    """Measure the memory of a step. state: a TrainState. columns: the dataset. program: the compiled step, or None."""
     analysis = program.memory_analysis() if program is not None else None
     stats = jax.local_devices()[0].memory_stats() or {}
     return Memory(
@@ -48,7 +48,7 @@ def measure(state: Any, columns: Any, program: Any) -> Memory:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes that a tree of laid-out arrays takes on one device."""
+    """Return the bytes that a tree of arrays takes on one device."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -62,7 +62,7 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def explain(config: Any, memory: Memory, devices: int) -> str:
-    """One message: what needs how much, then every setting that helps, most effective first where it is known."""
+    """Return a message that says what needs how much memory, then which settings help, each with its savings."""
     known = f"{_gb(memory.params)} parameters, {_gb(memory.optimizer)} optimizer"
     if memory.columns:
         known += f", {_gb(memory.columns)} dataset"

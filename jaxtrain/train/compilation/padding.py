@@ -1,4 +1,4 @@
-"""Choose how batches of many lengths are compiled, and find out if a loss depends on how far its batch is padded."""
+"""Choose how batches of many lengths are compiled, and check if the loss depends on how far a batch is padded."""
 
 from typing import Any
 
@@ -13,20 +13,20 @@ from jaxtrain.task import Batch, Task
 from jaxtrain.train.step.state import ModelDef, TrainState
 from torch_bridge.lazy_array import to_host
 
-LOSS, GRADIENT = 1e-5, 1e-4  # relative differences that rounding explains
+LOSS, GRADIENT = 1e-5, 1e-4  # largest relative differences due to rounding
 
 
 def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
-    """How batches of many lengths are brought to a few, or each left in its own; None where they come in one.
+    """Return how to pad batches of many lengths to few shapes, or to keep each shape; None if all have one shape.
 
-    program: a Program. Its data hears of it: `pads`, and `notes` for the run's log.
+    program: a Program. The choice is recorded in its data: in `pads`, and in `notes` for the run's log.
     """
     data, task = program.data, program.task
     axes = data.find_axes(split, loader)
     if axes == []:
         return None
     exact = axes is None or not data.pads or program.config.data.shapes == "exact"
-    exact |= split != "train" and program.metrics is not None  # they see batches as the collate function made them
+    exact |= split != "train" and program.metrics is not None  # user metrics expect batches as collated
     fits = lambda rows: task.fits(rows, program.config)
     stream = loader.stream
     length = stream.steps_per_epoch or 1 << 40
@@ -50,15 +50,15 @@ def choose(program: Any, split: str, loader: Loader) -> BatchShapes | None:
 def dependence(
     task: Task, config: Any, model_def: ModelDef, state: TrainState, batch: Batch, shapes: BatchShapes
 ) -> str | None:
-    """How loss and gradients of a batch differ from those of the same batch padded further; None where they do not.
+    """Describe how padding a batch further changes its loss or gradients; return None if it does not.
 
-    batch: a few rows, in numpy. Everything in evaluation mode and at full precision, so that dropout plays no part.
+    batch: a few rows, in numpy. Computed in evaluation mode, without dropout, and at full matmul precision.
     """
     arrays = flatten(batch)
     lengths = shapes.lengths(arrays)
     further = shapes.within(arrays, lengths, tuple(ladder(length + 1) for length in lengths))
     if further == lengths:
-        return None  # the model takes nothing longer
+        return None  # the model takes no longer input
 
     def value(params: Any, rows: Batch) -> Any:
         model = model_def.merge(params, state.frozen, state.buffers)
@@ -86,7 +86,7 @@ def _told(lengths: tuple[int, ...]) -> str:
 
 
 def shape_of(batch: Any) -> str:
-    """Describe the longest sequences and the rows of a placed batch."""
+    """Describe the number of samples and the lengths of a placed batch."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     rows = sum(int(np.prod(row_keys.valid(part).shape)) for part in parts)
     leading = row_keys.valid(parts[0]).ndim

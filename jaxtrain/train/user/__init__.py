@@ -1,1 +1,1 @@
-"""A run's parts that the user hands over: task, loss, optimizer, schedule, metrics."""
+"""The user's own parts of a run: task, loss, optimizer, schedule, metrics."""

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: functions of a batch or of a whole split, and objects that count for themselves.
+"""The user's own metrics: functions of a batch or of a whole split, and torchmetrics objects.
 
 They run on the host, after the compiled evaluation step, on its outputs and the rows of its batch.
 """
@@ -19,13 +19,13 @@ from jaxtrain.train.step import evaluation
 from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
 from torch_bridge.lazy_array import to_host
 
-FILLING = -100  # where rows of several lengths are joined, as transformers does
+FILLING = -100  # pads rows of different lengths before they are joined, as in transformers
 TORCH, JAX = "torch", "jax.numpy"
 COUNTING = ("update", "compute", "reset")  # torchmetrics' protocol
 
 
 class Entries(dict):
-    """Named arrays as a metric reads them: `outputs["logits"]`, `outputs.logits` and `outputs[0]`."""
+    """Named arrays that a metric can read as `outputs["logits"]`, `outputs.logits` or `outputs[0]`."""
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, int):
@@ -42,7 +42,7 @@ class Entries(dict):
 class EvalPrediction:
     """A whole split as transformers' compute_metrics takes it: `logits, labels = prediction`.
 
-    predictions, label_ids: numpy, or tuples where there are several; rows of several lengths are filled up with -100.
+    predictions, label_ids: numpy arrays, or tuples of several; rows of different lengths are padded with -100.
     """
 
     def __init__(self, predictions: Any, label_ids: Any):
@@ -58,12 +58,12 @@ class EvalPrediction:
 class UserMetrics:
     """The metrics that were given to a Trainer.
 
-    metrics: by name a function (outputs, batch), or (outputs, target) and (target, outputs) where its arguments have
-    such names, -> one value per row, or a scalar that counts by the rows; a WholeSplit; a torchmetrics object, updated
-    with (outputs, target), or a pair of one and a function (outputs, batch) -> its arguments. compute_metrics:
-    transformers' (EvalPrediction) -> values by name. kind: which arrays functions are tried with first, torch or
-    jax.numpy. target: the batch's entry that outputs are compared with, or None. Raises UserError for what is none of
-    these.
+    metrics: by name, one of: a function (outputs, batch), or (outputs, target) or (target, outputs) if its arguments
+    have such names, -> one value per row, or a scalar, weighted by the number of rows; a WholeSplit; a torchmetrics
+    object, updated with (outputs, target); a pair of such an object and a function (outputs, batch) -> its arguments.
+    compute_metrics: transformers' (EvalPrediction) -> values by name. kind: arrays that functions are first tried with,
+    torch or jax.numpy. target: the batch's entry that outputs are compared with, or None. Raises UserError for any
+    other kind of metric.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class UserMetrics:
     # --- before the run -----------------------------------------------------------------------------------------
 
     def settle(self, outputs: Any, batch: Mapping[str, Any]) -> None:
-        """Find out which arrays each function takes, from outputs of zeros. Raises UserError for a wrong shape."""
+        """Find out if each function takes torch or JAX arrays, by calling it on zeros. Raises UserError for a result of
+        wrong shape."""
         rows = len(row_keys.valid(batch))
         own = row_keys.without(batch)
         for name, metric in self.metrics.items():
@@ -105,14 +106,14 @@ class UserMetrics:
             for kind in (first, JAX if first == TORCH else TORCH):
                 try:
                     found = self._apply(name, metric, *(_given(part, kind) for part in (outputs, own)))
-                except Exception:  # zeros may be no sensible outputs, or arrays of this kind none that it takes
+                except Exception:  # it may reject zeros, or arrays of this kind
                     continue
                 self.kinds[name] = kind
                 _values(name, found, rows)
                 break
 
     def names(self) -> list[str] | None:
-        """Names that are known before the first evaluation; None where any may come."""
+        """Return the metrics' names; None if they are only known after the first evaluation."""
         if self.compute_metrics is not None:
             return None
         several = [metric for metric in self.metrics.values() if hasattr(_object(metric), "items")]
@@ -129,7 +130,7 @@ class UserMetrics:
                 _object(metric).reset()
 
     def update(self, outputs: Any, batch: Mapping[str, Any]) -> None:
-        """Take in the outputs of a batch, and the batch. Raises UserError that names a metric which raises."""
+        """Update the metrics with a batch and its outputs. Raises UserError, which names the metric, if one raises."""
         valid = np.asarray(to_host(row_keys.valid(batch)))
         own = row_keys.without(batch)
         host = lambda: jax.tree.map(to_host, (outputs, own))
@@ -163,7 +164,7 @@ class UserMetrics:
         return None
 
     def compute(self) -> dict[str, float]:
-        """The metrics of the whole split."""
+        """Return the metrics of the whole split."""
         found: dict[str, float] = {}
         whole = _joined(self._kept) if self._keeps and self._kept else None
         for name, metric in self.metrics.items():
@@ -195,7 +196,7 @@ class UserMetrics:
 
 
 def settle(program: Any) -> None:
-    """Try a Program's metrics on outputs of zeros. Raises UserError for what is known to be wrong before a run."""
+    """Try a Program's metrics on zeros. Raises UserError for what can be known to fail before the run starts."""
     task, config, metrics = program.task, program.config, program.metrics
     optim, watched = config.optim.schedule, config.evaluation.metric
     plain = watched == "loss" and (optim.name != "plateau" or optim.metric == "loss")
@@ -212,7 +213,7 @@ def settle(program: Any) -> None:
         metrics.settle(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outputs), batch)
     own = [] if metrics is None else metrics.names()
     if own is None or task.pads_batches or not program.has_validation:
-        return  # some names come with the first evaluation
+        return  # some names are known only after the first evaluation
     zeros = {name: np.zeros(value.shape) for name, value in found.sums.items()}
     known = [*evaluation.compute(task, config, zeros, {}), *own]
     evaluation.check_metric(watched, known, "evaluation.metric")
@@ -225,7 +226,7 @@ def _counts(metric: Any) -> bool:
 
 
 def _object(metric: Any) -> Any:
-    """The torchmetrics object of a metric, or None."""
+    """Return the torchmetrics object of a metric, or None."""
     found = metric[0] if isinstance(metric, tuple) else metric
     return found if _counts(found) else None
 
@@ -235,7 +236,7 @@ def _entries(value: Any) -> Any:
 
 
 def _given(value: Any, kind: str) -> Any:
-    """Arrays as a function of this kind takes them."""
+    """Convert arrays to torch tensors or JAX arrays, by kind."""
     if kind == TORCH:
         from torch_bridge.module_tensors import to_tensors
 
@@ -244,7 +245,7 @@ def _given(value: Any, kind: str) -> Any:
 
 
 def _main(outputs: Any) -> Any:
-    """The array that a target is compared with: the output itself, `logits`, or the first one."""
+    """Return the output that a target is compared with: the only one, `logits`, or the first."""
     if not isinstance(outputs, Mapping):
         return outputs
     return outputs["logits"] if "logits" in outputs else next(iter(outputs.values()))
@@ -255,13 +256,13 @@ def _called(name: str, function: Callable, *arguments: Any) -> Any:
         return function(*arguments)
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code does
+    except Exception as error:  # user code may raise anything
         words = " ".join(str(error).split())[:300]
         raise UserError(f"metrics: {name} raised {type(error).__name__}: {words}") from error
 
 
 def _values(name: str, found: Any, rows: int) -> tuple[float, int]:
-    """Sum and count of what a function gives for a batch."""
+    """Return sum and count of a function's result for a batch. Raises UserError for a result of wrong type or shape."""
     if found is None:
         raise UserError(
             f"metrics: {name} returned None, wanted a scalar or one value per row of the batch: return the value. One "
@@ -283,7 +284,7 @@ def _values(name: str, found: Any, rows: int) -> tuple[float, int]:
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    """One number, or one for each entry, as "name/entry"."""
+    """Return {name: number}, or for a mapping {"name/entry": number, ...}. Raises UserError for anything else."""
     if isinstance(value, Mapping):
         return {f"{name}/{key}": number for key, inner in value.items() for number in _numbers("", inner).values()}
     if value is None:
@@ -295,7 +296,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Batches one after another; where their rows differ in length, filled up with -100."""
+    """Concatenate batches; rows of different lengths are padded with -100."""
 
     def join(*arrays: np.ndarray) -> np.ndarray:
         longest = np.max([array.shape[1:] for array in arrays], axis=0).astype(int) if arrays[0].ndim > 1 else ()

@@ -1,4 +1,4 @@
-"""A user's torch module, and its optimizer, between `Trainer(...)` and a run, and between runs."""
+"""Follow changes that a user makes to a torch module or its optimizer before a run, or between runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from torch_bridge.state_dict import place
 
 
 class ModuleEdits:
-    """Have a run begin or go on from the tensors that the module holds then, not from those at construction.
+    """Detection of changed tensors, so that a run starts or continues from the module's current ones.
 
-    module: torch's. loss: what the module is trained by; its tensors count where it is a module. optimizer: a torch
-    optimizer over them, or anything else.
+    module: a torch module. loss: if it is a module too, its tensors are included. optimizer: a torch optimizer over
+    the tensors; anything else is ignored.
     """
 
     def __init__(self, module: Any, loss: Any = None, optimizer: Any = None):
@@ -33,7 +33,7 @@ class ModuleEdits:
         return self._parameters() | buffers
 
     def note(self) -> None:
-        """Take the present tensors for those that the run's state stands for; not while it trains."""
+        """Note that the run's state now equals the module's tensors. Does nothing during training."""
         if not self._training:
             self._edits = self._bridge.TensorEdits(self._tensors())
             self._edits.note()
@@ -42,7 +42,7 @@ class ModuleEdits:
 
     @contextlib.contextmanager
     def during_training(self) -> Iterator[None]:
-        """Around a run, which answers for the tensors itself."""
+        """Return the context of a run, in which the run itself is responsible for the tensors."""
         self._training = True
         try:
             yield
@@ -51,11 +51,11 @@ class ModuleEdits:
             self.note()
 
     def take_over(self, program: Any) -> bool:
-        """Give the program's state what has changed; return True where something had.
+        """Copy what has changed into the program's state; return True if anything had.
 
-        After steps the weights count too, beside the moments that the run has, as in torch. Raises UserError where
-        the run averages its weights or the optimizer's state was changed then, or where other tensors stand in the
-        module.
+        After the first step, changed weights are taken and the run's moments stay, as in torch. Raises UserError if
+        after it the optimizer's state was changed, or weights while the run averages them. Raises UserError also if
+        the module holds other tensors than before (see `_replaced`).
         """
         if self._training:
             return False
@@ -82,8 +82,8 @@ class ModuleEdits:
         return bool(changed or moments)
 
     def _replaced(self, program: Any) -> list[str]:
-        """Buffers that other tensors of their shape stand for now, as `self.mean = new` leaves them; constants of the
-        step only where their values differ. Raises UserError where another tensor than that took a place."""
+        """Return the buffers that were replaced by tensors of the same shape, as by `self.mean = new`; if the step
+        holds the buffer as a constant, only if its values differ. Raises UserError for any other replaced tensor."""
         held, now = self._edits.tensors, self._tensors()
         names = [name for name in {**held, **now} if held.get(name) is not now.get(name)]
         kept = {*self._parameters(), *program.model_def.keys}

@@ -1,4 +1,4 @@
-"""A user's torch module while a run trains its weights on the devices."""
+"""Keep a user's torch module readable while a run trains its weights on the devices."""
 
 import contextlib
 import threading
@@ -12,11 +12,11 @@ from jaxtrain.train.user.settings import CompiledSettings
 
 
 class ModuleReads:
-    """Have callbacks that read the module's tensors find the present weights in them, and refuse what they change.
+    """Writes the current weights into the module as soon as a callback reads its tensors, and refuses changes.
 
-    module: torch's. loss: what it is trained by; its tensors count where it is a module. write_back: puts the weights
-    into them. state: gives the run's state. optimizer: a torch optimizer whose state is written back too. scheduler: of
-    the optimizer.
+    module: a torch module. loss: if it is a module too, its tensors are included. write_back: writes the weights into
+    the tensors. state: returns the run's state. optimizer: a torch optimizer whose state is written back too.
+    scheduler: of the optimizer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ModuleReads:
 
     @contextlib.contextmanager
     def during_training(self) -> Iterator[None]:
-        """Around the run."""
+        """Return the context of a run, in which callbacks may read the module and the optimizer."""
         hook = getattr(self._optimizer, "register_state_dict_pre_hook", None)
         handle = hook(lambda _: self._fetch()) if hook is not None else None
         self._active = True
@@ -60,14 +60,14 @@ class ModuleReads:
                 handle.remove()
 
     def hold(self) -> None:
-        """Begin to wait for a reader, before a callback."""
+        """Start watching the tensors for reads, before a callback."""
         if self._active and not self._held:
             self._thread, self._read, self._held = threading.get_ident(), None, True
             for awaited in self._awaited:
                 awaited.hold()
 
     def release(self) -> None:
-        """End waiting: the tensors are written."""
+        """Stop watching the tensors for reads."""
         if self._held:
             self._held = False
             for awaited in self._awaited:
@@ -75,7 +75,7 @@ class ModuleReads:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around the trainer's own writes, which are no changes that a callback makes."""
+        """Return the context of the trainer's own writes, which do not count as changes by a callback."""
         self.release()
         changed = self._read is not None and bool(self._read.all())
         with self.settings.writing():
@@ -84,7 +84,7 @@ class ModuleReads:
             self._read.note()
 
     def check(self, reader: str) -> None:
-        """Raise UserError where a callback has changed what it was to read."""
+        """Raise UserError if the callback `reader` has changed tensors or settings that it may only read."""
         changed = self._read.all() if self._read is not None else []
         if changed:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Optimizer, schedule and metrics of the user's own, as a Program takes them."""
+"""The user's own optimizer, schedule and metrics, as a Program takes them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from jaxtrain.train.user.metrics import JAX, TORCH, UserMetrics
 
 @dataclasses.dataclass(frozen=True)
 class UserParts:
-    """given: an optimizer, or None. schedule: factors on optim.lr by update, or None. metrics: or None."""
+    """The user's own parts, each may be None. given: the optimizer. schedule: update -> factor on optim.lr. metrics."""
 
     given: given_optimizer.Given | None = None
     schedule: Callable[[int], float] | None = None
@@ -24,9 +24,9 @@ class UserParts:
     def of(
         cls, config: TrainingConfig, model: Any, loss: Any, optimizer: Any, scheduler: Any, interval: str
     ) -> "UserParts":
-        """Take the optimizer and scheduler that were given to a Trainer. Raises UserError for what has no counterpart.
+        """Convert the optimizer and scheduler given to a Trainer. Raises UserError if one has no counterpart.
 
-        model, loss: the user's. interval: at which a torch scheduler is stepped.
+        model, loss: the user's. interval: how often a torch scheduler is stepped, "step" or "epoch".
         """
         if config.lora.rank and optimizer is not None and not hasattr(optimizer, "update"):
             raise UserError(
@@ -39,14 +39,15 @@ class UserParts:
     def with_metrics(
         self, metrics: Mapping[str, Any] | None, compute_metrics: Callable | None, model: Any, task: Task
     ) -> "UserParts":
-        """The same with metrics. model: the user's. Raises UserError for what is none."""
+        """Return a copy with metrics. model: the user's. Raises UserError for invalid metrics."""
         if not metrics and compute_metrics is None:
             return self
         own = UserMetrics(metrics, compute_metrics, TORCH if is_torch_module(model) else JAX, task.target)
         return dataclasses.replace(self, metrics=own)
 
     def applied(self, task: Task, config: TrainingConfig) -> tuple[Task, TrainingConfig]:
-        """A task that trains what the optimizer holds, and a config that clips only where it was asked to."""
+        """Return task and config adapted to the user's optimizer: only parameters that it holds are trained, and
+        gradients are clipped only if it was given a limit."""
         given = self.given
         if given is None:
             return task, config
@@ -56,7 +57,7 @@ class UserParts:
 
 
 def _parameter_names(model: Any, loss: Any) -> Mapping[str, int] | None:
-    """Every name of a torch module's parameters -> id of the parameter; None for another model."""
+    """Map every name of a torch module's parameters to the parameter's id; return None for another model."""
     if not is_torch_module(model):
         return None
     from torch_bridge.from_torch import unwrapped

@@ -1,4 +1,4 @@
-"""Leave the steps that a run has made in the user's own objects, however the run ends."""
+"""Write a run's progress into the user's own objects, however the run ends."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from jaxtrain.errors import one_line
 
 @contextlib.contextmanager
 def written_back(program: Any, write_back: Callable[[], None]) -> Iterator[None]:
-    """Around a run: have the user's module and optimizer hold what its last step left.
+    """Return the context of a run, at whose end the user's module and optimizer are written back.
 
-    An exception (a Ctrl-C, a callback that ends the run) finds the steps made so far in them, as in torch's own loop,
-    for a script may save them then. Weights that are spread over several processes stay on the devices: only all
+    This also happens on an exception (a Ctrl-C, a callback that ends the run), as in torch's own loop: a script may
+    save the objects then. Weights that are spread over several processes then stay on the devices, because only all
     processes together can fetch them.
     """
     begun = int(program.state.step)
@@ -31,6 +31,6 @@ def written_back(program: Any, write_back: Callable[[], None]) -> Iterator[None]
 
 
 def _is_here(program: Any) -> bool:
-    """Tell whether this process can read all of the state: a step that failed has consumed it."""
+    """Return True if this process can read the whole state. After a failed step it cannot: its arrays were donated."""
     leaves = [leaf for leaf in jax.tree.leaves(program.state) if isinstance(leaf, jax.Array)]
     return all(not x.is_deleted() and (x.is_fully_addressable or x.is_fully_replicated) for x in leaves)

@@ -1,4 +1,4 @@
-"""Find or make the Task of a run: given, named, made of a loss function or of a torch module."""
+"""Find or make the Task of a run: given, named, or made from a loss function or a torch module."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from jaxtrain.train.step.short_batches import cannot_cut
 
 
 def check_arguments(model: Any, datasets: Mapping[str, Any], config: Any, loss: Any = None) -> None:
-    """Raise UserError for arguments of Trainer that are swapped or of another kind, and say what each takes."""
+    """Raise UserError if arguments of Trainer are swapped or of a wrong type; the message says what is wanted."""
     order = "the order is Trainer(model, train_dataset, val_dataset, config)"
     for name, given in (("model", model), ("loss", loss)):
         if isinstance(given, type):
@@ -47,10 +47,10 @@ def _named(value: Any) -> str:
 
 
 def resolve_task(task: Task | str | None, loss: Callable | None, config: TrainingConfig) -> Task:
-    """The task given, named, or made of a loss. Raises UserError for none.
+    """Return the task: given, named, or made from a loss. Raises UserError if there is none.
 
-    loss: (model, batch, rngs) -> a scalar, one value per sample (its mean counts), a Loss, or a pair: of a value and
-    its weight, or of a value and a dict of further values to log.
+    loss: (model, batch, rngs) -> a scalar, one value per sample (their mean is taken), a Loss, (value, weight), or
+    (value, dict of further values to log).
     """
     found = _resolved(task, loss, config)
     if config.lora.rank and not found.takes_lora:
@@ -79,10 +79,10 @@ def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingCo
 
 
 def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:
-    """Record a torch module with a batch of the size that it will get; the size stays free.
+    """Return the Task of a torch module, recorded with an example batch of the real size; the size can vary later.
 
-    Its samples are two of the first batch, again and again; where a collate function of the user's gives entries of
-    different numbers of rows, it is that batch.
+    The example repeats two samples of the first batch; if a user's collate function returns entries with different
+    numbers of rows, it is the first batch itself. Raises UserError if the module or its arguments cannot be used.
     """
     if isinstance(task, Task) and task.twin is not None and task.twin.module is module:
         return task  # recorded before
@@ -135,21 +135,21 @@ def _example(loader: Loader, micro: int) -> dict[str, Any]:
 
 
 def _single_row(stream: Stream, micro: int) -> bool:
-    """Return True where micro-batches of a single sample will come, as far as the order of samples is known."""
+    """Return True if micro-batches of a single sample will come, as far as this is known in advance."""
     if stream.steps_per_epoch is None:
         return micro == 1
     return micro == 1 or int(stream.batch(stream.steps_per_epoch - 1)[1].sum()) % micro == 1
 
 
 def with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
-    """The config as the task's own schema has it, so that `config.model` exists for a plain TrainingConfig too."""
+    """Return the config in the task's own schema, so that sections such as `config.model` exist."""
     if not task.sections or all(isinstance(getattr(config, name, None), kind) for name, kind in task.sections.items()):
         return config
     return config_io.validate(config_io.schema(task), config.model_dump(exclude_unset=True))
 
 
 def with_lora(config: TrainingConfig, lora: LoraConfig | Mapping[str, Any] | None) -> TrainingConfig:
-    """The config with the adapters that were given beside it. Raises UserError for unknown keys."""
+    """Return the config with the LoRA settings given besides it. Raises UserError for unknown keys."""
     if lora is None:
         return config
     if not isinstance(lora, LoraConfig):

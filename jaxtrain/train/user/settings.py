@@ -1,4 +1,4 @@
-"""Watch over what a run compiles of a user's torch objects beside the values of tensors."""
+"""Detect changes of a user's torch objects, other than of tensor values, that a compiled run does not follow."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ OWN_LOOP = "write the loop yourself with jaxtrain.compile, which follows such ch
 
 
 class CompiledSettings:
-    """Refuse changes of modes, requires_grad, hooks, layers, optimizer options and scheduler that a run won't follow.
+    """Refuses changes of modes, requires_grad, hooks, layers, optimizer options and scheduler that a run won't follow.
 
-    module: torch's. loss: a loss module, or anything else. optimizer, scheduler: torch's, or anything else.
+    module: a torch module. loss, optimizer, scheduler: torch's; anything else is ignored.
     """
 
     def __init__(self, module: Any, loss: Any = None, optimizer: Any = None, scheduler: Any = None):
@@ -22,26 +22,26 @@ class CompiledSettings:
         self._kinds = setting_edits
         roots = {"": unwrapped(module)} | ({"loss": loss} if hasattr(loss, "named_parameters") else {})
         self._edits = setting_edits.SettingEdits(roots, optimizer, scheduler)
-        self._found: Any = None  # written over by the trainer since
+        self._found: Any = None  # a change that the trainer has overwritten since
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around the trainer's own writes, which are no changes of the user's."""
+        """Return the context of the trainer's own writes, which do not count as the user's changes."""
         self._found = self._found or next(iter(self._edits.of_optimizer()), None)
         yield
         if self._found is None:
             self._edits.note_optimizer()
 
     def begin(self, program: Any) -> None:
-        """Begin a run. Raises UserError where something was changed since Trainer(...), or since the last run, and
-        the run would not follow."""
+        """Begin a run. Raises UserError if something was changed since Trainer(...) or the last run that this run
+        would not follow."""
         self._kinds.refuse_modes_around()
         edits, self._found = self._edits.all(), None
         for edit in edits:
             if edit.kind == self._kinds.MODE and self._edits.training_modes() == self._edits.recorded:
-                continue  # train() comes first
+                continue  # train() was called, in which mode the module was recorded
             if edit.kind == self._kinds.VALUES:
-                continue  # ModuleEdits has answered for it
+                continue  # ModuleEdits handles it
             if edit.kind == self._kinds.NUMBERS and self._follows(program):
                 continue
             raise UserError(
@@ -51,7 +51,7 @@ class CompiledSettings:
         self._edits.note()
 
     def _follows(self, program: Any) -> bool:
-        """Return whether a run that begins now reads the optimizer's present numbers."""
+        """Return True if a run that begins now would use the optimizer's current numbers."""
         if int(program.state.step):
             return False
         from jaxtrain.optim.torch_rules import numbers_of, switches_of
@@ -69,7 +69,7 @@ class CompiledSettings:
         return True
 
     def check(self, reader: str) -> None:
-        """Raise UserError where a callback has changed something since the run began."""
+        """Raise UserError if the callback `reader` has changed something since the run began."""
         edit = self._found or self._edits.changed()
         if edit is not None:
             advice = f"{edit.advice}, or {OWN_LOOP}" if edit.advice else OWN_LOOP

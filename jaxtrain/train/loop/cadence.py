@@ -1,4 +1,4 @@
-"""When a run evaluates and saves, and how many steps one compiled call takes."""
+"""Decide when a run evaluates, saves and logs, and how many steps one compiled call runs."""
 
 import math
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from jaxtrain.config import TrainingConfig
 from jaxtrain.optim.groups import boundaries
 
-MOST_PROGRAMS = 4  # different numbers of steps per call, each compiled
+MOST_PROGRAMS = 4  # most different numbers of steps per call; each is compiled
 
 
 class Cadence:
-    """Steps at which something is due, counted from 1; the last step always is.
+    """Steps, counted from 1, after which an evaluation, a checkpoint or a log line is due.
 
-    evaluate_every, save_every: in steps; None: at the end only, by whatever else asks for it.
+    evaluate_every, save_every: in steps; None: no regular one (the last step is saved in any case).
     """
 
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, total_steps: int, has_validation: bool):
@@ -32,9 +32,9 @@ class Cadence:
         return self._due(step, self.config.train.log_every_steps)
 
     def calls(self, start: int, epochs_apart: bool = False) -> Iterator[tuple[int, int]]:
-        """(first step, count) of every call from step `start` on: up to `steps_per_call`, cut where something is due in
-        between; in equal parts where one program does that, else a rest is a call too, as long as that takes few
-        different programs. epochs_apart: the end of an epoch is one of these places."""
+        """Yield (first step, count) of every call from step `start` on. A call has up to `steps_per_call` steps and
+        ends where something is due: in equal parts if one count fits, else with a shorter rest, unless that would need
+        too many different programs. epochs_apart: calls also end at the end of an epoch."""
         every = [self.evaluate_every, self.save_every, self.config.tracking.histograms_every_steps]
         every += [self.steps_per_epoch] if epochs_apart or boundaries(self.config.optim) else []
         step, most = start, _even(self.config.train.steps_per_call, [n for n in (*every, start, self.total) if n])
@@ -53,7 +53,7 @@ class Cadence:
 
 
 def _even(most: int, boundaries: list[int]) -> int:
-    """The largest number of steps that divides all boundaries, where that is more than half of `most`; else `most`."""
+    """Return the largest number of steps up to `most` that divides all boundaries, if above `most` / 2; else `most`."""
     common = math.gcd(*boundaries)
     divisors = [n for n in range(most // 2 + 1, most + 1) if common % n == 0]
     return max(divisors, default=most)

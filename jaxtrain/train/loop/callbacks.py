@@ -1,4 +1,4 @@
-"""Objects of the user's own that a run calls at its turning points."""
+"""Call the user's own callback objects during a run."""
 
 import difflib
 import inspect
@@ -28,7 +28,7 @@ WHILE_TRAINING = ("on_train_start", "on_step_end", "on_epoch_end", "on_evaluatio
 
 
 class Every:
-    """Calls `function(trainer, step, metrics)` after every `steps`-th step: `callbacks=[Every(100, show)]`."""
+    """Callback that calls `function(trainer, step, metrics)` every `steps` steps: `callbacks=[Every(100, show)]`."""
 
     def __init__(self, steps: int, function: Callable[[Any, int, Mapping[str, float]], None]):
         if steps < 1:
@@ -60,9 +60,9 @@ class StepMetrics(Mapping):
 
 
 class Control:
-    """Take a callback's requests to the run, as `trainer.run`; they are served after the current step.
+    """Requests of callbacks to the run, made through `trainer.run` and served after the current step.
 
-    Where there are several processes, all must ask for the same.
+    With several processes, all must make the same requests.
     """
 
     def __init__(self) -> None:
@@ -90,16 +90,16 @@ class Control:
                 raise UserError(f"trainer.run.log: {name} is {shortened(value)}, wanted a number") from None
 
     def take(self, name: str) -> Any:
-        """The request, which is then none any more."""
+        """Return a request and clear it."""
         value = getattr(self, name)
         setattr(self, name, type(value)())
         return value
 
 
 class Callbacks:
-    """The callbacks of a run. Raises UserError for an object that has no hook, or one of an unknown name.
+    """The callbacks of a run. Raises UserError for an object without a hook, or with a hook of unknown name.
 
-    reads: what they may read of a torch module that is trained.
+    reads: lets callbacks read the torch module that is trained.
     """
 
     def __init__(self, callbacks: Sequence[Any] = (), trainer: Any = None, reads: ModuleReads | None = None):
@@ -108,7 +108,7 @@ class Callbacks:
         self.callbacks, self.trainer, self.reads = list(callbacks), trainer, reads
         for callback in self.callbacks:
             _check(callback)
-        self.raised: Exception | None = None  # the last thing that one of them raised
+        self.raised: Exception | None = None  # the last exception that a callback raised
         self._by_hook = {hook: [c for c in self.callbacks if callable(getattr(c, hook, None))] for hook in HOOKS}
 
     def has(self, hook: str) -> bool:
@@ -116,14 +116,15 @@ class Callbacks:
 
     @property
     def between_epochs(self) -> bool:
-        """Return whether one is called between two epochs, where it may change the data."""
+        """Return True if a callback runs between two epochs, when it may change the data."""
         return any(map(self.has, BETWEEN_EPOCHS))
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call every callback that has this hook, in order.
 
-        What one raises leaves as it is, for whoever called train() may wait for it (optuna.TrialPruned), with a note
-        that names the callback. Raises UserError after one that changed what Python the step was recorded with.
+        An exception from a callback is raised unchanged, because the caller of train() may expect it
+        (optuna.TrialPruned), with a note that names the callback. Raises UserError if a callback changed a Python value
+        that the step was recorded with, or a tensor that it may only read.
         """
         for callback in self._by_hook[hook]:
             name = f"{type(callback).__name__}.{hook}"
@@ -154,7 +155,7 @@ class Callbacks:
             )
 
     def state_dict(self) -> list[list]:
-        """[class name, state] of every callback that has a state. Raises UserError for one that JSON cannot hold."""
+        """Return [class name, state] of every callback that has a state. Raises UserError if one does not fit JSON."""
         states = []
         for callback in self.callbacks:
             if callable(getattr(callback, "state_dict", None)):
@@ -170,7 +171,7 @@ class Callbacks:
         return states
 
     def load_state_dict(self, states: Sequence[Sequence]) -> None:
-        """Give every callback the state that it had; those are matched by class, in order."""
+        """Restore every callback's state; states are matched by class name, in order."""
         waiting = list(states)
         for callback in self.callbacks:
             found = next((entry for entry in waiting if entry[0] == type(callback).__name__), None)
@@ -200,12 +201,12 @@ def _check(callback: Any) -> None:
 
 
 def _check_signature(name: str, hook: Any, wanted: str) -> None:
-    """Refuse what would fail, or do nothing, when it is called, maybe after hours."""
+    """Raise UserError now for a hook whose call would fail, or do nothing, perhaps only after hours."""
     if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
         raise UserError(f"callbacks: {name} is async or yields, so that a call does nothing; wanted def {name}{wanted}")
     try:
         inspect.signature(hook).bind(*wanted.split(","))
-    except ValueError:  # a builtin's is unknown
+    except ValueError:  # a built-in has no known signature
         return
     except TypeError as error:
         raise UserError(f"callbacks: {name}{inspect.signature(hook)}: {error}; wanted {wanted}") from None

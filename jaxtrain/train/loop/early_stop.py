@@ -1,4 +1,4 @@
-"""Which evaluation is the best so far, and when to stop."""
+"""Track the best evaluation so far, and decide when to stop early."""
 
 import dataclasses
 import math
@@ -6,11 +6,11 @@ import math
 
 @dataclasses.dataclass
 class EarlyStopping:
-    """Follows one validation metric.
+    """Early stopping on one validation metric.
 
-    best: the best value ever seen; decides the best checkpoint. reference: the last value that counted as progress,
-    i.e. beat the reference before it by more than min_delta; patience counts evaluations since then. So many small
-    gains together do count, and NaN never does.
+    best: the best value so far; it decides the best checkpoint. reference: the last value that counted as progress,
+    i.e. beat the previous reference by more than min_delta. bad: evaluations since then, limited by patience. So small
+    gains can add up to progress; NaN never counts.
     """
 
     metric: str
@@ -22,7 +22,7 @@ class EarlyStopping:
     bad: int = 0
 
     def update(self, value: float) -> bool:
-        """Take in one evaluation; True where it is the best so far."""
+        """Record one evaluation; return True if it is the best so far."""
         is_best = self._beats(value, self.best, 0.0)
         if is_best:
             self.best = value

@@ -1,4 +1,4 @@
-"""Copies that a run holds of its data, compared with what the user's callbacks have made of the data since."""
+"""Refresh the copies that a run holds of its data, after the user's callbacks have changed the data."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from jaxtrain.train.resume import object_digest
 
 
 class LiveData:
-    """The data of a run as callbacks change them: columns on the devices, copies in worker processes, a sampler's copy.
+    """Copies of the data that a run refreshes: columns on the devices, copies in worker processes, a sampler's order.
 
-    Everything else is read where it lies.
+    Everything else is read directly from the dataset.
     """
 
     def __init__(self, program: Program):
@@ -20,8 +20,8 @@ class LiveData:
         self._seen = {split: self._state(split) for split in ("train", "validation")}
 
     def follow(self, split: str, step: int = 0) -> bool:
-        """Take over what has changed in a split since the last call, for the batches from `step` on. Return whether its
-        columns were read anew. Raises UserError where they are of another length than before."""
+        """Refresh what has changed in a split since the last call, for the batches from `step` on. Return True if its
+        columns were read again. Raises UserError if their length has changed."""
         data = self.program.data
         if split == "train" and isinstance(data.train_loader.stream, SamplerStream):
             data.train_loader.stream.follow(step)
@@ -44,7 +44,7 @@ class LiveData:
         return True
 
     def _state(self, split: str) -> Any:
-        """Describe the data of a split that the run has copied; None where there are none."""
+        """Return a digest of the data of a split that the run has copied; None if it has copied none."""
         data = self.program.data
         source = data.source(split)
         if isinstance(source, ArraySource):

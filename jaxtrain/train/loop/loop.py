@@ -1,4 +1,4 @@
-"""The loop: it owns cadence (when to log, evaluate, save, stop) and nothing else."""
+"""Training loop: runs the compiled steps, and logs, evaluates, saves and stops when it is due."""
 
 import contextlib
 import dataclasses
@@ -39,8 +39,8 @@ AfterEvaluation = Callable[[int, dict[str, float]], bool]  # (step, validation m
 class Loop:
     """One run of the training loop over a program.
 
-    on_save: called when a checkpoint's arrays are copied off the device. callbacks, control: the user's own, and what
-    they may ask for.
+    on_save: called when a checkpoint's arrays have been copied off the device. callbacks: the user's own. control: the
+    requests that they make to the run.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Loop:
         self.pending: list[Call] = []
         self.preemption = program.preemption
         self.programs: dict[tuple[int, frozenset[str]], tuple[Compiled, StackedMetrics]] = {}
-        self.resting: frozenset[str] = frozenset()  # parameters that the last step left alone
+        self.resting: frozenset[str] = frozenset()  # parameters that the last step did not update
         self.after_evaluation: AfterEvaluation | None = None
         program.data.expect_evaluations(self.cadence.evaluation_due)
         self.live = LiveData(program) if self.callbacks.between_epochs else None
@@ -83,7 +83,7 @@ class Loop:
             except Interrupted:
                 self._save_and_exit()
             except (Preempted, KeyboardInterrupt) as error:
-                if was_saved(error):  # a run that a callback trained got the signal
+                if was_saved(error):  # a run started by a callback received the signal
                     self._save_and_exit()
                 raise
             finally:
@@ -108,7 +108,7 @@ class Loop:
         over = record.best.stop
         self.announced = self.checkpoints.newest
         self._tell("on_train_start")
-        if record.evaluation_due:  # a preemption came before it
+        if record.evaluation_due:  # the run was preempted before this evaluation
             over = self._after(record.step)
         if not over:
             self._steps()
@@ -129,7 +129,7 @@ class Loop:
         while True:
             began = time.perf_counter()
             self.profile.begin(record.step, program.train_loader.stall_s, program.state)
-            with self.preemption.resting(), self.watchdog.at_ease():  # data.timeout_s is the limit of a batch
+            with self.preemption.resting(), self.watchdog.at_ease():  # data.timeout_s limits the wait for a batch
                 item = next(batches, None)
             self.preemption.proceed()
             if item is None:
@@ -142,7 +142,7 @@ class Loop:
             self.pending.append(Call(first, count, metrics, names, began, time.perf_counter(), stall_s))
             self.watchdog.beat(record.step)
             if record.step // log_every > first // log_every:
-                self._drain(keep=1)  # a call late, so that the device never waits for the host
+                self._drain(keep=1)  # one call late, so that the device never waits for the host
             self.tracker.advance(count)
             record.evaluation_due = self.cadence.evaluation_due(record.step)
             self._step_callbacks(first, count, metrics, names)
@@ -151,8 +151,8 @@ class Loop:
                 return
 
     def _batches(self) -> Iterator[tuple[int, int, Any]]:
-        """The batches of the run. Where callbacks may change the data between epochs, an epoch is not read before they
-        have returned."""
+        """Yield the batches of the run. If callbacks may change the data between epochs, an epoch is read only after
+        they have returned."""
         program, start = self.program, self.record.step
         calls = self.cadence.calls(start, epochs_apart=self.live is not None)
         if self.live is None:
@@ -168,7 +168,7 @@ class Loop:
                 return
 
     def _call(self, first: int, count: int, batch: Any) -> tuple[jax.Array, tuple[str, ...]]:
-        """Run so many steps in one call; return their metrics and the metrics' names."""
+        """Run `count` steps in one call; return their metrics and the metrics' names."""
         program, clock = self.program, self.record.clock
         resting = program.resting(first)
         if (count, resting) not in self.programs:
@@ -182,7 +182,7 @@ class Loop:
             with self.preemption.resting():
                 step.prepare(*arguments)
             if is_new:
-                self.preemption.proceed()  # compiling takes long enough to be preempted over
+                self.preemption.proceed()  # a signal may have come during the long compilation
             program.state, metrics = step(*arguments)
             if is_new:
                 jax.block_until_ready(metrics)
@@ -193,7 +193,7 @@ class Loop:
         return metrics, packed.names
 
     def _after(self, step: int) -> bool:
-        """Do what is due after a step: an evaluation, a checkpoint. Return True where the run is over because of it."""
+        """Evaluate and save if it is due after a step. Return True if the run ends here."""
         record = self.record
         evaluated = record.evaluation_due
         if evaluated:
@@ -218,12 +218,12 @@ class Loop:
         return evaluated and self.after_evaluation is not None and self.after_evaluation(step, record.last_metrics)
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        """Call the callbacks that have the hook."""
+        """Call a hook of the callbacks; the watchdog does not limit their time."""
         with self.watchdog.at_ease():
             self.callbacks.call(hook, *arguments)
 
     def _step_callbacks(self, first: int, count: int, metrics: jax.Array, names: tuple[str, ...]) -> None:
-        """Call the hooks of the steps that one call has just started; nothing waits for them unless a hook reads."""
+        """Call the hooks of the steps that one call has just started; only a hook that reads metrics waits for them."""
         per_epoch = self.program.steps_per_epoch
         for row in range(count):
             step = first + row + 1
@@ -245,7 +245,7 @@ class Loop:
         return asked
 
     def _announce_checkpoint(self) -> None:
-        """Tell callbacks of a checkpoint that has become whole."""
+        """Call `on_checkpoint` if a checkpoint has been committed since the last time."""
         if self.checkpoints.newest is not None and self.checkpoints.newest != self.announced:
             self.announced = self.checkpoints.newest
             self._tell("on_checkpoint", self.announced, self.checkpoints.folder / str(self.announced))
@@ -288,7 +288,7 @@ class Loop:
         original_files.write(self.program, self.checkpoints.folder.parent, record.meta(), record.best.bad, due, final)
 
     def _save_and_exit(self) -> None:
-        """Preempted or interrupted: save, and end."""
+        """Save after a preemption or interrupt, then raise the exception that ends the run."""
         self._drain()
         grace_s, record = self.config.checkpoint.grace_s, self.record
         self.checkpoints.save_for_sure(self.program.state, record.step, record.meta(), grace_s)
@@ -298,15 +298,15 @@ class Loop:
         raise self.preemption.saved()
 
     def _emergency_save(self) -> None:
-        """The same from another thread, while this one compiles, evaluates or waits for data."""
+        """Save from another thread, while the main thread compiles, evaluates or waits for data."""
         self._drain()
         self.checkpoints.save(self.program.state, self.record.step, self.record.meta())
         if not self.checkpoints.wait():
-            raise RuntimeError("not saved")  # the main thread may come in time for another try
+            raise RuntimeError("not saved")  # the main thread may still be in time to try again
         self.tracker.close()
 
     def _wait_for_mirror(self, patience_s: float) -> None:
-        """However long it takes, but not over a signal; the others of several processes do not wait for ever."""
+        """Wait for the mirror: without limit in a single process, else up to `patience_s`; a signal ends the wait."""
 
         def give_up() -> bool:
             self.watchdog.beat(self.record.step)
@@ -319,13 +319,13 @@ class Loop:
         return "no checkpoint was saved yet" if step is None else f"the checkpoint of step {step} is saved"
 
     def start_from(self, origin: WarmStart) -> None:
-        """Go on from what `init_from` brought."""
+        """Start from what `init_from` has loaded: log its lines, and restore the plateau rule's state."""
         for line in origin.lines:
             self.tracker.info(line)
         if self.record.plateau is not None and origin.plateau is not None:
             self.record.plateau.restore(dict(origin.plateau))
 
-    # --- words --------------------------------------------------------------------------------------------------
+    # --- log lines ----------------------------------------------------------------------------------------------
 
     def _banner(self) -> None:
         program = self.program

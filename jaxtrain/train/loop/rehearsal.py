@@ -1,4 +1,4 @@
-"""`train.fast_dev_run`: one batch of everything in a folder that is gone afterwards."""
+"""`train.fast_dev_run`: run one batch of everything, in a temporary folder."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ NOTE = "train.fast_dev_run: one batch of training and of evaluation; nothing is 
 
 
 def shortened(config: TrainingConfig) -> TrainingConfig:
-    """The config of a run of one step and one evaluation, without trackers."""
+    """Return the config of a run with one step and one evaluation, without trackers."""
     changes = {
         "train": {"steps": 1, "steps_per_call": 1, "log_every_steps": 1},
         "evaluation": {"every_steps": 1, "patience": None},
@@ -27,7 +27,7 @@ def shortened(config: TrainingConfig) -> TrainingConfig:
 
 @contextlib.contextmanager
 def folder_of(program: Program) -> Iterator[None]:
-    """Let a program run in a folder that all processes see, removed at the end."""
+    """Return a context in which a program's run folder is a temporary one, shared by all processes."""
     named = program.config.run
     made = broadcast_from_process_zero("rehearsal", lambda: tempfile.mkdtemp(prefix="jaxtrain-rehearsal-"))
     program.config = program.config.model_copy(update={"run": named.model_copy(update={"dir": made})})

@@ -1,4 +1,4 @@
-"""The numbers that the host keeps of a run: averages, histories, best, plateau, skipped steps."""
+"""Record of a run on the host: averages, histories, best evaluation, plateau, skipped steps."""
 
 import dataclasses
 import json
@@ -21,12 +21,12 @@ from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.throughput import Throughput
 from jaxtrain.train.tracking.tracker import Tracker
 
-MOST_OVERFLOWS = 40  # float16: in a row; by then even the smallest useful scale overflows
+MOST_OVERFLOWS = 40  # float16: most in a row; after these even the smallest useful scale has overflowed
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of the compiled step: what it runs, its metrics on the device, its time on the host."""
+    """One call of the compiled step: its steps, their metrics on the device, its time on the host."""
 
     first: int
     count: int
@@ -34,24 +34,24 @@ class Call:
     names: tuple[str, ...]
     began: float
     ended: float
-    stall_s: float  # of the whole run up to here
+    stall_s: float  # total waiting time for data up to here
 
     def time_of(self, step: int) -> float:
-        """When `step` (1-based) was about done."""
+        """Return the approximate time at which `step` (1-based) was done."""
         return self.began + (self.ended - self.began) * (step - self.first) / self.count
 
 
 class NotFiniteError(UserError):
-    """Training met NaN or infinity and the policy is to stop."""
+    """Loss or gradients are NaN or infinite, and train.nan_policy says to stop."""
 
     exit_code = 1
 
 
 class RunRecord:
-    """Takes in every step's and every evaluation's metrics and sends them to the tracker; a checkpoint's meta.json
-    holds all of it but the clock.
+    """Record of every step's and every evaluation's metrics, which it also sends to the tracker. A checkpoint's
+    meta.json holds all of it but the clock.
 
-    clock, system: rates and the machine's load; `start_clock` makes them.
+    clock, system: throughput and the machine's load; set by `start_clock`.
     """
 
     def __init__(self, program: Program, tracker: Tracker, checkpoints: Checkpoints, callbacks: Callbacks):
@@ -73,7 +73,7 @@ class RunRecord:
         self.best_metrics: dict[str, float] = {}
         self.last_metrics: dict[str, float] = {}
         self.skipped = self.skipped_in_a_row = self.last_skipped = 0
-        self.samples_per_s = 0.0  # of the whole run, once it has ended
+        self.samples_per_s = 0.0  # of the whole run, set at its end
         self.step = 0
         self.identity: str | None = None  # of the run (fingerprint.json)
         self.evaluated_step: int | None = None
@@ -85,7 +85,7 @@ class RunRecord:
     # --- metrics ------------------------------------------------------------------------------------------------
 
     def on_step_end(self, step: int, values: dict[str, float], call: Call) -> None:
-        """Take in one finished step's metrics, in order. Raises NotFiniteError by `train.nan_policy`."""
+        """Record one finished step's metrics, in order. Raises NotFiniteError according to `train.nan_policy`."""
         values.pop("weight")
         self.clock.add_tokens(values.pop("tokens"))
         if values.pop("skipped"):
@@ -111,7 +111,8 @@ class RunRecord:
             self.epoch_sums, self.epoch_steps = {}, 0
 
     def _skipped(self, step: int, values: dict[str, float]) -> None:
-        """A step whose update was not applied: loss or gradients not finite, or a spike."""
+        """Record a step whose update was not applied: loss or gradients not finite, or a spike. Raises NotFiniteError
+        if the run must not continue."""
         self.skipped += 1
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if step == self.last_skipped + 1 else 1
         self.last_skipped = step
@@ -142,13 +143,14 @@ class RunRecord:
             )
 
     def _may_continue(self) -> bool:
-        """Tell if the run goes on after a step that was not finite: float16 expects some, while its scale settles."""
+        """Return True if the run continues after a step that was not finite; float16 has some until its scale
+        settles."""
         if self.program.precision.scaled:
             return self.skipped_in_a_row <= MOST_OVERFLOWS
         return self.config.train.nan_policy == "skip" and self.skipped <= self.config.train.max_skipped_steps
 
     def on_evaluation_end(self, step: int, metrics: dict[str, float]) -> bool:
-        """Update best, plateau and history; return True where the result is the best so far."""
+        """Update best, plateau and history; return True if the result is the best so far."""
         check_metric(self.best.metric, metrics, "evaluation.metric")
         self.last_metrics, self.evaluated_step = metrics, step
         self.val_history.append(metrics)
@@ -167,11 +169,11 @@ class RunRecord:
         return improved
 
     def lr_scale(self) -> float:
-        """The plateau rule's factor on every learning rate."""
+        """Return the plateau rule's factor on every learning rate."""
         return self.plateau.lr / self.config.optim.lr if self.plateau and self.config.optim.lr else 1.0
 
     def history(self) -> dict[str, Any]:
-        """best_val_loss, train_history, val_history: what Trainer.train returns."""
+        """Return best_val_loss, train_history and val_history, as Trainer.train does."""
         values = [metrics["loss"] for metrics in self.val_history if not math.isnan(metrics["loss"])]
         return {
             "best_val_loss": min(values, default=float("nan")),
@@ -180,7 +182,7 @@ class RunRecord:
         }
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Return the content of summary.json for a run that ended after so many seconds."""
+        """Return the content of summary.json for a run that took `seconds`."""
         state, per_epoch = self.program.state, self.program.steps_per_epoch
         return {
             "task": self.config.task,
@@ -197,8 +199,8 @@ class RunRecord:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def meta(self, evaluated: bool | None = None) -> dict[str, Any]:
-        """The record as a checkpoint's meta.json has it. evaluated: whether this very state was; if left out, as its
-        checkpoint says."""
+        """Return the record for a checkpoint's meta.json. evaluated: True if exactly this state was evaluated; default:
+        as recorded for this step."""
         if evaluated is None:
             evaluated = self.evaluated_step == self.step
         if evaluated:
@@ -228,7 +230,7 @@ class RunRecord:
         }
 
     def restore(self, meta: dict) -> None:
-        """Go on from what a checkpoint's meta.json holds."""
+        """Restore the record from a checkpoint's meta.json."""
         self.evaluation_due = meta["evaluation_due"] and self.cadence.has_validation
         self.evaluated_step = meta["step"] if meta["metrics"] else None
         self.best.restore(meta["best"])

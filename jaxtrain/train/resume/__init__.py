@@ -1,1 +1,1 @@
-"""Which run a folder holds, and where a run goes on from."""
+"""Identify the run that a folder holds, and find the checkpoint that a run resumes from."""

@@ -1,10 +1,10 @@
-"""Tell which run a folder holds, so that no other one goes on in it.
+"""Identify the run that a folder holds, so that no other run resumes in it.
 
-    fingerprint.json    the run's number, and digests of what makes it this run and no other
+    fingerprint.json    the run's identity, and digests of everything that makes it this run
 
-settings, model, loss, a given optimizer and data decide. weights and code only decide where nothing is left to train: a
-script that draws its initial weights without a seed, or whose code was mended, may be started again and goes on, and
-says so. What may change at any time is FREE.
+Settings, model, loss, a given optimizer and data decide if two runs are the same. Weights and code decide only if the
+saved run is complete: a script that draws its initial weights without a seed, or whose code was fixed, may be started
+again and resumes, with a warning. Settings in FREE may change at any time.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from jaxtrain.train.resume.object_digest import Leaves
 
 FILE = "fingerprint.json"
 DECIDING = ("settings", "model", "loss", "optimizer", "data")
-FREE = (  # settings that a run may change when it goes on: its length, what it says, how it is computed and watched
+FREE = (  # settings that may change when a run resumes: its length, its logging, how it is computed and monitored
     "task", "deterministic", "init_from", "run.*", "tracking.*", "checkpoint.*", "shard.*", "train.epochs",
     "train.steps", "train.log_every_steps", "train.steps_per_call", "train.remat", "train.hang_timeout_s",
     "train.nan_policy", "train.max_skipped_steps", "evaluation.every_epochs", "evaluation.every_steps",
@@ -45,9 +45,9 @@ SAMPLED_STEPS = 32  # of a schedule
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """parts: of settings, model, loss, optimizer, data, weights and code, the digests of everything in it, by name.
+    """Identity of a run. parts: digests by name, for each of settings, model, loss, optimizer, data, weights and code.
 
-    identity: one number for the run, the same in all its checkpoints.
+    identity: one hash for the run, the same in all its checkpoints.
     """
 
     identity: str
@@ -59,7 +59,7 @@ class Fingerprint:
         return cls(hashlib.sha256(text.encode()).hexdigest()[:32], dict(parts))
 
     def differences(self, saved: "Fingerprint", names: tuple[str, ...]) -> list[str]:
-        """ "settings.optim.lr" for everything that both know and that does not agree."""
+        """Return names such as "settings.optim.lr" for everything that both have and that differs."""
         found = []
         for name in names:
             ours, theirs = self.parts.get(name, {}), saved.parts.get(name, {})
@@ -67,7 +67,7 @@ class Fingerprint:
         return found
 
     def record(self, folder: pathlib.Path, goes_on: bool) -> "Fingerprint":
-        """Write fingerprint.json, and give this fingerprint the identity of the run in the folder where it goes on."""
+        """Write fingerprint.json; return this fingerprint, with the identity of the folder's run if it resumes that."""
         saved = read_or_own(folder, self)[0] if goes_on else None
         identity = lost_identity(folder) if goes_on else None
         mine = self if saved is None else dataclasses.replace(self, identity=saved.identity)
@@ -78,7 +78,8 @@ class Fingerprint:
 
 
 def read(folder: pathlib.Path) -> Fingerprint | None:
-    """That of a folder; of one that an older version wrote, its settings alone. None where there is none."""
+    """Return the fingerprint of a folder; for one written by an older version, only its settings. None if there is
+    none. Raises UserError if it cannot be read."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -93,7 +94,8 @@ def read(folder: pathlib.Path) -> Fingerprint | None:
 
 
 def read_or_own(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | None, list[str]]:
-    """The same, and what to say of it; `now`, this run's, for a damaged one beside a checkpoint of this very run."""
+    """Return the fingerprint of a folder and warnings. If it is damaged, but the newest checkpoint is of the run `now`,
+    return `now` instead."""
     try:
         return read(folder), []
     except UserError as error:
@@ -103,13 +105,13 @@ def read_or_own(folder: pathlib.Path, now: Fingerprint) -> tuple[Fingerprint | N
 
 
 def lost_identity(folder: pathlib.Path) -> str | None:
-    """The identity of the run whose checkpoints a folder holds, where its fingerprint.json is missing; None where there
-    are none, or where an older version wrote them."""
+    """Return the identity that a folder's newest checkpoint records, if fingerprint.json is missing; None if it is
+    there, if there is no checkpoint, or if an older version wrote it."""
     return None if (folder / FILE).is_file() else retention.run_of_newest(folder / "checkpoints")
 
 
 def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
-    """That in the text of a fingerprint.json. where: its place, for messages."""
+    """Parse the text of a fingerprint.json. where: its path, for messages. Raises UserError if it is damaged."""
     try:
         content = strict_json.loads(text)
         return Fingerprint(content["identity"], content["parts"])
@@ -118,7 +120,7 @@ def parse(text: str, where: str | pathlib.Path) -> Fingerprint:
 
 
 def of(program: Program, model: Any, loss: Any, data: "UserData") -> Fingerprint:
-    """That of the run that a fresh program is about to begin. model, loss: the user's, or None."""
+    """Return the fingerprint of the run that a fresh program is about to begin. model, loss: the user's, or None."""
     return Fingerprint.of(
         {
             "settings": _settings(program.config.model_dump(mode="json")),
@@ -144,12 +146,12 @@ def _settings(values: Mapping[str, Any]) -> Leaves:
         elif key.startswith("data.") and isinstance(value, str) and os.path.exists(os.path.expanduser(value)):
             found[key] = object_digest.digests_of_path(os.path.expanduser(value))
         else:
-            found[key] = [_short(json.dumps(value, sort_keys=True))]  # no value: the file may be shown around
+            found[key] = [_short(json.dumps(value, sort_keys=True))]  # hashed, because the file may be shared
     return found
 
 
 def _model(program: Program, model: Any) -> Leaves:
-    """Kind, type and shape of every array, and what the modules of a model that was given hold and read besides."""
+    """Digest kind, dtype and shape of every array, and what the modules of a user's model otherwise hold and read."""
     found: Leaves = {}
     for kind in ("params", "frozen", "buffers"):
         arrays = getattr(program.start.shapes, kind)
@@ -160,7 +162,7 @@ def _model(program: Program, model: Any) -> Leaves:
 
 
 def _structure(module: Any, place: str) -> Leaves:
-    """Types and settings of the parts of a torch or flax module; no arrays."""
+    """Digest the types and settings of a torch or flax module's submodules, without arrays."""
     if module is None:
         return {}
     if hasattr(module, "named_modules"):
@@ -178,7 +180,8 @@ def _structure(module: Any, place: str) -> Leaves:
         leaves = object_digest.describe([type(part), told, sorted(kept.items()), sorted(functions)], "part")
         leaves |= object_digest.describe(functions, "functions")
         text = json.dumps(leaves, sort_keys=True)
-        found[f"{place}{name or 'model'}"] = [_short(text)]  # its type is in the text: another one has the same key
+        # The type is in the hash, not in the key, so that another type counts as a difference.
+        found[f"{place}{name or 'model'}"] = [_short(text)]
     return found
 
 
@@ -187,7 +190,7 @@ def _short(text: str) -> str:
 
 
 def _loss(loss: Any, task: Any) -> Leaves:
-    """Digest what the loss and a task's functions read from their surroundings; a loss module's type and settings."""
+    """Digest what loss and task functions read from closures and globals, and a loss module's type and settings."""
     found: Leaves = {}
     for field in dataclasses.fields(task):
         found |= object_digest.captured(getattr(task, field.name), f"task.{field.name}")
@@ -197,7 +200,7 @@ def _loss(loss: Any, task: Any) -> Leaves:
 
 
 def _optimizer(program: Program) -> Leaves:
-    """Digest the options and the present state of an optimizer that was given, and the rates of a schedule."""
+    """Digest the options and the current state of the user's optimizer, and the rates of the user's schedule."""
     given, found = program.given, {"given": [str(program.given is not None)]}
     if program.given_schedule is not None:
         rates = [repr(program.given_schedule(step)) for step in range(SAMPLED_STEPS)]
@@ -223,7 +226,7 @@ def _data(program: Program, data: "UserData") -> Leaves:
 
 
 def _weights(program: Program, model: Any) -> Leaves:
-    """Of a model that was given: one that the task builds follows from the seed."""
+    """Digest the weights of a user's model; those of a task's model follow from the seed."""
     if model is None:
         return {}
     arrays = {**program.state.params, **program.state.frozen}
@@ -241,13 +244,13 @@ def _code(task: Task, model: Any, loss: Any, data: "UserData") -> Leaves:
 
 
 class UserData:
-    """The datasets that a user gave, described before anything is read of them.
+    """Digests of the user's datasets, made before anything is read from them.
 
-    Reading changes some (a cache, a count): what training changed in one does not make it another afterwards, in this
-    process; what its owner changed does.
+    Reading changes some datasets (a cache, a counter). In this process, what training changed in a dataset does not
+    make it a different one afterwards; what the user changed does.
     """
 
-    _known: ClassVar[dict[int, tuple[Any, Leaves, set[str]]]] = {}  # the dataset, as it was at first, what changed
+    _known: ClassVar[dict[int, tuple[Any, Leaves, set[str]]]] = {}  # dataset, first digests, keys that changed
 
     def __init__(self, datasets: Mapping[str, Any]):
         self.datasets = dict(datasets)
@@ -262,7 +265,7 @@ class UserData:
 
     def _remember(self, dataset: Any, now: Leaves, changed: set[str]) -> None:
         number = id(dataset)
-        with contextlib.suppress(TypeError):  # a dict or a list: training changes none
+        with contextlib.suppress(TypeError):  # a dict or a list has no weakref, and training does not change it
             self._known[number] = (weakref.ref(dataset, lambda _: self._known.pop(number, None)), now, changed)
 
     def after_training(self) -> None:

@@ -1,4 +1,4 @@
-"""Choose the folder of a run: its own, and none that holds another one."""
+"""Choose the folder of a run: never one that holds another run."""
 
 import dataclasses
 import pathlib
@@ -13,13 +13,13 @@ from jaxtrain.train.resume import fingerprint
 from jaxtrain.train.resume.fingerprint import DECIDING, FILE, Fingerprint
 
 NAMED = {"code": "the code", "data": "the data", "loss": "the loss", "optimizer": "the optimizer that was given"}
-LOST = "fingerprint"  # in place of differences that nothing tells any more
+LOST = "fingerprint"  # stands for differences that are unknown, because the fingerprint is missing
 SHOWN = 3  # differences in a sentence
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The folder of a run, and what there is to say about it."""
+    """The folder of a run, and warnings about it."""
 
     folder: pathlib.Path
     warnings: list[str]
@@ -28,11 +28,11 @@ class Choice:
 def choose(
     folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int, resume: str, forced: bool
 ) -> Choice:
-    """The run's own folder. Where nobody named one (runs/run) and it holds another run, runs/run_2, runs/run_3, ...
+    """Return the run's folder. If none was named (runs/run) and that holds another run, try runs/run_2, runs/run_3, ...
 
     forced: the user wants this folder, whatever it holds.
 
-    Raises UserError where a folder that was named holds another run.
+    Raises UserError if a named folder holds another run.
     """
     if forced:
         return Choice(folder, [])
@@ -71,7 +71,7 @@ def choose(
 def check_mirror(
     mirror: Mirror, folder: pathlib.Path, config: TrainingConfig, now: Fingerprint, total_steps: int
 ) -> None:
-    """Raises UserError where a mirror holds another run than the folder does or, if that is empty, than this one."""
+    """Raise UserError if a mirror holds another run than the folder does or, if that is empty, than this one."""
     text, steps = mirror.fingerprint(), mirror.steps()
     if text is None:
         if steps:
@@ -96,7 +96,7 @@ def check_mirror(
 
 
 def _comparable_code(now: Fingerprint, saved: Fingerprint) -> tuple[str, ...]:
-    """Bytecode of another Python cannot be compared."""
+    """Return ("code",) if both were made by the same Python version; else (), as bytecode then differs anyway."""
     versions = {told.partition(":")[0] for f in (now, saved) for [told] in f.parts.get("code", {}).values()}
     return ("code",) if len(versions) <= 1 else ()
 
@@ -110,7 +110,7 @@ def _is_used(folder: pathlib.Path, named: bool) -> bool:
 
 
 def _is_complete(folder: pathlib.Path, config: TrainingConfig, total_steps: int) -> bool:
-    """Return True if nothing would be trained: the newest checkpoint is the last one, or was stopped early."""
+    """Return True if nothing is left to train: the newest checkpoint is the last step's, or stopped early."""
     steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
     if not steps:
         return False

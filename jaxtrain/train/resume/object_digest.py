@@ -1,8 +1,8 @@
-"""Describe any Python object by digests of what it holds, so that two of them can be told apart in another process.
+"""Describe any Python object by digests of its content, so that objects can be compared across processes.
 
-Nothing of the object is called: a dataset is not read, so no random generator of its own moves. Values count by their
-content (large arrays by evenly spaced pieces), code by its bytecode and the values it captures, other objects by their
-type and attributes. Addresses, locks, open files and random generators do not count.
+No method of the object is called: a dataset is not read, so its random generators do not advance. Values are hashed by
+content (large arrays by evenly spaced pieces), code by its bytecode and the values it captures, other objects by type
+and attributes. Addresses, locks, open files and random generators do not count.
 """
 
 import builtins
@@ -27,12 +27,12 @@ from flax import nnx
 
 from torch_bridge.lazy_array import as_leaf, to_host
 
-Leaves = dict[str, list[str]]  # by place in the object: the digests of which one has to agree
+Leaves = dict[str, list[str]]  # place in the object -> digests, of which one has to agree
 
-ARRAY_BYTES = 64 << 20  # of an array that are hashed; from there on pieces of it
-PIECES = 64  # files of a folder; entries that have a place of their own
-LISTED = 4096  # entries of a longer list that are looked at, where they are more than numbers and texts
-PIECE_BYTES = 4096  # at the beginning and the end of a file
+ARRAY_BYTES = 64 << 20  # most bytes of an array to hash; of a larger one, evenly spaced rows
+PIECES = 64  # most files of a folder to hash; most entries of a container with a place of their own
+LISTED = 4096  # most entries of a long list to look at, if they are not just numbers and texts
+PIECE_BYTES = 4096  # bytes hashed at the beginning and at the end of a file
 DEEPEST = 8
 MOST_LEAVES = 4096
 SHOWN_WHOLE = ("builtins", "array", "collections", "datetime", "decimal", "fractions", "re", "uuid")  # by their repr
@@ -44,15 +44,15 @@ LIBRARIES = (*OWN_PACKAGES, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 
 
 def describe(value: Any, place: str = "") -> Leaves:
-    """Digests of what a value holds, by place: `dataset.labels`, `dataset.transform.p`, ..."""
+    """Return digests of a value's content by place: `dataset.labels`, `dataset.transform.p`, ..."""
     walk = _Walk()
     walk.visit(value, place, 0)
     return walk.leaves
 
 
 def code_of(value: Any) -> str:
-    """A digest of the code behind a function, a callable object or a module's forward pass, your own code only: a
-    library is told apart by its version. "3.11:..." since bytecode is one Python version's."""
+    """Return a digest of the user code behind a function, a callable object or a module's forward pass; library code
+    does not count. It begins with "3.11:", the Python version, because bytecode depends on it."""
     found: dict[str, str] = {}
     for function in _functions(value):
         _add_code(function, found, 0)
@@ -60,8 +60,8 @@ def code_of(value: Any) -> str:
 
 
 def captured(value: Any, place: str) -> Leaves:
-    """Digests of the numbers, texts and arrays that a function, or one that it calls, reads from around it: closures,
-    globals, and values of the user's own modules and classes."""
+    """Return digests of the numbers, texts and arrays that a function, or one that it calls, reads from outside:
+    closures, globals, and values in the user's own modules and classes."""
     leaves: Leaves = {}
     for function in _reached(_functions(value)):
         for name, inner in sorted(_captures(function).items()):
@@ -70,7 +70,7 @@ def captured(value: Any, place: str) -> Leaves:
 
 
 def digest_of_array(array: Any) -> str:
-    """Kind, shape and content; of more than 64 MiB evenly spaced rows."""
+    """Hash an array's dtype, shape and content; above 64 MiB, evenly spaced rows of it."""
     leaf = as_leaf(array)
     host = to_host(leaf.read()) if hasattr(leaf, "read") else np.asarray(leaf)
     told = f"{host.dtype} {list(host.shape)}"
@@ -84,15 +84,15 @@ def digest_of_array(array: Any) -> str:
 
 
 def sample_of_array(array: Any) -> str:
-    """The same of up to 4,096 evenly spaced numbers: enough to tell random weights apart."""
+    """Hash up to 4,096 evenly spaced numbers of an array: enough to distinguish random weights."""
     leaf = as_leaf(array)
     host = np.asarray(leaf.read() if hasattr(leaf, "read") else leaf).reshape(-1)
     return digest_of_array(host[np.unique(np.linspace(0, max(0, host.size - 1), 4096).astype(np.int64))[: host.size]])
 
 
 def digests_of_path(path: str | os.PathLike) -> list[str]:
-    """Of a file its size, beginning and end. A folder is the same by its name or by what it holds: a copy may lie
-    elsewhere, and a cache may grow in it. Of what is not there, the name."""
+    """Return digests of a path, one of which has to agree: a file's by size, beginning and end; a folder's by its name
+    and by its content, as a copy may lie elsewhere and a cache may grow in it; a missing path's by its name."""
     place = pathlib.Path(path)
     with _ignoring():
         if place.is_file():
@@ -108,14 +108,14 @@ def digests_of_path(path: str | os.PathLike) -> list[str]:
 class _Walk:
     def __init__(self):
         self.leaves: Leaves = {}
-        self.seen: dict[int, Any] = {}  # kept alive, so that no number is given twice
+        self.seen: dict[int, Any] = {}  # kept alive, so that no id is reused
 
     def visit(self, value: Any, place: str, depth: int) -> None:
         if len(self.leaves) >= MOST_LEAVES:
             return
         try:
             self._visit(value, place, depth)
-        except Exception:  # an object that cannot be looked at counts by its type
+        except Exception:  # an object that cannot be inspected counts by its type
             self.put(place, type(value).__qualname__)
 
     def put(self, place: str, *told: Any) -> None:
@@ -164,7 +164,7 @@ class _Walk:
                 self.visit(inner, f"{place}.{name}", depth + 1)
 
     def _visit_items(self, items: Iterable[tuple], count: int, kind: str, place: str, depth: int) -> None:
-        """Few entries each at a place of its own; many together, evenly spaced ones of them."""
+        """Digest up to 64 entries each at its own place; more of them together, evenly spaced ones of a long list."""
         if count <= PIECES:
             self.put(place, kind, count)
             for name, inner in items:
@@ -183,7 +183,8 @@ class _Walk:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Digest an object's content. Of a DataLoader only what decides its batches: workers and pinning may change."""
+    """Return an object's attributes by name. Of a DataLoader only those that decide its batches: workers and pinning
+    may change."""
     if hasattr(value, "batch_sampler") and hasattr(value, "collate_fn"):
         names = ("dataset", "batch_size", "drop_last", "batch_sampler", "sampler", "collate_fn")
         return [(name, getattr(value, name)) for name in names]
@@ -210,12 +211,12 @@ def _is_plain(value: Any) -> bool:
 
 def _plain(value: Any) -> str:
     if isinstance(value, frozenset):
-        return str(sorted(map(_plain, value)))  # its own order changes from process to process
+        return str(sorted(map(_plain, value)))  # its order differs between processes
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value.item() if isinstance(value, np.generic) else value))
 
 
 def _spread(values: Any, most: int = PIECES) -> list:
-    """Up to so many of them, evenly spaced, first and last among them."""
+    """Return up to `most` values, evenly spaced, including the first and the last."""
     count = len(values)
     return list(values) if count <= most else [values[i * (count - 1) // (most - 1)] for i in range(most)]
 
@@ -249,7 +250,7 @@ def _feed(digest: Any, told: Any) -> None:
 
 
 def _functions(value: Any) -> list[types.FunctionType]:
-    """The functions that run when a value is called; of a module with parts, those of all its parts."""
+    """Return the functions that run when a value is called; for a module, the methods of all its submodules."""
     value = getattr(value, "func", value) if isinstance(value, functools.partial) else value
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, types.MethodType):
@@ -285,7 +286,7 @@ def _add_code(function: types.FunctionType, found: dict[str, str], depth: int) -
 
 
 def _reached(functions: list[types.FunctionType]) -> list[types.FunctionType]:
-    """The functions and those of the user's own that they name, directly or not."""
+    """Return the functions and the user's own ones that they refer to, directly or indirectly."""
     found = list(functions)
     for function in found:
         named = [function.__globals__.get(name) for name in function.__code__.co_names]
@@ -295,7 +296,7 @@ def _reached(functions: list[types.FunctionType]) -> list[types.FunctionType]:
 
 
 def _values_in(scope: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The values with these names of a module or class of the user's own."""
+    """Return the values with these names in a module or class, if it is the user's own; else {}."""
     module = sys.modules.get(scope.__module__) if isinstance(scope, type) else scope
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None) or ""
     own = name == "__main__" or (file and not file.startswith(LIBRARIES) and "-packages" + os.sep not in file)
@@ -303,14 +304,14 @@ def _values_in(scope: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _bytecode(code: types.CodeType) -> list:
-    """Without file, lines and docstring."""
+    """Return the content of a code object without file name, line numbers and docstring."""
     constants = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
     told = [_bytecode(inner) if isinstance(inner, types.CodeType) else _plain(inner) for inner in constants]
     return [code.co_code, list(code.co_names), list(code.co_varnames[: code.co_argcount]), told]
 
 
 def _captures(function: types.FunctionType) -> dict[str, Any]:
-    """Values from around a function that it reads and does not write itself: plain ones and arrays."""
+    """Return the plain values and arrays from outside a function that it reads but does not write itself."""
     code = function.__code__
     written = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
@@ -338,7 +339,7 @@ def _is_full(cell: Any) -> bool:
 
 
 class _ignoring:
-    """A file that cannot be looked at is told apart by its name."""
+    """Context that suppresses OSError: a file that cannot be read then counts by its name."""
 
     def __enter__(self):
         return self

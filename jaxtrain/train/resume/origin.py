@@ -1,4 +1,4 @@
-"""Find where a run goes on from: its own folder, that folder's mirror, or another run."""
+"""Find the checkpoint that a run resumes from: in its own folder, that folder's mirror, or another run."""
 
 import pathlib
 
@@ -13,9 +13,9 @@ from jaxtrain.train.resume.fingerprint import Fingerprint
 
 
 def choose_folder(program: Program, now: Fingerprint, resume: str, forced: bool) -> list[str]:
-    """Set the program's run folder to the one that this run has or gets; return what there is to say about that.
+    """Set the program's run folder to the one that this run has or gets; return warnings about that.
 
-    now: of this run, before anything is restored. forced: the user wants the config's folder, whatever it holds.
+    now: this run's fingerprint, before anything is restored. forced: use the config's folder, whatever it holds.
     """
     folder, total = program.config.run.folder, program.total_steps
 
@@ -31,9 +31,10 @@ def choose_folder(program: Program, now: Fingerprint, resume: str, forced: bool)
 
 
 def find(program: Program, now: Fingerprint, own: Checkpoints, resume: str) -> tuple[Checkpoints, int | None]:
-    """Return the checkpoints that the run goes on from, and the step of the newest that is whole, or None.
+    """Return the checkpoints that the run resumes from, and the step of the newest intact one, or None.
 
     own: those of its folder. resume: "auto", "never", "here" (its folder, whatever it holds), or another run's folder.
+    Raises UserError if the other run has none, or if "never" would start over existing ones.
     """
     copied = broadcast_from_process_zero("mirror", lambda: _mirrored(program, now, own, resume))
     if resume not in ("auto", "never", "here"):
@@ -53,7 +54,7 @@ def find(program: Program, now: Fingerprint, own: Checkpoints, resume: str) -> t
 
 
 def _mirrored(program: Program, now: Fingerprint, own: Checkpoints, resume: str) -> list[int]:
-    """Steps in the mirror that the run may go on from. A folder that the user names goes before its mirror."""
+    """Return the steps in the mirror that the run may resume from; none if the user named a folder that has its own."""
     mirror = own.mirror
     if mirror is None:
         return []

@@ -39,7 +39,7 @@ class CompiledSettings:
         edits, self._found = self._edits.all(), None
         for edit in edits:
             if edit.kind == self._kinds.MODE and self._edits.training_modes() == self._edits.recorded:
-                continue  # train() was called, in which mode the module was recorded
+                continue  # the recorded step begins with train(), whatever the mode is now
             if edit.kind == self._kinds.VALUES:
                 continue  # ModuleEdits handles it
             if edit.kind == self._kinds.NUMBERS and self._follows(program):

@@ -1,13 +1,13 @@
-"""Checkpoints of a run: written aside in the background, sealed with the hash of every file, committed by a rename.
+"""Checkpoints of a run: written in the background under a temporary name, sealed with file hashes, then renamed.
 
     checkpoints/<step>/state/         the TrainState, in orbax's format, sharded
     checkpoints/<step>/history.jsonl  the epochs and evaluations of the run
-    checkpoints/<step>/meta.json      what else the host knows (metrics, best so far, plateau, unfinished averages),
-                                      size and SHA-256 of every file, and the hash of all that
-    checkpoints/<step>.part           unfinished: a save under way, or one that was killed
-    checkpoints/<step>.damaged        found damaged, set aside
+    checkpoints/<step>/meta.json      the host's other records (metrics, best so far, plateau, unfinished averages),
+                                      size and SHA-256 of every file, and a hash of all this
+    checkpoints/<step>.part           unfinished: a save in progress, or one that was killed
+    checkpoints/<step>.damaged        found damaged, and renamed
 
-Older checkpoints go after a new one was read back and found whole.
+Older checkpoints are deleted only after a new one was read back and found intact.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from jaxtrain.train.checkpoint.save_failures import SaveFailures, is_lasting, re
 from jaxtrain.train.step.state import TrainState
 
 ARRAYS = "state"
-INDEX = "manifest.ocdbt"  # of the arrays; without it none can be read
-FORMAT_BYTES = 256 * 1024  # of orbax's own files, about
-SPLIT_BYTES = 64 * 2**20  # from so many each on, replicas share the writing of an array: slices have to be compiled
+INDEX = "manifest.ocdbt"  # index of the arrays; without it none can be read
+FORMAT_BYTES = 256 * 1024  # approximate size of orbax's own files
+SPLIT_BYTES = 64 * 2**20  # replicas share the writing of an array from this size per slice on: slicing needs compiling
 
 
 _saves = itertools.count()
 
 
 class SaveError(UserError):
-    """A checkpoint that has to be written cannot be."""
+    """A required checkpoint cannot be written."""
 
     exit_code = 1
 
@@ -54,8 +54,8 @@ class SaveError(UserError):
 class Checkpoints:
     """The checkpoints folder of one run.
 
-    keep_last, keep_best: how many of the newest and of the best by `metric` stay. warn: hears of saves that fail and
-    of damaged checkpoints. mirror: where there is one, it gets a copy of each, and gives them back.
+    keep_last, keep_best: how many of the newest and of the best by `metric` to keep. warn: called about failed saves
+    and damaged checkpoints. mirror: if set, receives a copy of each checkpoint, and can restore them.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._failures = SaveFailures()
         self._reach: state_tree.Reachable | None = None
-        self._proven = False  # whether a save of this process was read again
+        self._proven = False  # a save of this process has been read back
         self.newest: int | None = None  # the last one this process committed or restored; the same on every process
 
-    # --- what there is ------------------------------------------------------------------------------------------
+    # --- listing ------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Committed checkpoints, oldest first."""
+        """Return the steps of the committed checkpoints, oldest first."""
         return retention.committed(self.folder)
 
     def latest(self) -> int | None:
@@ -101,14 +101,14 @@ class Checkpoints:
         return ranked[0] if ranked else None
 
     def meta(self, step: int) -> dict:
-        """Return the host's part of the checkpoint at `step`. Raises UserError if the file is damaged."""
+        """Return the host's records in the checkpoint of `step`. Raises UserError if they are damaged."""
         folder = self.folder / str(step)
         return history_file.read(folder, manifest.read(folder))
 
     def problems(self, step: int) -> list[str]:
         """List the files that differ from what was written; empty for an intact checkpoint of this step and run.
 
-        Raises UserError where it cannot be read.
+        Raises UserError if it cannot be read.
         """
         folder = self.folder / str(step)
         found = manifest.problems(folder, step, manifest.run_of(self.folder.parent))
@@ -116,9 +116,9 @@ class Checkpoints:
         return found or ([f"{ARRAYS}/{INDEX}: missing, so no array can be read"] if missing else [])
 
     def newest_good(self, set_aside: bool = True, copied: Sequence[int] = ()) -> int | None:
-        """The newest checkpoint that is whole, or None where there never was one. Damaged newer ones are named, and
-        renamed where `set_aside`. copied: steps in the mirror, which count too. Raises UserError where checkpoints
-        exist and none of them is whole.
+        """Return the step of the newest intact checkpoint, or None if there never was one. Warns of damaged newer ones,
+        and renames them if `set_aside`. copied: steps in the mirror, which may be used too. Raises UserError if
+        checkpoints exist and none of them is intact.
         """
         damaged: dict[int, str] = {}
         good = None
@@ -146,7 +146,7 @@ class Checkpoints:
         return good
 
     def _bring_back(self, step: int, found: list[str]) -> bool:
-        """Take the mirror's copy of a checkpoint, in place of a damaged one; and the others too, where none is left."""
+        """Copy a checkpoint from the mirror, replacing a damaged one; copy all others too if none are left here."""
         assert self.mirror is not None
         lost = not self.steps()
         why = self.mirror.bring_back(step, self._set_aside) if found else self.mirror.bring_back(step)
@@ -173,16 +173,16 @@ class Checkpoints:
             plain_files.delete(target)
             (self.folder / str(step)).rename(target)
         except OSError:
-            return False  # a folder that cannot be written: the next save says so
+            return False  # the folder cannot be written: the next save reports it
         return True
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     def save(self, state: TrainState, step: int, meta: dict, at_once: bool = False) -> None:
-        """Start writing; returns when the arrays are copied off the device. Finishes the save before it, if any.
+        """Start writing; return when the arrays are copied off the device. First waits for the previous save, if any.
 
-        A save that fails is reported; the next is left out until its time has come (`retry_due`), unless `at_once`.
-        Several processes save together, so there each is tried.
+        A failed save is reported; later ones are skipped until a retry is due (`retry_due`), unless `at_once`. With
+        several processes, which save together, none is skipped.
         """
         self.wait()
         if step == self.newest:
@@ -191,7 +191,7 @@ class Checkpoints:
         if self._failures.count and not self.retry_due and not at_once and jax.process_count() == 1:
             return
         meta, history = history_file.split(meta)
-        meta = copy.deepcopy(meta)  # the run goes on changing its own
+        meta = copy.deepcopy(meta)  # the run keeps changing its own
         saving = self._saving = Saving(step, next(_saves), share=stream_places.share(meta.get("stream")))
         try:
             self._clear_part(step)
@@ -212,7 +212,7 @@ class Checkpoints:
         return state_tree.Reachable(self.folder)
 
     def _check_room(self, step: int, tree: dict[str, Any]) -> None:
-        """Raises OSError before a half of it is written."""
+        """Raise OSError if the disk is too full, before anything is written."""
         self._part(step).mkdir(parents=True)
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) + FORMAT_BYTES
         free = shutil.disk_usage(self.folder).free
@@ -220,7 +220,7 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free, {needed:,} wanted)")
 
     def wait(self) -> bool:
-        """Until the last save is committed, verified, and older ones are pruned; False where it failed."""
+        """Wait until the last save is committed and verified and older ones are pruned; return False if it failed."""
         saving, self._saving = self._saving, None
         if saving is None:
             return self._failures.count == 0
@@ -242,14 +242,14 @@ class Checkpoints:
         return True
 
     def poll(self) -> None:
-        """Take note of the last save if it has ended; does not wait."""
+        """Process the result of the last save if it has ended, and the mirror's failures; does not wait."""
         if self._saving is not None and not self._saving.thread.is_alive():
             self.wait()
         for failure in () if self.mirror is None else self.mirror.take_failures():
             self.warn(failure)
 
     def wait_for_mirror(self, patience_s: float, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Until the mirror is up to date; no longer than so many seconds, or `give_up`."""
+        """Wait until the mirror is up to date, `patience_s` have passed, or `give_up` returns True."""
         if self.mirror is not None and jax.process_index() == 0:
             self.mirror.wait(patience_s, give_up)
             self.poll()
@@ -260,7 +260,7 @@ class Checkpoints:
         return jax.process_count() == 1 and self._saving is None and self._failures.due
 
     def save_for_sure(self, state: TrainState, step: int, meta: dict, patience_s: float) -> None:
-        """Save and wait, again and again for so long. Raises SaveError where it cannot be written."""
+        """Save and wait, retrying for up to `patience_s`. Raises SaveError if the checkpoint cannot be written."""
         deadline = time.monotonic() + patience_s
         self.wait()
         self._failures.shorten()
@@ -278,7 +278,7 @@ class Checkpoints:
             time.sleep(min(left, self._failures.pause_s))
 
     def _commit(self, saving: Saving, meta: dict, history: dict[str, list]) -> None:
-        """In a thread: all processes' arrays on disk, then the seal, the rename, the check, and the pruning."""
+        """Run in a thread: wait for all processes' arrays, then seal, rename, verify and prune."""
         try:
             self._saver.wait_until_finished()
         except Exception as error:
@@ -317,7 +317,7 @@ class Checkpoints:
             self.mirror.update(step)
 
     def _renew(self, step: int, meta: dict) -> None:
-        """The arrays of `step` stand; what the host knows may be newer (an evaluation that was still to come)."""
+        """Update the host's records of a saved step; its arrays are unchanged, but it may have been evaluated since."""
         if jax.process_index() != 0:
             return
         folder = self.folder / str(step)
@@ -344,9 +344,9 @@ class Checkpoints:
         return retention.ranked(self.folder, self.steps(), self.metric, self.mode)
 
     def prune(self, keep_last: int | None = None, keep_best: int | None = None) -> list[str]:
-        """Delete what is not to be kept, and what is unfinished or set aside; gives the names of the folders that went.
+        """Delete checkpoints not to be kept, unfinished ones and damaged ones; return the deleted folders' names.
 
-        Damaged checkpoints do not count. Raises UserError where no checkpoint is whole: then nothing is deleted.
+        Damaged checkpoints do not count. Raises UserError, and deletes nothing, if no checkpoint is intact.
         """
         whole = [step for step in self.steps() if not self.problems(step)]
         if not whole:
@@ -361,14 +361,14 @@ class Checkpoints:
         return names
 
     def _prune(self) -> None:
-        """After a save: its checkpoint is whole, those before it were."""
+        """Prune after a save, without verifying again: every checkpoint was verified when it was saved."""
         kept = {*self.steps()[-self.keep_last :], *self._ranked()[: self.keep_best]}
         for step in self.steps():
             if step not in kept and not (self.mirror is not None and self.mirror.defers(step)):
                 retention.remove(self.folder, str(step))
 
     def clear_unfinished(self) -> list[pathlib.Path]:
-        """Delete what killed saves have left; no save may be under way."""
+        """Delete what killed saves have left; no save may be in progress."""
         left = self._named(PART)
         for path in left:
             plain_files.delete(path)
@@ -377,20 +377,20 @@ class Checkpoints:
     # --- restoring ----------------------------------------------------------------------------------------------
 
     def restore(self, step: int, like: TrainState, optimizer: bool = True) -> TrainState:
-        """The state of `step`, each array laid out as in `like` (shapes, dtypes and shardings; any mesh).
+        """Return the state of `step`, with shapes, dtypes and shardings as in `like` (any mesh).
 
-        optimizer: false leaves the optimizer's state out.
-        Raises UserError listing what differs where the checkpoint is of another model or optimizer.
+        optimizer: False leaves the optimizer's state out.
+        Raises UserError, listing the differences, if the checkpoint is of another model or optimizer.
         """
         self.newest = step
         return state_tree.restore(self.folder / str(step) / ARRAYS, like, optimizer)
 
     def restore_parts(self, step: int, parts: dict[str, Any], sharding) -> dict[str, Any]:
-        """Only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
+        """Return only these parts of a checkpoint (weights without the optimizer), every array on `sharding`."""
         return state_tree.restore_parts(self.folder / str(step) / ARRAYS, parts, sharding)
 
     def restore_weights(self, step: int, sharding) -> dict[str, Any]:
-        """The weights and their average by name, whatever model they are of."""
+        """Return the weights, and their averages, by name; no model is needed."""
         return state_tree.restore_weights(self.folder / str(step) / ARRAYS, sharding)
 
 

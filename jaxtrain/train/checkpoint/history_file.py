@@ -1,7 +1,7 @@
-"""A run's epochs and evaluations in its checkpoints: lines of a file, written and hashed one after another.
+"""Store a run's epochs and evaluations in its checkpoints, as lines of a file that are written one by one.
 
-In meta.json they would cost every save several copies of all of them, as objects and as text, and what is left of
-those in the allocator's pages makes a long run grow by far more than its history.
+In meta.json, every save would make several copies of all of them, as objects and as text. Fragments of these copies in
+the allocator's pages would make the memory of a long run grow by far more than its history.
 """
 
 import os
@@ -14,16 +14,16 @@ from jaxtrain.errors import UserError
 
 FILE = "history.jsonl"
 NAMES = ("train_history", "val_history")
-WRITTEN = "history_lines"  # in meta.json: how many entries of each are in the file; it lists those that came after
+WRITTEN = "history_lines"  # key in meta.json: how many entries of each are in the file; meta.json lists later ones
 
 
 def split(meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
-    """The rest of `meta`, and its histories as they are now: they get longer, their entries stay as they are."""
+    """Return the rest of `meta`, and copies of its histories: these lists keep growing, but entries never change."""
     return {k: v for k, v in meta.items() if k not in NAMES}, {name: list(meta[name]) for name in NAMES if name in meta}
 
 
 def write(folder: pathlib.Path, histories: Mapping[str, list]) -> dict[str, Any]:
-    """The file, on the disk when it returns. Gives what meta.json says of it."""
+    """Write the file durably (fsync); return its entry for meta.json."""
     if not histories:
         return {}
     with (folder / FILE).open("w") as file:
@@ -35,13 +35,13 @@ def write(folder: pathlib.Path, histories: Mapping[str, list]) -> dict[str, Any]
 
 
 def after(histories: Mapping[str, list], written: Mapping[str, int]) -> dict[str, Any]:
-    """Return meta.json's entry for histories of which the file holds `written` points; {} if there is no file."""
+    """Return meta.json's entry for histories whose first `written` entries are in the file."""
     rest = {name: entries[written.get(name, 0) :] for name, entries in histories.items()}
     return rest | ({WRITTEN: dict(written)} if written else {})
 
 
 def read(folder: pathlib.Path, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`meta` with its histories in full. Raises UserError where the file is damaged."""
+    """Return `meta` with its full histories. Raises UserError if the file is damaged."""
     if WRITTEN not in meta:
         return dict(meta)
     path = folder / FILE

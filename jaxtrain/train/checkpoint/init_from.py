@@ -1,4 +1,4 @@
-"""`init_from`: where a fresh run's weights come from, and its optimizer's state where the file holds one."""
+"""`init_from`: load a fresh run's weights, and its optimizer's state if the file holds one."""
 
 import dataclasses
 import functools
@@ -27,18 +27,18 @@ from torch_bridge.state_dict import place
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Hold what was loaded: lines to log, and the plateau rule's state if the file holds one."""
+    """Result of loading: lines to log, and the plateau rule's state if the file holds one."""
 
     lines: list[str]
     plateau: Mapping[str, Any] | None = None
 
 
 def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False) -> WarmStart:
-    """Fill a fresh program from a run folder (weights), a weights file, a Hugging Face folder, or a training
-    checkpoint: with `init_optimizer` the run then goes on at its step, with its moments and its place in the schedule.
+    """Load a run folder (weights), a weights file, a Hugging Face folder or a training checkpoint into a fresh program.
 
-    program: or a Trainer. weights_only: leave an optimizer's state in the file. Raises UserError for a file that is
-    missing, damaged, unsafe, not finite, or of another model or optimizer.
+    From a training checkpoint, with `init_optimizer`, the run continues at its step, with its moments and its position
+    in the schedule. program: or a Trainer. weights_only: ignore an optimizer's state. Raises UserError for a file that
+    is missing, damaged, unsafe, not finite, or of another model or optimizer.
     """
     program = getattr(program, "program", program)
     path = locate(path)
@@ -67,7 +67,7 @@ def apply(program: Program, path: str | pathlib.Path, weights_only: bool = False
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
-    """Return the file or folder that `init_from` names. Raises UserError where there is none."""
+    """Return the file or folder that `init_from` names. Raises UserError if there is none."""
     path = pathlib.Path(path).expanduser()
     _refuse_checkpoint(path)
     if not path.exists():
@@ -78,7 +78,7 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
 
 
 def _of_run(program: Program, folder: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """The weights of a run folder's best checkpoint, or of its newest where none was evaluated, and its step."""
+    """Return weights and step of a run folder's best checkpoint, or of its newest if none was evaluated."""
     checkpoints = run_dir.open_checkpoints(folder)
     which = "best" if checkpoints.best() is not None else "last"
     settings = config_io.read(folder / "config.yaml")
@@ -87,7 +87,7 @@ def _of_run(program: Program, folder: pathlib.Path) -> tuple[dict[str, Any], int
         with trust.restricted(known, "Export its weights to a file, and start from that"):
             _, _, model, step = run_dir.load_model(folder, which)
         return state_dict.open_state_dict(model), step
-    step = run_dir.pick(checkpoints, which)  # its model was given in Python: the arrays' names are all there is
+    step = run_dir.pick(checkpoints, which)  # the model was given in Python: only the arrays' names are known
     loaded = checkpoints.restore_weights(step, jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
     section = config_io.validate(EvaluationConfig, settings.get("evaluation") or {}, folder / "config.yaml")
     params = (loaded.get("ema") if section.averaged else None) or loaded.get("params", {})
@@ -98,7 +98,7 @@ def _of_run(program: Program, folder: pathlib.Path) -> tuple[dict[str, Any], int
 
 
 def _refuse_checkpoint(path: pathlib.Path) -> None:
-    """Raise UserError for a part of a run folder, which is not a form of weights."""
+    """Raise UserError for a part of a run folder, such as a single checkpoint; only the whole folder can be loaded."""
     if (path / "meta.json").is_file() and (path / "state").is_dir():
         folder = path.parent.parent
     elif path.name == "checkpoints" and (path.parent / "config.yaml").is_file():
@@ -144,8 +144,8 @@ def _take_weights(
 
 
 def _prefix(model, weights: Mapping[str, Any]) -> str:
-    """Name the one prefix, as Lightning's `model.`, under which the file holds every key of the model; "" where there
-    is none, or more than one, or the model's keys are there without one."""
+    """Return the only prefix, such as Lightning's `model.`, under which the file holds every key of the model; "" if
+    there is none or more than one, or if the keys are there without a prefix."""
     names = [key for key, _ in state_dict.named_variables(model) if not key.endswith(state_dict.COUNTER)]
     found = {key.removesuffix(names[0]) for key in weights if key.endswith(f".{names[0]}")}
     held = [prefix for prefix in found if all(prefix + name in weights for name in names)]
@@ -153,8 +153,8 @@ def _prefix(model, weights: Mapping[str, Any]) -> str:
 
 
 def _part_held(model, weights: Mapping[str, Any]) -> str | None:
-    """Name the one direct part of the model whose keys, without its prefix, are exactly the file's: an autoencoder
-    without the model that it looks into. None where there is none, or more than one."""
+    """Return the name of the only child module whose keys, without its prefix, are exactly the file's, such as an
+    autoencoder without the model that it analyses. None if there is none, or more than one."""
     parts: dict[str, set[str]] = {}
     for key, _ in state_dict.named_variables(model):
         head, _, rest = key.partition(".")
@@ -176,9 +176,9 @@ def _fitting(model, weights: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequence[str] = ()) -> WarmStart:
-    """Take moments, counters, averages and scale of a training checkpoint; its weights are loaded already.
+    """Load moments, counters, averages and loss scale of a training checkpoint whose weights are already loaded.
 
-    Raises UserError where they are of another optimizer, or nothing is left to train.
+    Raises UserError if they are of another optimizer, or nothing is left to train.
     """
     if groups.boundaries(program.config.optim):
         raise UserError(
@@ -229,8 +229,8 @@ def go_on(program: Program, saved: checkpoint.TrainingCheckpoint, lines: Sequenc
 def _counters(
     saved: checkpoint.TrainingCheckpoint, count: int | None, scheduler: Mapping[str, Any], steps_per_epoch: int
 ) -> tuple[int, int]:
-    """Batches seen and updates made. SGD counts none; then the file's own step decides, or its epochs where they agree
-    with those of a scheduler that was stepped once an epoch. Raises UserError where nothing tells."""
+    """Return the batches seen and the updates made. SGD does not count updates; then the file's step is used, or its
+    epoch if it agrees with a scheduler stepped once per epoch. Raises UserError if the file has neither."""
     updates = saved.updates if saved.updates is not None else count
     if updates is None:
         updates = saved.step

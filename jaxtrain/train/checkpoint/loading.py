@@ -1,4 +1,4 @@
-"""Load a torch state dict into a program as the torch module that it trains would load it."""
+"""Load a torch state dict into a program, as the torch module that it trains would load it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from torch_bridge.layouts import named_variables
 def load(
     program: Any, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
 ) -> tuple[list[str], list[str]]:
-    """Take weights, and the extra states of a torch module that was given; gives the missing and unexpected keys.
+    """Load weights, and the extra states of a user's torch module; return the missing and unexpected keys.
 
-    state: under torch's keys, tensors, arrays or LazyArrays. The module's own load hooks see it first. Raises
-    StateDictMismatch, which names `source`, where it does not fit.
+    state: torch key -> tensor, array or LazyArray. The module's own load hooks run on it first. Raises
+    StateDictMismatch, which names `source`, if it does not fit.
     """
     module = torch_module(program)
     if module is None:
@@ -45,12 +45,12 @@ def load(
 
 
 def torch_module(program: Any) -> Any:
-    """The torch module that was given; None where there is none."""
+    """Return the user's torch module; None if there is none."""
     return None if program.task.twin is None else program.task.twin.module
 
 
 def shapes(program: Any) -> Any:
-    """The model without arrays: flax's modules are reference cycles, which would keep the old ones for a while."""
+    """Return the model without arrays: flax modules are reference cycles, which would keep old arrays alive."""
     state = program.state
     parts = jax.eval_shape(lambda: (state.params, state.frozen, state.buffers))
     return program.model_def.merge(*parts)

@@ -1,4 +1,4 @@
-"""The seal of a checkpoint folder: `meta.json` with size and SHA-256 of every other file, and the hash of all that."""
+"""Seal a checkpoint folder: `meta.json` holds size and SHA-256 of every other file, and a hash of its own content."""
 
 import concurrent.futures
 import errno
@@ -13,11 +13,11 @@ from jaxtrain.errors import UserError
 from torch_bridge.atomic_file import replacing
 
 NAME = "meta.json"
-READERS = 4  # files hashed at a time
+READERS = 4  # files hashed in parallel
 
 
 def write(folder: pathlib.Path, meta: dict[str, Any]) -> None:
-    """Seal the files that are in `folder` now."""
+    """Write meta.json with the hashes of all files now in `folder`."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME]
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         digests = list(pool.map(_digest, paths))
@@ -29,7 +29,7 @@ def write(folder: pathlib.Path, meta: dict[str, Any]) -> None:
 
 
 def renew(folder: pathlib.Path, meta: dict[str, Any]) -> bool:
-    """Seal the files as they were sealed, with another `meta`; False where that is what it holds."""
+    """Replace `meta` in meta.json and keep the files' hashes; return False if nothing has changed."""
     sealed = read(folder)
     content = {**meta, "files": sealed["files"]}
     if _hash_of(content) == _hash_of(sealed):
@@ -39,17 +39,17 @@ def renew(folder: pathlib.Path, meta: dict[str, Any]) -> bool:
 
 
 def _put(folder: pathlib.Path, content: dict[str, Any]) -> None:
-    """Atomic, and on the disk when it returns."""
+    """Write meta.json atomically and durably."""
     with replacing(folder / NAME, durable=True) as aside:
         aside.write_text(strict_json.dumps_whole({**content, "seal": _hash_of(content)}))
 
 
 class Unreadable(UserError):
-    """The system does not let this user, or this machine, read a file; whether it is whole cannot be said."""
+    """The system does not let this user, or this machine, read a file, so it is unknown if the file is intact."""
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-    """The meta.json of a folder. Raises UserError where it is missing or not as it was written, and Unreadable."""
+    """Return the content of a folder's meta.json. Raises UserError if it is missing or damaged, and Unreadable."""
     path = folder / NAME
     try:
         content = path.read_bytes()
@@ -60,7 +60,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def parse(text: bytes, where: str | pathlib.Path) -> dict[str, Any]:
-    """The same of a file's content. where: its place, for messages. Raises UserError where it is not as written."""
+    """Parse the content of a meta.json. where: its path, for messages. Raises UserError if it is damaged."""
     try:
         content = strict_json.loads_whole(text)
         told = content.pop("seal")
@@ -72,7 +72,7 @@ def parse(text: bytes, where: str | pathlib.Path) -> dict[str, Any]:
 
 
 def names(content: dict[str, Any]) -> list[str]:
-    """The sealed files, relative to their folder. Raises UserError for one that leads out of it."""
+    """Return the sealed files, relative to their folder. Raises UserError for a path that leads out of it."""
     found = list(content.get("files", {}))
     for name in found:
         path = pathlib.PurePosixPath(name)
@@ -82,16 +82,16 @@ def names(content: dict[str, Any]) -> list[str]:
 
 
 def run_of(folder: pathlib.Path) -> str | None:
-    """The run that a run folder is of (its fingerprint's identity); None where that is not written down."""
+    """Return the identity in a run folder's fingerprint.json; None if it cannot be read."""
     try:
         found = strict_json.loads((folder / "fingerprint.json").read_bytes())["identity"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # of an older version; what is wrong with the file, whoever goes on in the folder says
+        return None  # written by an older version; a damaged file is reported when the run resumes
     return found if isinstance(found, str) else None
 
 
 def _refuse_unreadable(path: pathlib.Path, error: OSError) -> None:
-    """Raises Unreadable for all but a file that is missing, or of another kind."""
+    """Raise Unreadable, except if the file is missing or not a regular file."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
         raise Unreadable(
             f"{path}: cannot be read: {error.strerror or error}. It is left as it is; give this user its permissions "
@@ -100,7 +100,7 @@ def _refuse_unreadable(path: pathlib.Path, error: OSError) -> None:
 
 
 def problems(folder: pathlib.Path, step: int | None = None, run: str | None = None) -> list[str]:
-    """List the files that differ from what was written; empty for an intact folder. step, run: of its name and place.
+    """List the files that differ from what was written; empty for an intact folder. step, run: those it should hold.
 
     Raises Unreadable.
     """
@@ -146,5 +146,5 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def _hash_of(content: dict[str, Any]) -> str:
-    read_back = json.loads(json.dumps(content))  # so that keys sort as they do after reading
+    read_back = json.loads(json.dumps(content))  # so that keys sort as after reading
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()

@@ -2,11 +2,11 @@
 
     DIR/checkpoints/<step>/              as in the run folder
     DIR/fingerprint.json, config.yaml    of the run that it belongs to: a mirror on a disk is a run folder, which every
-                                         command opens
+                                         command can open
 
-After every checkpoint a thread brings the mirror to what the run folder holds, the newest first. Where it cannot, that
-is told once and tried again after the next checkpoint; training goes on. On a disk a copy is written aside and renamed;
-in a bucket, which has no renaming, `meta.json` comes last. Without it, or with a file that it does not describe, a copy
+After every checkpoint a thread updates the mirror to match the run folder, newest first. A failure is reported once and
+retried after the next checkpoint; training continues. On a disk a copy is written under a temporary name and renamed;
+in a bucket, which cannot rename, `meta.json` is written last. A copy without it, or with files that differ from it,
 does not count.
 """
 
@@ -31,18 +31,18 @@ from torch_bridge.atomic_file import replacing
 
 FINGERPRINT = "fingerprint.json"
 OF_THE_RUN = (FINGERPRINT, "config.yaml")
-LOOK_S = 0.1  # how often one who waits looks whether to give up
+LOOK_S = 0.1  # interval at which a waiting caller checks if it should give up
 
 
 class Unreachable(UserError):
-    """A mirror that cannot be read now; whose it is and what it holds cannot be said."""
+    """The mirror cannot be read now, so its run and its content are unknown."""
 
 
 class Mirror:
     """The mirror of one run folder.
 
     place: a folder, or an address that fsspec knows (`s3://bucket/run`, `gs://...`, `memory://...`). folder: the run
-    folder. Raises UserError where the address cannot be used at all.
+    folder. Raises UserError if the address cannot be used at all.
     """
 
     def __init__(self, place: str, folder: pathlib.Path):
@@ -57,26 +57,26 @@ class Mirror:
             raise UserError(
                 f"checkpoint.mirror: {self.place}: lies in the run folder {self.folder}; wanted another disk's"
             )
-        self.run_folder = pathlib.Path(self._root) if self._is_disk else None  # that it is, on a disk
+        self.run_folder = pathlib.Path(self._root) if self._is_disk else None  # a run folder itself
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._upto: int | None = None  # the newest checkpoint that was verified; None: nothing to do
-        self._held: int | None = None  # being copied; the run does not delete it meanwhile
-        self._deferred: list[int] = []  # what it would have deleted
+        self._upto: int | None = None  # the newest verified checkpoint; None: nothing to do
+        self._held: int | None = None  # the checkpoint being copied; the run must not delete it meanwhile
+        self._deferred: list[int] = []  # checkpoints to delete after that
         self._due = self._failed = False
         self._untold: list[str] = []
 
-    # --- what it holds ------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Checkpoints that it holds, oldest first. Raises Unreachable."""
+        """Return the steps of the mirror's checkpoints, oldest first. Raises Unreachable."""
         try:
             return self._steps()
         except Exception as error:
             raise self._unusable(error) from None
 
     def meta(self, step: int) -> dict:
-        """Return what meta.json of a copy says, but the histories. Raises UserError."""
+        """Return the content of a copy's meta.json, without the histories. Raises UserError."""
         path = self._at(step, manifest.NAME)
         try:
             content = self._files.cat_file(path)
@@ -85,7 +85,7 @@ class Mirror:
         return manifest.parse(content, path)
 
     def fingerprint(self) -> str | None:
-        """Return the text of its fingerprint.json; None where there is none. Raises Unreachable."""
+        """Return the text of the mirror's fingerprint.json; None if there is none. Raises Unreachable."""
         try:
             return self._files.cat_file(f"{self._root}/{FINGERPRINT}").decode("utf-8", "replace")
         except FileNotFoundError:
@@ -94,8 +94,8 @@ class Mirror:
             raise self._unusable(error) from None
 
     def bring_back(self, step: int, make_room: Callable[[int], bool] = lambda step: True) -> str:
-        """Copy a checkpoint to the run folder. Return why not, "" where it was. make_room: called with the step when
-        the copy was found whole; moves what stands in its place, False where it cannot."""
+        """Copy a checkpoint to the run folder; return "", or the reason why that failed. make_room: called with the
+        step once the copy is found intact; moves a damaged checkpoint away, and returns False if it cannot."""
         part = self.folder / "checkpoints" / f"{step}{PART}"
         try:
             plain_files.delete(part)
@@ -114,7 +114,7 @@ class Mirror:
         return why
 
     def bring_back_identity(self) -> None:
-        """Copy the files that say which run it is to a run folder that was lost. Raises Unreachable."""
+        """Copy fingerprint.json and config.yaml to a run folder that was lost. Raises Unreachable."""
         for name in OF_THE_RUN:
             try:
                 content = self._files.cat_file(f"{self._root}/{name}")
@@ -162,17 +162,17 @@ class Mirror:
             "(checkpoint.mirror=null)"
         )
 
-    # --- bringing it up to date ---------------------------------------------------------------------------------
+    # --- updating -----------------------------------------------------------------------------------------------
 
     def update(self, step: int) -> None:
-        """Begin to bring it to what the run folder holds, whose newest verified checkpoint is `step`; does not wait."""
+        """Start updating the mirror from the run folder, whose newest verified checkpoint is `step`; does not wait."""
         with self._turn:
             self._upto = step
             self._start()
 
     def wait(self, patience_s: float = float("inf"), give_up: Callable[[], bool] = lambda: False) -> None:
-        """Until it holds what the run folder does; no longer than so many seconds, or `give_up`. One that failed is
-        tried once more."""
+        """Wait until the mirror is up to date, `patience_s` have passed, or `give_up` returns True. A failed update is
+        retried once."""
         with self._turn:
             if self._failed:
                 self._start()
@@ -186,13 +186,13 @@ class Mirror:
             thread.join(LOOK_S)
 
     def take_failures(self) -> list[str]:
-        """Return what there is to warn of since this was last asked."""
+        """Return the warnings since the last call."""
         with self._turn:
             told, self._untold = self._untold, []
         return told
 
     def defers(self, step: int) -> bool:
-        """Return True for a checkpoint that is being copied: it is deleted for the caller when that is done."""
+        """Return True if a checkpoint is being copied; it is then deleted for the caller once the copy is done."""
         with self._turn:
             if step != self._held:
                 return False
@@ -200,7 +200,7 @@ class Mirror:
             return True
 
     def _start(self) -> None:
-        """With the turn."""
+        """Start the thread, or have it run again. The caller holds the lock."""
         self._due = True
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="jaxtrain-mirror", daemon=True)
@@ -234,7 +234,7 @@ class Mirror:
             self._delete_all_but({str(step) for step in here})
 
     def _mark(self) -> None:
-        """Say whose it is. Raises UserError where it is another run's."""
+        """Write the run's fingerprint and config into the mirror. Raises UserError if it is another run's."""
         for name in OF_THE_RUN:
             path, content = f"{self._root}/{name}", (self.folder / name).read_bytes()
             there = self._files.cat_file(path) if self._files.exists(path) else None
@@ -304,7 +304,7 @@ class Mirror:
 
 
 def _files(seal: bytes) -> object:
-    """Return what a meta.json lists; None where it is damaged."""
+    """Return the files listed in a meta.json; None if it is damaged."""
     try:
         return strict_json.loads(seal)["files"]
     except (ValueError, KeyError, TypeError):

@@ -1,17 +1,18 @@
-"""Tell in what a checkpoint's arrays differ from those that a run wants."""
+"""Describe how a checkpoint's arrays differ from those that a run needs."""
 
 import pathlib
 from collections.abc import Collection, Mapping
 
 SHOWN = 6  # differences in a message
-TRAINED = {"params": "trained", "frozen": "frozen"}  # what a parameter of each part is
+TRAINED = {"params": "trained", "frozen": "frozen"}  # how messages call the parameters of each part
 Shapes = Mapping[str, tuple]  # by name: "params.head.weight", "opt_state.mu.head.weight"
 
 
 def sentence(have: Shapes, want: Shapes, path: pathlib.Path, optimizer: bool = True) -> str:
     """Return the message for a checkpoint that does not fit; "" for one that does.
 
-    have: what it holds. path: where, below its run folder. optimizer: false leaves the optimizer's state out.
+    have, want: arrays of the checkpoint, and of the run. path: the checkpoint's, in its run folder. optimizer: False
+    ignores the optimizer's state.
     """
     retrained = _retrained(have, want)
     weights = _others(have, want, retrained)
@@ -29,7 +30,7 @@ def sentence(have: Shapes, want: Shapes, path: pathlib.Path, optimizer: bool = T
 
 
 def _retrained(have: Shapes, want: Shapes) -> dict[str, tuple[str, str]]:
-    """Parameters that were trained and are frozen now, or the other way, with both words."""
+    """Return parameters that were trained and are frozen now, or vice versa: name -> ("trained", "frozen")."""
     found = {}
     for key in want:
         part, _, name = key.partition(".")
@@ -40,13 +41,13 @@ def _retrained(have: Shapes, want: Shapes) -> dict[str, tuple[str, str]]:
 
 
 def _others(have: Shapes, want: Shapes, retrained: Collection[str]) -> list[str]:
-    """Differences outside the optimizer's state."""
+    """Return the differences outside the optimizer's state."""
     counts = lambda key: not key.startswith("opt_state.") and key.partition(".")[2] not in retrained
     return _listed({k: v for k, v in have.items() if counts(k)}, {k: v for k, v in want.items() if counts(k)})
 
 
 def _of_optimizer(have: Shapes, want: Shapes, retrained: Collection[str]) -> list[str]:
-    """Differences of the optimizer's state, but for parameters that one of the two does not train."""
+    """Return the differences of the optimizer's state, except for parameters that only one of the two trains."""
     names = {key.partition(".")[2] for shapes in (have, want) for key in shapes if key.partition(".")[0] in TRAINED}
     entries = [
         {key: (*_parts_of(key.removeprefix("opt_state."), names), shape) for key, shape in shapes.items()}
@@ -63,7 +64,7 @@ def _of_optimizer(have: Shapes, want: Shapes, retrained: Collection[str]) -> lis
 
 
 def _parts_of(key: str, names: Collection[str]) -> tuple[str, str]:
-    """Return what an entry of the optimizer's state is, and of which parameter: "mu", "head.weight"."""
+    """Split the key of an optimizer state's entry into its kind and its parameter: "mu", "head.weight"."""
     parts = key.split(".")
     for first in range(len(parts)):
         for end in range(len(parts), first, -1):

@@ -1,4 +1,4 @@
-"""Keep what orbax logs, through absl, out of a script's own logging."""
+"""Keep orbax's log lines, which it writes through absl, from disturbing a script's own logging."""
 
 import logging
 import pathlib
@@ -9,8 +9,8 @@ _LOG = logging.getLogger("absl")
 
 
 def leave_root_alone() -> None:
-    """Log through absl without its logging.basicConfig, which it calls where the root logger has no handler: orbax logs
-    a line as it is imported, and the script's own basicConfig would do nothing any more."""
+    """Make absl log without calling logging.basicConfig, which it does if the root logger has no handler. orbax logs a
+    line when it is imported, and after that the script's own basicConfig would have no effect."""
     absl_logging.log = absl_logging.skip_log_prefix(_log)
 
 
@@ -19,8 +19,8 @@ def _log(level: int, message: str, *arguments, **options) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Filter absl's records: drop orbax's tracebacks of errors that its caller gets and reports too, and its dozens of
-    lines of each save, unless absl.logging.set_verbosity asks for them."""
+    """Filter absl's records: drop orbax's tracebacks of errors, which the caller receives and reports anyway, and its
+    dozens of lines per save, unless absl.logging.set_verbosity asks for them."""
     if "orbax" not in pathlib.PurePath(record.pathname).parts:
         return True
     return not record.exc_info and (record.levelno >= logging.WARNING or _LOG.level != logging.NOTSET)

@@ -1,8 +1,8 @@
-"""Bound the memory that every orbax save would otherwise keep for good.
+"""Limit the memory that every orbax save would otherwise leak, and silence errors of late writes.
 
-tensorstore (0.1.72 to 0.1.86) never frees the JSON it hands to Python, 260 bytes a call. orbax (0.12) lets it complete
-the spec of a local folder, which is complete already, once for every array of a save, and asks four times for its own
-count of bytes: 100 kB a save of the digits ViT.
+tensorstore (0.1.72 to 0.1.86) never frees the JSON that it returns to Python, 260 bytes per call. orbax (0.12) asks it
+to complete the spec of a local folder, which is already complete, once for every array of a save, and asks four times
+for its byte count: 100 kB per save of the digits ViT.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import types
 
 
 def spare() -> None:
-    """Not to ask tensorstore for what is known. An orbax that asks in another way is left as it is."""
+    """Patch orbax not to ask tensorstore for known values. An orbax with other internals is left unpatched."""
     try:
         orbax = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
         tensorstore = orbax.ts
@@ -31,8 +31,8 @@ def _spec(original):
 
 
 def hush_late_writes() -> None:
-    """After a write that failed, orbax ends its event loop while others are under way; tensorstore then shows one
-    traceback for each of them, after the error that the caller gets and reports."""
+    """Hide the tracebacks that tensorstore prints for writes still in progress when orbax closes its event loop after a
+    failed write. The caller receives and reports the failed write's own error."""
     if getattr(sys.unraisablehook, "hushes", None) is not None:
         return
     shown = sys.unraisablehook
@@ -48,7 +48,7 @@ def hush_late_writes() -> None:
 
 
 class _Except:
-    """Everything that `original` has, but for these."""
+    """Proxy of `original` with some attributes replaced."""
 
     def __init__(self, original, **replaced):
         self._original = original

@@ -1,4 +1,4 @@
-"""`checkpoint.torch: original`: the torch project's own checkpoint files, beside the run's."""
+"""`checkpoint.torch: original`: write the torch project's own checkpoint files besides the run's."""
 
 import pathlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from jaxtrain.train.checkpoint import torch_checkpoint
 
 
 def check(program: Any) -> None:
-    """Raise UserError where the setting is on and such files cannot be written."""
+    """Raise UserError if the setting is on and such files cannot be written."""
     twin = program.task.twin
     if program.config.checkpoint.torch is None:
         return
@@ -29,9 +29,9 @@ def check(program: Any) -> None:
 
 
 def write(program: Any, folder: pathlib.Path, meta: Mapping[str, Any], bad: int, due: bool, final: bool) -> None:
-    """Write the files of the present state. meta: the record's, as in meta.json. bad: evaluations without improvement.
+    """Write the files of the current state. meta: the record's, as in meta.json. bad: evaluations without improvement.
 
-    due, final: why a checkpoint is written now; a better evaluation is told by `meta`.
+    due, final: reasons why a checkpoint is written now; `meta` shows if it is the best so far.
     """
     if program.config.checkpoint.torch is None or jax.process_index():
         return

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay, and how the others go."""
+"""List, rank and delete the checkpoints of a folder."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from jaxtrain.runtime import plain_files
 from jaxtrain.train.checkpoint import manifest
 
 PART, DAMAGED = ".part", ".damaged"
-COMMITTED = re.compile("0|[1-9][0-9]{0,17}")  # the name of a folder that is whole: its step
+COMMITTED = re.compile("0|[1-9][0-9]{0,17}")  # name of a committed checkpoint's folder: its step
 
 
 def committed(folder: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints in a folder, oldest first. Raises UserError where it cannot be read."""
+    """Return the steps of a folder's committed checkpoints, oldest first. Raises UserError if it cannot be read."""
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def committed(folder: pathlib.Path) -> list[int]:
 
 
 def run_of_newest(folder: pathlib.Path) -> str | None:
-    """The identity of the run that the newest whole checkpoint of a folder is sealed for; None where there is none."""
+    """Return the run identity in a folder's newest checkpoint with a valid meta.json; None if there is none."""
     for step in reversed(committed(folder)):
         with contextlib.suppress(UserError):
             return manifest.read(folder / str(step)).get("run")
@@ -37,11 +37,11 @@ def run_of_newest(folder: pathlib.Path) -> str | None:
 
 
 def ranked(folder: pathlib.Path, steps: Sequence[int], metric: str, mode: str) -> list[int]:
-    """The steps that were evaluated for `metric`, the best first. mode: "min" or "max"."""
+    """Return the steps that were evaluated for `metric`, the best first. mode: "min" or "max"."""
     sign = 1 if mode == "min" else -1
     scored = []
     for step in steps:
-        with contextlib.suppress(UserError):  # damaged: it is no candidate
+        with contextlib.suppress(UserError):  # damaged: no candidate
             scored.append((step, manifest.read(folder / str(step)).get("metrics", {}).get(metric)))
     return [step for _, step in sorted((sign * value, step) for step, value in scored if _is_number(value))]
 
@@ -51,7 +51,7 @@ def _is_number(value: float | None) -> bool:
 
 
 def remove(folder: pathlib.Path, name: str) -> None:
-    """Delete a checkpoint: renamed first, so that it no longer counts, whatever is left of it."""
+    """Delete a checkpoint. It is renamed first, so that it no longer counts if the deletion is interrupted."""
     aside = folder / f"{name.partition('.')[0]}{PART}"
     if name != aside.name:
         plain_files.delete(aside)

@@ -1,4 +1,4 @@
-"""A save under way, which every process takes for good or for failed as process 0 does."""
+"""Make all processes agree if a save has succeeded: process 0 decides."""
 
 import dataclasses
 import json
@@ -11,25 +11,26 @@ from jaxtrain.runtime.launch import coordination
 from jaxtrain.train.checkpoint.save_failures import reason_of
 from jaxtrain.train.step.state import TrainState
 
-OTHERS_S = 900  # for the other processes to finish writing; orbax gives up after 600
+OTHERS_S = 900  # time for the other processes to finish writing; orbax gives up after 600
 
 
 @dataclasses.dataclass
 class Saving:
-    """A save under way. error: why it failed, in words. share: what this process alone knows of where the training
-    stream stands; others: the same of the others, on process 0."""
+    """A save in progress. error: why it failed. share: this process's part of the training stream's position. others:
+    the parts of the other processes, on process 0."""
 
     step: int
     number: int  # of this process's saves; all processes save in the same order
     thread: threading.Thread | None = None
     error: str = ""
-    unproven: TrainState | None = None  # shapes of the first state that is saved: whether it restores is looked at
+    unproven: TrainState | None = None  # shapes of the first saved state, to check that it can be restored
     share: dict[str, Any] = dataclasses.field(default_factory=dict)
     others: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 def hear_others(saving: Saving) -> None:
-    """On process 0: take the first error that another process met in writing its part, and what the others know."""
+    """On process 0, collect the first error of the other processes in writing their parts, and their stream
+    positions."""
     for process in range(1, jax.process_count()):
         key = f"jaxtrain/save/{saving.number}/{process}"
         word = json.loads(coordination().blocking_key_value_get(key, OTHERS_S * 1000))
@@ -38,7 +39,7 @@ def hear_others(saving: Saving) -> None:
 
 
 def agree(saving: Saving) -> None:
-    """Tell process 0 of this one's error, and take the outcome that it found."""
+    """Send this process's error to process 0, and adopt the result that process 0 decides."""
     if jax.process_count() == 1:
         return
     me, prefix = jax.process_index(), f"jaxtrain/save/{saving.number}/"

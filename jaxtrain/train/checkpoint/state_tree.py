@@ -1,4 +1,4 @@
-"""A TrainState as the plain tree that orbax writes, and back."""
+"""Convert a TrainState to the plain tree that orbax writes, and back."""
 
 import dataclasses
 import os
@@ -17,26 +17,26 @@ from jaxtrain.train.step.state import TrainState
 
 
 def restore(path: pathlib.Path, like: TrainState, optimizer: bool = True) -> TrainState:
-    """The state in an orbax folder, each array laid out as in `like` (shapes, dtypes and shardings; any mesh).
+    """Return the state in an orbax folder, with shapes, dtypes and shardings as in `like` (any mesh).
 
-    optimizer: false leaves the optimizer's state out, whatever optimizer it is of.
-    Raises UserError listing what differs where it is of another model or optimizer.
+    optimizer: False leaves the optimizer's state out, whatever optimizer it is of.
+    Raises UserError, listing the differences, if it is of another model or optimizer.
     """
     like = like if optimizer else like.replace(opt_state=())
     wanted = as_tree(like)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype), wanted)
     handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
-    with Reachable(path) as place, jax.enable_x64(True):  # or orbax cuts int64 counters to 32 bits
+    with Reachable(path) as place, jax.enable_x64(True):  # without it orbax cuts int64 counters to 32 bits
         _check(place, path, wanted, optimizer)
         tree = handler.restore(place, args=ocp.args.PyTreeRestore(wanted, restore_args, partial_restore=not optimizer))
     return _from_tree(tree, like)
 
 
 def restore_parts(path: pathlib.Path, parts: dict[str, Any], sharding: Any) -> dict[str, Any]:
-    """Only these parts of it, every array on `sharding`."""
+    """Return only these parts of the state in an orbax folder, every array on `sharding`."""
     parts, empty = _filled(parts)
     restore_args = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=sharding), parts)
-    me = jax.process_index()  # one process may read alone; orbax would wait for all of them
+    me = jax.process_index()  # lets one process read alone: orbax would wait for all of them
     alone = ocp.options.MultiprocessingOptions(me, {me}, f"alone{me}")
     reader = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone)
     handler = ocp.Checkpointer(reader, multiprocessing_options=alone)
@@ -46,7 +46,7 @@ def restore_parts(path: pathlib.Path, parts: dict[str, Any], sharding: Any) -> d
 
 
 def restore_weights(path: pathlib.Path, sharding: Any) -> dict[str, Any]:
-    """Every array of params, frozen, buffers and ema in an orbax folder, by name, on `sharding`; no model is needed."""
+    """Return params, frozen, buffers and ema in an orbax folder, by name, on `sharding`; no model is needed."""
     with Reachable(path) as place:
         saved = _saved(place)
     shape = lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
@@ -55,8 +55,7 @@ def restore_weights(path: pathlib.Path, sharding: Any) -> dict[str, Any]:
 
 
 def check_restores(path: pathlib.Path, state: TrainState) -> None:
-    """Raises ValueError where what was written of this state cannot be read again: its names and shapes, and a
-    number of it."""
+    """Raise ValueError if the written state cannot be read back; checks its names and shapes, and reads one number."""
     with Reachable(path) as place:
         try:
             _check(place, path, as_tree(state))
@@ -71,8 +70,8 @@ PATTERNS = set("[*?\\")
 
 
 class Reachable:
-    """A folder's path as orbax can take it, which searches it by pattern: through a link where its name has a `[`, `*`,
-    `?` or `\\`. The link is there until `close`, or the end of a `with`."""
+    """A folder's path that is safe for orbax, which treats paths as glob patterns: if the path has a `[`, `*`, `?` or
+    `\\`, it is a symbolic link to the folder. The link exists until `close`, or the end of a `with`."""
 
     def __init__(self, folder: pathlib.Path):
         self.path = epath.Path(folder)
@@ -95,7 +94,7 @@ class Reachable:
 
 
 def _plain_folder() -> str:
-    """A folder for temporary files whose own name is no pattern."""
+    """Return a writable folder for temporary files whose path is no glob pattern. Raises UserError if there is none."""
     for folder in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
         if not PATTERNS & set(folder) and os.access(folder, os.W_OK):
             return folder
@@ -103,7 +102,7 @@ def _plain_folder() -> str:
 
 
 def _saved(path: epath.Path) -> dict[str, Any]:
-    """Shapes and types of what an orbax folder holds."""
+    """Return shapes and dtypes of the arrays in an orbax folder."""
     metadata = ocp.PyTreeCheckpointer().metadata(path).item_metadata
     if metadata is None:
         raise UserError(f"{path}: no arrays can be read from the checkpoint")
@@ -111,7 +110,7 @@ def _saved(path: epath.Path) -> dict[str, Any]:
 
 
 def _check(place: epath.Path, path: pathlib.Path, wanted: dict[str, Any], optimizer: bool = True) -> None:
-    """Raise UserError where the arrays in `place`, which is `path`, have other names or shapes than wanted."""
+    """Raise UserError if the arrays in `place` have other names or shapes than wanted. path: its real path."""
     shapes = lambda tree: {_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
     found = misfit.sentence(shapes(_saved(place)), shapes(wanted), path, optimizer)
     if found:
@@ -119,8 +118,8 @@ def _check(place: epath.Path, path: pathlib.Path, wanted: dict[str, Any], optimi
 
 
 def as_tree(state: TrainState) -> dict[str, Any]:
-    """Plain nested dicts; the random key as its numbers. Empty parts and arrays of no elements, which orbax does not
-    take, are left out: they are made again."""
+    """Return the state as nested dicts, with the random key as its data. Empty parts and arrays without elements, which
+    orbax does not accept, are left out, and created again on restore."""
     return _filled(_tree_of(state))[0]
 
 
@@ -132,7 +131,7 @@ def _tree_of(state: TrainState) -> dict[str, Any]:
 
 
 def _filled(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The tree without its arrays of no elements, and those."""
+    """Split a tree into one without empty arrays, and the empty arrays."""
     is_empty = lambda leaf: hasattr(leaf, "shape") and 0 in leaf.shape
     flat = {name: part for name, part in tree.items() if isinstance(part, dict)}
     empty = {name: {key: leaf for key, leaf in part.items() if is_empty(leaf)} for name, part in flat.items()}
@@ -142,7 +141,7 @@ def _filled(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, A
 
 
 def _with_empty(tree: dict[str, Any], empty: dict[str, dict[str, Any]], sharding_of: Any) -> dict[str, Any]:
-    """The tree with those arrays made anew."""
+    """Return the tree with its empty arrays created again."""
     for name, part in empty.items():
         made = {key: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), sharding_of(leaf)) for key, leaf in part.items()}
         if made:
@@ -151,7 +150,7 @@ def _with_empty(tree: dict[str, Any], empty: dict[str, dict[str, Any]], sharding
 
 
 def enumerate_leaves(tree: Any):
-    """("mu.layers.0.weight", leaf) for every leaf of an optimizer state."""
+    """Yield ("mu.layers.0.weight", leaf) for every leaf of an optimizer state."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         yield _name(path), leaf
 

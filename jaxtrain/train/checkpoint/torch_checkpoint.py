@@ -1,10 +1,10 @@
-"""A run's whole training state as one tree of torch state dicts: what `jaxtrain.export --optimizer` writes.
+"""Convert a run's whole training state to one tree of torch state dicts, as `jaxtrain.export --optimizer` writes it.
 
 model, optimizer, scheduler, scaler    state dicts that torch's own classes load
 schedule       float64 [steps + 1], factor on the learning rate of every optimizer step
 step, updates, epoch    batches seen, optimizer updates made, passes over the data
-ema            averaged parameters, where the run keeps them
-carried        state that only JAX knows (layouts.Carry)
+ema            averaged parameters, if the run keeps them
+carried        state that only JAX has (layouts.Carry)
 optimizer_class, config
 """
 
@@ -39,7 +39,8 @@ Tree = dict[str, Any]
 
 
 def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
-    """The training state in a checkpoint of a run folder, on one device. Raises UserError as `runs.open_run`."""
+    """Return the training state in a checkpoint of a run folder, on one device. Raises UserError as `run_dir.open_run`
+    does, and for a user's own optimizer and groups that train in some epochs only."""
     task, config, checkpoints = run_dir.open_run(folder)
     step = run_dir.pick(checkpoints, which)
     meta = checkpoints.meta(step)
@@ -80,7 +81,7 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
 
 
 def of_program(program: Any) -> Tree:
-    """The training state of a live Program, whose arrays this process must hold in full."""
+    """Return the training state of a live Program, whose arrays this process must hold in full."""
     state = {field.name: getattr(program.state, field.name) for field in dataclasses.fields(program.state)}
     steps = program.config.train.model_copy(update={"steps": program.total_steps})
     config = program.config.model_copy(update={"train": steps})
@@ -97,7 +98,7 @@ def tree(
     plateau: Mapping[str, Any] | None = None,
     evaluations: int = 0,
 ) -> Tree:
-    """state: the fields of a TrainState. config.train.steps holds the run's length."""
+    """Build the tree. state: the fields of a TrainState. config.train.steps holds the run's length."""
     params, frozen, buffers = (state.get(name, {}) for name in ("params", "frozen", "buffers"))
     model = model_def.merge(params, frozen, buffers)
     first = first_names(model)
@@ -125,8 +126,8 @@ def tree(
 
 
 def groups(config: Any, optimizer: optimizers.Optimizer, model: nnx.Module, factor: float = 1.0) -> list[bridge.Group]:
-    """torch's parameter groups of a run: one for each group of the task, and one more for its parameters that are
-    spared weight decay. Each keeps torch's order of parameters. factor: on the learning rates, now."""
+    """Return a run's torch parameter groups: one per group of the task, and one more for its parameters without weight
+    decay, each in torch's parameter order. factor: the current one on the learning rates."""
     first = first_names(model)
     key_of = {first[key]: key for key in optimizer.groups}
     rates = optimizers.rates(config, set(optimizer.groups.values()))
@@ -152,7 +153,7 @@ def groups(config: Any, optimizer: optimizers.Optimizer, model: nnx.Module, fact
 
 
 def renamed(opt_state: Any, names: Mapping[str, str]) -> Any:
-    """The optimizer's state with its dicts under other keys; keys that `names` lacks stay."""
+    """Return the optimizer's state with the keys of its dicts renamed; keys not in `names` stay."""
     fields = getattr(opt_state, "_fields", ())
     dicts = {field: getattr(opt_state, field) for field in fields if isinstance(getattr(opt_state, field), dict)}
     changed = {field: {names.get(key, key): v for key, v in arrays.items()} for field, arrays in dicts.items()}
@@ -169,5 +170,5 @@ def _scheduler(config: Any, parameter_groups, updates: int, plateau, evaluations
 
 
 def _numbers(value: jax.Array) -> jax.Array:
-    """A random key as the numbers it is made of."""
+    """Return a random key's data; any other array as it is."""
     return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value

@@ -1,1 +1,1 @@
-"""Searches that train: learning-rate range test, populations of runs in one program."""
+"""Searches that train: the learning-rate range test, and populations of runs in one program."""

@@ -1,4 +1,4 @@
-"""The learning-rate range test: raise the rate exponentially for some steps and watch the loss.
+"""Learning-rate range test: raise the rate exponentially for some steps and record the loss.
 
 Source: Smith 2017, "Cyclical learning rates for training neural networks", sec. 3.3.
 """
@@ -18,14 +18,15 @@ from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.program import Program
 from jaxtrain.train.step.train_step import make_train_step, repeat
 
-SMOOTHING = 0.8  # of the loss, before its slope is read
-DIVERGED = 4.0  # times the largest of the first losses
-LEAST = 3  # losses that show a slope
+SMOOTHING = 0.8  # decay of the loss's exponential average, whose slope is used
+DIVERGED = 4.0  # a loss above this multiple of the largest of the first losses ends the test
+LEAST = 3  # fewest losses that show a slope
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTest:
-    """lr, loss: one per step, the loss before that step's update. stopped: "diverged", "not finite" or "finished"."""
+    """Result of the test. lr, loss: one per step; the loss is that before the step's update. stopped: "diverged",
+    "not finite" or "finished"."""
 
     lr: list[float]
     loss: list[float]
@@ -33,7 +34,7 @@ class RangeTest:
 
     @property
     def smoothed(self) -> list[float]:
-        """Exponential average of the loss, without the pull towards zero at the start."""
+        """Return the exponential average of the loss, bias-corrected."""
         mean, values = 0.0, []
         for i, loss in enumerate(self.loss):
             mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
@@ -42,19 +43,19 @@ class RangeTest:
 
     @property
     def minimum(self) -> int:
-        """Where the smoothed loss is lowest."""
+        """Return the index of the lowest smoothed loss."""
         return int(np.argmin(self.smoothed))
 
     @property
     def steepest(self) -> float:
-        """The rate at which the smoothed loss falls fastest per factor of the rate, up to its minimum."""
+        """Return the rate at which the smoothed loss falls fastest over the log of the rate, up to its minimum."""
         last = max(self.minimum, 1)
         slope = np.gradient(np.array(self.smoothed[: last + 1]), np.log(self.lr[: last + 1]))
         return self.lr[int(np.argmin(slope))]
 
     @property
     def minimum_tenth(self) -> float:
-        """A tenth of the rate at the lowest loss: the cautious choice."""
+        """Return a tenth of the rate at the lowest loss, a cautious choice."""
         return self.lr[self.minimum] / 10
 
     def document(self) -> dict[str, Any]:
@@ -72,11 +73,11 @@ class RangeTest:
 def range_test(
     program: Program, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, clip: bool = True
 ) -> RangeTest:
-    """Run the test on a copy of the program's state; weights, optimizer, schedule and data position stay as they are.
+    """Run the test on a copy of the program's state; weights, optimizer, schedule and data position are unchanged.
 
     Step i trains every parameter group at min_lr * (max_lr / min_lr)^(i / steps). It ends early when a loss exceeds
     four times the largest of the first three, or is not finite. clip: keep `optim.clip_norm`. Raises UserError for an
-    empty range.
+    empty range, too few steps, or the user's own optimizer.
     """
     if not 0 < min_lr < max_lr:
         raise UserError(f"the learning rates go from {min_lr} to {max_lr}; wanted 0 < min_lr < max_lr")
@@ -107,7 +108,7 @@ def range_test(
 
 
 def set_lr(program: Program, known: float | None, say: Callable[[str], None]) -> None:
-    """Set the peak rate that `optim.lr: auto` asks for: `known`, as the run that goes on found it, or by a test."""
+    """Set the peak rate for `optim.lr: auto`: `known` if a resumed run has found it before, else by a range test."""
     if known is None:
         found = range_test(program)
         known = found.steepest
@@ -133,7 +134,7 @@ def _compiled(program: Program, clip: bool) -> Compiled:
 
 
 def _copy(program: Program) -> Any:
-    """The state in buffers of its own, at update 0, where the table of rates starts."""
+    """Return a copy of the state, at update 0, where the table of rates starts."""
     copy = lambda leaf: jax.device_put(jnp.copy(leaf), leaf.sharding)
     state = jax.tree.map(copy, program.state)
     return state.replace(updates=jnp.zeros_like(state.updates))

@@ -1,4 +1,4 @@
-"""Many runs of one code trained as one: their states are stacked and the compiled step is mapped over them."""
+"""Train many runs at once: their states are stacked, and the compiled step is vmapped over them."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ from jaxtrain.train.tracking.tracker import Tracker
 
 @dataclasses.dataclass
 class Outcome:
-    """The end of a member. history: as Trainer.train gives it. error: what ended it, where it did not finish."""
+    """Result of a member. history: as from Trainer.train. error: what ended it, if it did not finish."""
 
     program: Program
     history: dict[str, Any]
@@ -38,10 +38,10 @@ class Outcome:
 
 
 class Member:
-    """One run of a population: its program, its run folder, its record.
+    """One run of a population: its program, run folder and record.
 
-    best: state, step and meta (JSON) of its best evaluation so far. ended: it trains on in the common program, and
-    nothing more is written.
+    best: state, step and meta (JSON) of its best evaluation so far. ended: nothing more is written, although the common
+    program still trains it.
     """
 
     def __init__(self, program: Program):
@@ -55,16 +55,16 @@ class Member:
         self.ended = False
 
     def begin(self, system: SystemMetrics) -> None:
-        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)  # of a population that was killed
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)  # left by a population that was killed
         self.tracker.rewind(0)
         config_io.save(self.program.config, self.folder / "config.yaml")
         self.record.start_clock(0, system)
 
     def evaluated(self, step: int, metrics: dict[str, float], state: Callable[[], Any]) -> None:
-        """Take in an evaluation; `state` gives the member's, which is kept where it is the best so far."""
+        """Record an evaluation; if it is the best so far, keep the member's state, which `state()` returns."""
         if self.record.on_evaluation_end(step, metrics):
             self.record.step = step
-            meta = json.dumps(self.record.meta(evaluated=True))  # as of now: the record goes on changing
+            meta = json.dumps(self.record.meta(evaluated=True))  # as text, because the record keeps changing
             self.best = (state(), step, meta)
 
     def end(self, step: int, state: Any, evaluated: bool) -> None:
@@ -84,11 +84,11 @@ class Member:
 
 
 class Population:
-    """Trains variants of one program (`Program.variant`) together on one device, each in its own run folder.
+    """Variants of one program (`Program.variant`), trained together on one device, each in its own run folder.
 
-    Every member has its own rates, numbers, seed, order of samples, plateau and early stop; its final weights are those
-    of its run alone, up to the order of sums. What a run alone does and this does not: resume, histograms, pictures,
-    train.log. Raises UserError for members on several devices.
+    Every member has its own rates, numbers, seed, order of samples, plateau and early stop; its final weights equal
+    those of a separate run, up to the order of sums. Unlike a separate run, it has no resume, histograms, pictures and
+    train.log. Raises UserError for several devices, `optim.lr: auto`, and groups that train in some epochs only.
     """
 
     def __init__(self, programs: Sequence[Program]):
@@ -104,7 +104,7 @@ class Population:
 
     @host_memory.kept()
     def train(self) -> list[Outcome]:
-        """Train all members to the end of their configs."""
+        """Train all members to the end of their configs; return their results."""
         system = SystemMetrics()
         for member in self.members:
             member.begin(system)
@@ -135,8 +135,8 @@ class Population:
         return [Outcome(member.program, member.record.history(), member.error) for member in self.members]
 
     def _batches(self, calls: list[tuple[int, int]]) -> Iterator[tuple[int, int, dict]]:
-        """(first step, count, batch) of every call; the batch's leaves have a member axis before the micro-batch's,
-        where the members' orders differ."""
+        """Yield (first step, count, batch) of every call. If the members' orders differ, the batch's leaves have a
+        member axis before the micro-batch axis."""
         if self.same_order:
             yield from self.first.train_loader.batches(calls)
             return
@@ -157,7 +157,7 @@ class Population:
         return self.first.cached(("population", len(self.members), self.same_order, count), make)
 
     def _take(self, call: Call, metrics: jax.Array) -> None:
-        """metrics: [member, name], or [step, member, name] of several steps."""
+        """Record a call's metrics, [member, name], or [step, member, name] of several steps, with every member."""
         rows = np.asarray(metrics).reshape(call.count, len(self.members), -1)
         for k, member in enumerate(self.members):
             for i in range(call.count):
@@ -175,7 +175,7 @@ class Population:
                 self.members[k].evaluated(step, metrics, lambda k=k: self._part(k, state))
 
     def _metrics(self, state: Any) -> list[dict[str, float]]:
-        """Of every member on the whole validation split."""
+        """Return every member's metrics on the whole validation split."""
         programs = [member.program for member in self.members]
         if not self.same_order:  # a task may draw its validation data from the seed
             for k, program in enumerate(programs):
@@ -208,7 +208,7 @@ class Population:
         ]
 
     def _part(self, k: int, state: Any) -> Any:
-        """The k-th member's state, in one call for all of its arrays."""
+        """Return the k-th member's state, by one compiled call for all of its arrays."""
         take = self.first.cached(("part",), lambda: jax.jit(lambda state, k: jax.tree.map(lambda leaf: leaf[k], state)))
         return take(state, k)
 

@@ -1,1 +1,1 @@
-"""Metrics of a run: console, files, TensorBoard, Weights & Biases, MLflow."""
+"""Log a run's metrics: console, files, TensorBoard, Weights & Biases, MLflow."""

@@ -1,7 +1,7 @@
-"""Where the numbers of a run go besides its own files: TensorBoard, Weights & Biases, MLflow.
+"""Trackers that receive a run's metrics besides its own files: TensorBoard, Weights & Biases, MLflow.
 
-A backend is a small class with the methods of `Backend`. What it raises is reported once and then ignored: no tracker
-stops a run.
+A backend is a small class with the methods of `Backend`. If it raises, that is reported once and the backend is
+switched off: no tracker stops a run.
 """
 
 import importlib.util
@@ -16,24 +16,24 @@ from jaxtrain.errors import UserError
 
 
 class Backend(Protocol):
-    """Names are "train/loss", "validation/accuracy", ...; steps count optimizer steps."""
+    """Interface of a tracker. Names are "train/loss", "validation/accuracy", ...; steps are optimizer steps."""
 
     def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
-        """step: points after it are about to be logged (again). config: all settings, nested; text: as YAML."""
+        """Start logging. step: points after it will be logged (again). config: all settings, nested; text: as YAML."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        """counts: [bin]. edges: [bin + 1]."""
+        """Log a histogram. counts: [bin]. edges: [bin + 1]."""
 
     def image(self, step: int, name: str, image: np.ndarray) -> None:
-        """image: float in 0..1 or uint8, [height, width, 1 or 3]."""
+        """Log an image: float in 0..1 or uint8, [height, width, 1 or 3]."""
 
     def close(self, failed: bool) -> None: ...
 
 
 def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], Backend]]:
-    """Constructors of the backends that `tracking` asks for, by name. Raises UserError where a package is missing."""
+    """Return constructors of the backends enabled in `tracking`, by name. Raises UserError if a package is missing."""
     tracking = config.tracking
     wanted: dict[str, Callable[[], Backend]] = {}
     if tracking.tensorboard:

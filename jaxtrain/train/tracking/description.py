@@ -9,7 +9,7 @@ from jaxtrain.train.step.init_state import members
 
 
 def describe(program: Program, folder: pathlib.Path) -> str:
-    """Return the lines. folder: where the run writes."""
+    """Return a description of the run in a few lines. folder: the run folder."""
     state, config, layout = program.state, program.config, program.layout
     trained = sum(value.size for value in state.params.values())
     fixed = sum(value.size for value in state.frozen.values())

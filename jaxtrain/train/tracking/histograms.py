@@ -1,4 +1,4 @@
-"""Histograms of parameters and gradients, every so many steps, for the trackers that show them."""
+"""Histograms of parameters and gradients, every `every_steps` steps, for the trackers that show them."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ BINS = 64
 
 
 class Histograms:
-    """every_steps: None switches them off; then nothing is compiled.
+    """Logger of histograms. every_steps: None switches it off; then nothing is compiled.
 
-    The gradients of a logged step are computed a second time, by a program of their own: the same batch and the same
-    random keys give the same gradients, and the training step stays as it is.
+    The gradients of a logged step are computed a second time, by a separate program: the same batch and random keys
+    give the same gradients, and the training step needs no change.
     """
 
     def __init__(self, program: Program, every_steps: int | None):
@@ -25,7 +25,7 @@ class Histograms:
         self._programs: dict[bool, Any] = {}
 
     def log(self, first: int, count: int, batch: Any, columns: Any, tracker: Tracker) -> None:
-        """Before the call that runs steps `first` to `first + count`: log, if the first of them is due."""
+        """Log histograms before the call that runs steps `first` to `first + count`, if the first of them is due."""
         if self.every_steps is None or first % self.every_steps:
             return
         several = count > 1
@@ -51,7 +51,7 @@ class Histograms:
 
 
 def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Counts int32 [BINS] of equal bins between the smallest and the largest finite value, and those two."""
+    """Return counts, int32 [BINS], of equal bins between the smallest and the largest finite value, and these two."""
     values = values.astype(jnp.float32).ravel()
     finite = jnp.isfinite(values)
     low = jnp.min(jnp.where(finite, values, jnp.inf), initial=jnp.inf)
@@ -63,5 +63,5 @@ def histogram(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def edges(low: float, high: float) -> np.ndarray:
-    """[BINS + 1], of what `histogram` gives."""
+    """Return the bin edges [BINS + 1] from the bounds that `histogram` returns."""
     return np.linspace(low, high, BINS + 1)

@@ -1,4 +1,4 @@
-"""Name a database in a file, whatever characters its path holds."""
+"""Build the address of an SQLite file, escaping special characters in its path."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from jaxtrain.errors import UserError
 
 
 def address(path: pathlib.Path) -> str:
-    """Return `sqlite:///...` of the file. Raises UserError where SQLAlchemy would read another path."""
+    """Return the file's address, `sqlite:///...`. Raises UserError if SQLAlchemy would read another path from it."""
     database = str(path.absolute())
     url = URL.create("sqlite", database=database).render_as_string(hide_password=False)
     if make_url(url).database != database:  # SQLAlchemy before 2.1 does not escape ? and %

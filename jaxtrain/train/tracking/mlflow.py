@@ -1,4 +1,4 @@
-"""MLflow: parameters, metrics, the config and pictures, in a local store or on a tracking server."""
+"""Log parameters, metrics, config and pictures to MLflow, in a local store or on a tracking server."""
 
 import contextlib
 import itertools
@@ -17,13 +17,13 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from jaxtrain.train.tracking import local_database
 
-PARAM_LENGTH = 500  # characters that every MLflow store takes
+PARAM_LENGTH = 500  # longest value that every MLflow store accepts, in characters
 NAME_LENGTH = 250
-BATCH = 100  # parameters of one request
+BATCH = 100  # parameters per request
 
 
 class MLflow:
-    """One MLflow run per run folder: a resumed run goes on in it.
+    """MLflow backend. Each run folder has one MLflow run, which a resumed run continues.
 
     uri: sqlite:///..., http://...; None: see `store`. parent: id of the MLflow run that this one is nested in.
     """
@@ -75,7 +75,7 @@ class MLflow:
 
 
 def hardware() -> dict[str, str]:
-    """Tags that tell what a run computed on: device, their number, CUDA's and the libraries' versions."""
+    """Return tags about the hardware and software of a run: device, number of devices, versions of JAX and CUDA."""
     import jax
 
     from jaxtrain.runtime.devices import cuda_version
@@ -87,10 +87,10 @@ def hardware() -> dict[str, str]:
 
 
 def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Mapping[str, float]) -> str | None:
-    """Add to a run folder's MLflow run what is known once it has ended: test metrics and the exported model.
+    """Add the test metrics and the exported model to a run folder's MLflow run, after the run has ended.
 
     model: the export; with tracking.mlflow_model it is logged and registered under that name. Returns the registered
-    version, None where there is none.
+    version, or None if there is none.
     """
     client = MlflowClient(tracking_uri=store(tracking.mlflow_uri, folder))
     run, names = (folder / "mlflow_run.txt").read_text().strip(), Names()
@@ -100,7 +100,7 @@ def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Ma
         return None
     client.log_artifact(run, str(model), "model")
     client.log_artifact(run, str(folder / "config.yaml"), "model")
-    with contextlib.suppress(MlflowException):  # there already
+    with contextlib.suppress(MlflowException):  # it is already registered
         client.create_registered_model(tracking.mlflow_model)
     source = f"{client.get_run(run).info.artifact_uri}/model"
     return str(client.create_model_version(tracking.mlflow_model, source, run).version)
@@ -112,18 +112,19 @@ def store(uri: str | None, folder: pathlib.Path) -> str:
 
 
 def artifacts(uri: str, folder: pathlib.Path) -> str | None:
-    """Return where the files of a new experiment go: into the folder; None leaves it to a server."""
+    """Return the artifact location of a new experiment, in the folder; None lets a server decide."""
     return None if uri.startswith(("http", "databricks")) else (folder.absolute() / "mlflow_artifacts").as_uri()
 
 
 class Names:
-    """Give metrics names that MLflow takes, another one to each."""
+    """Map from metrics to unique names that MLflow accepts."""
 
     def __init__(self):
         self._metrics: dict[str, str] = {}  # by MLflow's name
 
     def taken(self, metric: str) -> str:
-        """Keep letters, digits and _ - . /: "acc@5" becomes "acc_at_5", "acc_at_5_2" where that is another metric."""
+        """Return a metric's name for MLflow, with letters, digits and _ - . / only: "acc@5" becomes "acc_at_5", or
+        "acc_at_5_2" if another metric has that name."""
         clean = re.sub(r"[^\w\-./ ]", "_", metric.replace("@", "_at_"))[:NAME_LENGTH]
         clean = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in clean.split("/"))
         for number in itertools.count(1):

@@ -12,11 +12,11 @@ import jax
 from jaxtrain.runtime.gpus import visible_gpus
 
 GIGA = 1e9
-SHORTEST_S = 0.5  # between two readings; sooner gives the last one again
+SHORTEST_S = 0.5  # shortest time between two readings; sooner, the last one is returned again
 
 
 class SystemMetrics:
-    """Readings for the log. On an NVIDIA GPU a thread asks `nvidia-smi` for the utilisation every `period_s`."""
+    """System metrics for the log. On an NVIDIA GPU a thread asks `nvidia-smi` for the utilisation every `period_s`."""
 
     def __init__(self, period_s: float = 10.0):
         self.period_s = period_s
@@ -28,7 +28,8 @@ class SystemMetrics:
             threading.Thread(target=self._watch, name="jaxtrain-utilisation", daemon=True).start()
 
     def read(self) -> dict[str, float]:
-        """Memory in gigabytes (1e9 bytes), utilisation as fractions of our devices and the machine's cores."""
+        """Return memory in gigabytes (1e9 bytes), and utilisation of this process's devices and the machine's cores as
+        fractions."""
         before, now = self._cpu, self._cpu_seconds()
         if self._last and now[1] - before[1] < SHORTEST_S:
             return self._last
@@ -64,7 +65,7 @@ class SystemMetrics:
 
 
 def _own_gpus() -> list[str]:
-    """nvidia-smi's choice of this process's GPUs: a machine may have others, with other people's work."""
+    """Return nvidia-smi's arguments that select this process's GPUs: the machine may have others, used by others."""
     visible, own = visible_gpus(), [device.local_hardware_id for device in jax.local_devices()]
     names = [visible[i] for i in own if i is not None and i < len(visible)]
     return ["-i", ",".join(names)] if names else []

@@ -1,4 +1,4 @@
-"""TensorBoard event files, through tensorboardX."""
+"""Write TensorBoard event files, through tensorboardX."""
 
 import pathlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tensorboardX.writer import FileWriter
 
 
 class TensorBoard:
-    """Scalars, images, histograms and the config as text, in `folder`."""
+    """TensorBoard backend: scalars, images, histograms and the config as text, in `folder`."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -51,8 +51,8 @@ class TensorBoard:
 
 
 class _Writer(SummaryWriter):
-    """Writes where it is called. tensorboardX's own writes in a thread; once a full disk has ended that, the queue to
-    it fills up and the run waits without end."""
+    """SummaryWriter that writes in the calling thread. tensorboardX's own writes in another thread; if a full disk ends
+    that, its queue fills up and the run hangs."""
 
     def _get_file_writer(self):
         if self.file_writer is None:

@@ -1,4 +1,4 @@
-"""Where the seconds of a run went: steps, waiting for data, compiling, evaluating, saving."""
+"""Measure the time that a run spends on steps, waiting for data, compiling, evaluating and saving."""
 
 import contextlib
 import time
@@ -8,13 +8,13 @@ import jax
 
 from jaxtrain.train.compilation.flops import StepCost
 
-PHASE = "jaxtrain phase: "  # in a profiler's trace, before the phase's name
+PHASE = "jaxtrain phase: "  # prefix of a phase's name in a profiler trace
 
 
 class Throughput:
     """Rates between two logged points, and the share of the run that was training.
 
-    Seconds spent in `phase(...)` ("compile", "evaluation", "checkpoint") are no training time.
+    Time in `phase(...)` ("compile", "evaluation", "checkpoint") does not count as training.
     """
 
     def __init__(self, step: int, work: StepCost):
@@ -23,7 +23,7 @@ class Throughput:
         self.began = self._last = time.perf_counter()
         self._first_step = self._step = step
         self._stall = self._last_stall = 0.0
-        self._away = 0.0  # in phases since the last lap
+        self._away = 0.0  # seconds in phases since the last lap
         self._tokens = 0.0
 
     @contextlib.contextmanager
@@ -41,7 +41,8 @@ class Throughput:
         self._tokens += tokens
 
     def lap(self, step: int, now: float, stall_s: float) -> dict[str, float]:
-        """Rates since the last lap. now: when `step` was done. stall_s: seconds that the run has waited for data."""
+        """Return the rates since the last lap. now: time at which `step` was done. stall_s: total seconds of waiting
+        for data."""
         elapsed = max(now - self._last - self._away, 1e-9)
         steps, stall = step - self._step, max(0.0, stall_s - self._last_stall)
         values = {
@@ -65,11 +66,11 @@ class Throughput:
         return values
 
     def goodput(self) -> float:
-        """Training seconds, without the wait for data, over all seconds since the run began."""
+        """Return the training time, without waiting for data, as a share of the time since the run began."""
         total = time.perf_counter() - self.began
         return max(0.0, total - sum(self.seconds.values()) - self._stall) / max(total, 1e-9)
 
     def samples_per_s(self, step: int) -> float:
-        """Over the whole run, training time only."""
+        """Return the samples per second of training time over the whole run."""
         elapsed = time.perf_counter() - self.began - sum(self.seconds.values())
         return (step - self._first_step) * self.work.samples / max(elapsed, 1e-9)

@@ -1,4 +1,4 @@
-"""Write a run's logs: console, train.log, metrics.jsonl, and the trackers. Only process 0 writes."""
+"""Write a run's logs: console, train.log, metrics.jsonl and trackers. Only process 0 writes."""
 
 import contextlib
 import logging
@@ -22,10 +22,11 @@ LOG = logging.getLogger("jaxtrain")
 
 
 class Tracker:
-    """One place to send numbers to. `point` is one line of metrics.jsonl and one point per value in every tracker.
+    """Sink for a run's metrics and log lines. `point` writes one line of metrics.jsonl, and one value per metric to
+    every tracker.
 
-    Raises UserError for a tracker whose package is missing; whatever one raises later is reported once, and the run
-    goes on without it. lines: False leaves out console and train.log, which only one run of a process can have.
+    Raises UserError for a tracker whose package is missing. A tracker that raises later is reported once, and the run
+    continues without it. lines: False leaves out console and train.log, which only one run of a process can have.
     """
 
     def __init__(self, folder: pathlib.Path, config: Any, active: bool, lines: bool = True):
@@ -63,9 +64,9 @@ class Tracker:
         LOG.addHandler(to_console)
 
     def rewind(self, step: int, evaluation_due: bool = False) -> None:
-        """Forget what was logged after `step`, as the run goes on from there, and start the trackers.
+        """Remove the points logged after `step`, from where the run resumes, and start the trackers.
 
-        evaluation_due: the evaluation after `step` is still to come, whatever was logged of it.
+        evaluation_due: the evaluation after `step` will run again, so its points are removed too.
         """
         if not self.active:
             return
@@ -106,11 +107,11 @@ class Tracker:
         self._send("scalars", step, {n if shared(n) and "/" in n else f"{split}/{n}": v for n, v in values.items()})
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        """counts: [bin]. edges: [bin + 1]."""
+        """Log a histogram. counts: [bin]. edges: [bin + 1]."""
         self._send("histogram", step, name, counts, edges)
 
     def image(self, step: int, name: str, image: np.ndarray) -> None:
-        """image: float in 0..1 or uint8, [height, width, 1 or 3]."""
+        """Log an image: float in 0..1 or uint8, [height, width, 1 or 3]."""
         self._send("image", step, name, image)
 
     def _send(self, method: str, *arguments: Any) -> None:
@@ -127,7 +128,7 @@ class Tracker:
         self.warn(f"{name} failed and is off for the rest of the run: {type(error).__name__}: {error}")
 
     def progress(self, done: int, total: int) -> None:
-        """Start the bar (only on a terminal)."""
+        """Start the progress bar (only on a terminal)."""
         if self.active and not self.quiet and is_terminal(sys.stderr):
             self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, smoothing=0.05)
 
@@ -155,14 +156,14 @@ class Tracker:
 
 
 def _give_up(backend: Backend | None) -> None:
-    """Close a tracker that failed, so that its run does not count as running for good."""
+    """Close a tracker that failed, so that its run does not appear as running forever."""
     with contextlib.suppress(Exception):  # it has failed already
         if backend is not None:
             backend.close(failed=True)
 
 
 class _Lines:
-    """A file of JSON lines, each of them whole. Those that the disk refuses are kept until it takes them."""
+    """A file of complete JSON lines. Lines that cannot be written (a full disk) are kept in memory until they can."""
 
     def __init__(self, path: pathlib.Path, warn: Callable[[str], None]):
         self.path, self.warn = path, warn
@@ -174,7 +175,7 @@ class _Lines:
         self._size = os.fstat(self._file.descriptor()).st_size
 
     def keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the lines for which `stays` is false, and what a killed process did not finish."""
+        """Drop the lines for which `stays` returns False, and a line that a killed process did not finish."""
         lines = self.path.read_bytes().splitlines()
         kept = [line for line in lines if (value := _parsed(line)) is not None and stays(value)]
         with replacing(self.path) as aside:
@@ -214,7 +215,7 @@ class _Lines:
 
 
 class _FileHandler(logging.Handler):
-    """train.log; a full disk costs its lines, nothing else."""
+    """Handler of train.log. If the disk is full, lines are lost, but nothing fails."""
 
     def __init__(self, path: pathlib.Path):
         super().__init__()
@@ -231,16 +232,17 @@ class _FileHandler(logging.Handler):
 
 
 class _ConsoleHandler(logging.Handler):
-    """Lines that do not tear the progress bar; a terminal that is gone costs them, nothing else."""
+    """Handler of the console that keeps the progress bar intact. If the terminal is gone, lines are lost, but nothing
+    fails."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
-        self.stream = stream  # None: the standard output of the moment
+        self.stream = stream  # None: sys.stdout at the time of writing
 
     def emit(self, record):
         stream = self.stream or sys.stdout
         text = self.format(record)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stream, or one of few methods
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream may be missing or lack methods
             try:
                 tqdm.write(text, file=stream)
             except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Pictures and histograms of the first validation batch after every evaluation, for the trackers."""
+"""Send pictures and histograms of the first validation batch to the trackers after every evaluation."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxtrain.train.tracking.tracker import Tracker
 
 
 class Pictures:
-    """Draws `Task.pictures` and `Task.histograms`. Without them, or without a tracker, nothing is compiled."""
+    """Output of `Task.pictures` and `Task.histograms`. Without them, or without a tracker, nothing is compiled."""
 
     def __init__(self, program: Program):
         self.program = program

@@ -1,4 +1,4 @@
-"""Weights & Biases; WANDB_MODE=offline keeps everything in the run folder."""
+"""Log to Weights & Biases; WANDB_MODE=offline keeps everything in the run folder."""
 
 import hashlib
 import pathlib
@@ -10,7 +10,7 @@ import wandb
 
 
 class WeightsAndBiases:
-    """One W&B run per run folder: a resumed run goes on in it."""
+    """W&B backend. Each run folder has one W&B run, which a resumed run continues."""
 
     def __init__(self, folder: pathlib.Path, project: str, name: str):
         self.folder, self.project, self.name = folder, project, name

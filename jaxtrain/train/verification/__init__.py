@@ -1,1 +1,1 @@
-"""Compare a torch module with its form in JAX: run the checks (`certifier`), hold what they found (`certificate`)."""
+"""Compare a torch module with its JAX version: run the checks (`certifier`), and store the results (`certificate`)."""

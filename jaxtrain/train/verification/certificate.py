@@ -1,4 +1,4 @@
-"""The findings of a comparison with torch: checks, their differences, the verdict."""
+"""Results of a comparison with torch: checks, their differences, the verdict."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ AGREES, DEPARTS, LEFT_OUT = "agrees", "departs", "not compared"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One claim. differences: torch_bridge.comparison.Difference, in the order in which the computation meets them.
-    notes: sentences. left_out: why there is nothing to compare, or ""."""
+    """Check of one claim. differences: torch_bridge.comparison.Difference, in the order of the computation. notes:
+    sentences. left_out: why nothing was compared, or ""."""
 
     name: str
     claim: str
     differences: Sequence[Any] = ()
     notes: Sequence[str] = ()
     left_out: str = ""
-    own: float | None = None  # what torch misses of itself in another precision, by which the limit was set
+    own: float | None = None  # torch's own error against another precision, from which the limit was set
 
     @property
     def first(self) -> Any:
-        """The first difference that departs, or None."""
+        """Return the first difference above its limit, or None."""
         return next((found for found in self.differences if found.departs), None)
 
     @property
     def worst(self) -> Any:
-        """The difference that is nearest to its limit, or beyond it."""
+        """Return the difference that is largest in relation to its limit, or None if there is none."""
         share = lambda found: found.size / found.limit if found.size == found.size else float("inf")
         return max(self.differences, key=share, default=None)
 
@@ -41,7 +41,8 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """subject: what was compared, by name. checks: in order. curves: the losses of every update, by side."""
+    """Result of all checks. subject: facts on what was compared. checks: in order. curves: side -> losses of every
+    update."""
 
     subject: Mapping[str, Any]
     checks: Sequence[Check]
@@ -53,7 +54,7 @@ class Certificate:
 
     @property
     def first(self) -> tuple[Check, Any] | None:
-        """The first check that departs, and its first difference."""
+        """Return the first check that fails and its first difference above the limit, or None."""
         return next(((check, check.first) for check in self.checks if check.first is not None), None)
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict as a sentence."""
         if self.first is None:
             count = sum(len(check.differences) for check in self.checks)
             return f"{self.subject['module']} in JAX equals torch in {count} comparisons"
@@ -77,11 +78,11 @@ class Certificate:
         return f"{where}, accepted {found.limit:.0e} ({check.claim})"
 
     def write(self, folder: str) -> list:
-        """Write certificate.html, a page for people, and certificate.json into a folder; return their paths."""
+        """Write certificate.html, a readable page, and certificate.json into a folder; return their paths."""
         return write(self.as_dict(), folder)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the certificate as plain values for JSON."""
         checks = [
             {
                 "name": check.name,

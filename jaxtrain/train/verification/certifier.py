@@ -1,4 +1,4 @@
-"""Compare a Trainer's torch module with torch itself, from the first layer's output to the last of N updates."""
+"""Compare a Trainer's torch module in JAX with torch itself: layer outputs, loss, gradients and N updates."""
 
 import functools
 import importlib.metadata
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from torch_bridge.certificate.torch_run import TorchParts, TorchRun
     from torch_bridge.training.torch_task import TorchTask
 
-UPDATES = 1e-3  # relative to how far the weights moved; or what torch's own float32 misses, times TOLERANCE
+UPDATES = 1e-3  # limit relative to how far the weights moved; or torch's own float32 error times TOLERANCE, if larger
 LOSSES = 1e-4
-BF16 = 2e-2  # relative drift of the loss; or torch.autocast's own, times BF16_TOLERANCE
+BF16 = 2e-2  # limit of the loss's relative drift; or torch.autocast's drift times BF16_TOLERANCE, if larger
 TOLERANCE, BF16_TOLERANCE = 10.0, 3.0
 
 
 def of(trainer: Any, steps: int) -> Certificate:
-    """Compare a Trainer's torch module with torch over one batch and `steps` updates; everything is put back.
+    """Compare a Trainer's torch module with torch on one batch and over `steps` updates; all state is restored.
 
-    Raises UserError for another model, and for a module whose evaluation draws random numbers.
+    Raises UserError for a model that is no torch module, for one whose evaluation draws random numbers, and with
+    several processes.
     """
     if not is_torch_module(trainer.user_model):
         raise UserError(
@@ -47,7 +48,7 @@ def of(trainer: Any, steps: int) -> Certificate:
 
 
 class Certifier:
-    """Runs the checks. trainer: the user's, which stays as it is; trainers of its parts work in `folder`."""
+    """The checks of one comparison. trainer: the user's, which stays unchanged; temporary trainers work in `folder`."""
 
     def __init__(self, trainer: Any, steps: int, folder: str):
         from torch_bridge.certificate import sides, torch_run
@@ -57,7 +58,7 @@ class Certifier:
         self.definition: TorchTask = trainer.model().definition
 
     def run(self) -> Certificate:
-        """Every check in order."""
+        """Run every check in order and return the certificate."""
         torch_run = self.torch_run
         curves: dict[str, Sequence[float]] = {}
         with torch_run.borrowed(self.definition, self._parts), torch_run.without_dropout(self.definition) as changed:
@@ -82,7 +83,7 @@ class Certifier:
             return Certificate(self._subject(), checks, curves)
 
     def _trainer(self, policy: str, recorded: Any) -> Any:
-        """A Trainer of the same parts, for `steps` updates without evaluations, checkpoints and trackers.
+        """Return a Trainer of the same parts, for `steps` updates without evaluations, checkpoints and trackers.
 
         recorded: the task of a Trainer of the same module in the same state, or None to record it now.
         """
@@ -102,7 +103,7 @@ class Certifier:
         return make(module, data, None, config, task=recorded, loss=trainer.user_loss, **options)
 
     def _read_batches(self) -> None:
-        """The batches of the run, in numpy, without rows that only fill up."""
+        """Read the batches of the run, in numpy, without padding rows."""
         self.batches = []
         for step in range(self.steps):
             batch = self.trainer.train_loader.host_batch(step)
@@ -114,7 +115,7 @@ class Certifier:
     # --- one batch ----------------------------------------------------------------------------------------------
 
     def _pair(self, batch: Mapping[str, Any], training: bool, ours: Mapping[str, Any] | None = None) -> tuple:
-        """(JAX's side, torch's side). ours: JAX's batch, where it is another."""
+        """Return (JAX's results, torch's results) for a batch. ours: JAX's batch, if it is a different one."""
         found = self.in_jax(batch if ours is None else ours, training)
         with self.torch_run.borrowed(self.definition):
             return found, self.sides.in_torch(self.definition, batch, training)
@@ -176,7 +177,7 @@ class Certifier:
 
     @property
     def _parts(self) -> "TorchParts | None":
-        """The user's own torch optimizer, if any: it has a state to be put back."""
+        """Return the user's own torch optimizer and its scheduler, whose state has to be restored; None without one."""
         given = self.given.program.given
         updates = getattr(given, "updates", None)
         if not hasattr(getattr(updates, "optimizer", None), "param_groups"):
@@ -184,8 +185,8 @@ class Certifier:
         return self.torch_run.TorchParts(updates.optimizer, given.scheduler, given.by_epoch, given.clip_norm)
 
     def _torch_parts(self, program: Any) -> "TorchParts | None":
-        """Return what torch steps with: the user's objects, or torch's optimizer for the section `optim`; None where
-        there is none."""
+        """Return the optimizer that torch uses: the user's own, or torch's for the section `optim`; None if there is
+        none."""
         if program.given is not None:
             return self._parts
         optim, optimizer = program.config.optim, program.optimizer
@@ -225,14 +226,14 @@ class Certifier:
 
     @staticmethod
     def _train(trainer: Any) -> list[float]:
-        """The losses of all its updates."""
+        """Train to the end; return the losses of all updates."""
         losses = Losses()
         trainer.callbacks = Callbacks([losses], trainer, trainer.callbacks.reads)
         trainer.train()
         return losses.values
 
     def _config(self, policy: str, folder: str) -> TrainingConfig:
-        """The user's, without evaluations, checkpoints and trackers, for so many steps in `folder`."""
+        """Return the user's config without evaluations, checkpoints and trackers, for `steps` steps in `folder`."""
         changes = {
             "run": {"dir": folder, "quiet": True},
             "train": {"steps": self.steps, "steps_per_call": 1, "accumulate_steps": 1, "fast_dev_run": False},
@@ -255,7 +256,8 @@ class Certifier:
     def _moved(
         self, theirs: "TorchRun", exact: "TorchRun | None", ours: Sequence[float], state: Mapping
     ) -> tuple[list, float]:
-        """Losses one by one, then the weights: how far apart, by how far they moved; and torch's own distance."""
+        """Return the differences of each loss and of the weights, relative to how far these moved; and torch's own
+        float32 error on that scale."""
         own = [0.0] * self.steps
         if exact is not None:
             apart = np.abs(np.subtract(theirs.losses, exact.losses)) / np.maximum(np.abs(exact.losses), 1e-30)
@@ -280,7 +282,7 @@ class Certifier:
         return found, torchs
 
     def _returned(self) -> Check:
-        """The trained weights as a file, into a copy of the torch module."""
+        """Check that the trained weights, saved to a file, load into a copy of the torch module with the same loss."""
         trainer, batch = self.trainer, self.batches[0]
         path = pathlib.Path(self.folder) / "model.pt"
         bits, theirs = self.torch_run.returned(self.definition, trainer.state_dict(), path, batch)
@@ -320,7 +322,7 @@ class Certifier:
 
 
 class Losses:
-    """A callback that keeps the loss of every step."""
+    """Callback that stores the loss of every step."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -351,7 +353,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def _attempt(run: Callable[[], Any], name: str) -> tuple[Any, str]:
-    """Give torch's own result; torch may refuse a module in another precision, which is then said."""
+    """Return torch's result and "", or None and a line that says why torch refuses the module in that precision."""
     try:
         return run(), ""
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

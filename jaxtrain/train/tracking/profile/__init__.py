@@ -1,1 +1,1 @@
-"""A profile of a few steps: the trace, and a table of where their time went."""
+"""Profile a few steps: a trace, and a table of where their time went."""

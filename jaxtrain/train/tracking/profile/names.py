@@ -1,4 +1,4 @@
-"""Instructions of a compiled step: the module that each comes from, its kind, and if it is of the backward pass."""
+"""Find, for each instruction of a compiled step, its module, its kind, and if it belongs to the backward pass."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from jaxtrain.runtime.hlo import Instruction, Program
 
 MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE = "matmul", "attention", "elementwise", "copies", "collectives"
 KINDS = (MATMUL, ATTENTION, ELEMENTWISE, COPIES, COLLECTIVE)
-CONTAINERS = ("while", "conditional")  # their time is that of what they run
+CONTAINERS = ("while", "conditional")  # their time is that of the instructions inside them
 OUTSIDE = "(outside of modules)"
 OF_LIBRARIES = "(kernels of libraries)"
 _MOVES = {
@@ -20,7 +20,7 @@ _MOVES = {
 _PRODUCTS = {"dot", "convolution", "ragged-dot"}
 _PRODUCT_CALLS = re.compile(r"gemm|matmul|cublas|conv|dot|onednn", re.IGNORECASE)
 _FUSED_ATTENTION = re.compile(r"fmha|flash|mha|dropped_attention", re.IGNORECASE)
-_LIBRARY_KERNELS = {  # of cuBLAS, cuDNN, CUTLASS, NCCL and CUDA, by their own names
+_LIBRARY_KERNELS = {  # patterns of kernel names of cuBLAS, cuDNN, CUTLASS, NCCL and CUDA
     COLLECTIVE: re.compile(r"nccl", re.IGNORECASE),
     ATTENTION: re.compile(r"fmha|flash|mha|sdpa|dropped_attention", re.IGNORECASE),
     MATMUL: re.compile(r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|conv|winograd|dgrad|wgrad", re.IGNORECASE),
@@ -30,7 +30,7 @@ _LIBRARY_KERNELS = {  # of cuBLAS, cuDNN, CUTLASS, NCCL and CUDA, by their own n
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where an instruction comes from. module: its path, layer numbers kept."""
+    """Origin of an instruction. module: its path, with layer numbers."""
 
     module: str
     kind: str
@@ -40,8 +40,8 @@ class Origin:
 
 
 def origins(text: str) -> tuple[str, dict[str, Origin]]:
-    """The name of a compiled program, and the origin of each of its instructions, from its text; under the names of
-    their kernels too, which is all that a trace tells of what runs in a CUDA graph."""
+    """Return the name of a compiled program, and the origin of each of its instructions, parsed from its text. Origins
+    are also listed under kernel names, because a trace has only these for what runs in a CUDA graph."""
     program = Program(text)
     name = re.match(r"HloModule ([\w.\-]+)", text)
     found = {}
@@ -53,7 +53,7 @@ def origins(text: str) -> tuple[str, dict[str, Origin]]:
 
 
 def of_kernel(name: str) -> Origin:
-    """The origin of a kernel that no instruction is called by, told from its own name."""
+    """Return the origin of a kernel that belongs to no known instruction, guessed from the kernel's name."""
     kinds = (kind for kind, pattern in _LIBRARY_KERNELS.items() if pattern.search(name))
     kind = next(kinds, ELEMENTWISE)
     return Origin(OF_LIBRARIES, kind, False, kind == ATTENTION)
@@ -80,7 +80,8 @@ def _origin(program: Program, instruction: Instruction) -> Origin:
 
 
 def _deepest(op_name: str) -> str:
-    """ "jit(step)/transpose(jvp(encoder.layer.0))/encoder.layer.0.norm/mul" -> "encoder.layer.0.norm"."""
+    """Return the innermost module of an operation's name; "" if there is none. For example,
+    "jit(step)/transpose(jvp(encoder.layer.0))/encoder.layer.0.norm/mul" -> "encoder.layer.0.norm"."""
     for part in reversed(op_name.split("/")):
         bare = part.rpartition("(")[2].rstrip(")")
         if bare in scopes.opened and bare != scopes.ATTENTION:

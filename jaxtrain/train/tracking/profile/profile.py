@@ -1,4 +1,4 @@
-"""Traces a few steps of a run and tells where their time went."""
+"""Trace a few steps of a run and report where their time went."""
 
 import json
 import pathlib
@@ -13,15 +13,15 @@ from jaxtrain.train.tracking.profile import names, trace
 from jaxtrain.train.tracking.profile.table import Table, Window
 from jaxtrain.train.tracking.tracker import Tracker
 
-FOLDER = "profile"  # of the run folder: the trace, table.txt, profile.json, perfetto.json.gz
+FOLDER = "profile"  # in the run folder: the trace, table.txt, profile.json, perfetto.json.gz
 
 
 class Profile:
-    """`profile: {start, steps}` of one start of a run; process 0 traces. The loop calls `begin` before a step's batch
-    is fetched, `ran` after every call, and `close` whatever happens."""
+    """Profiler for the setting `profile: {start, steps}`, counted from where the run starts or resumes; process 0
+    traces. The loop calls `begin` before a step's batch is fetched, `ran` after every call, and `close` at the end."""
 
     def __init__(self, config: TrainingConfig, tracker: Tracker, step: int, total: int, on_device: bool):
-        left = max(0, total - step)  # a run may stand beyond its end
+        left = max(0, total - step)  # a run may already be past its end
         wanted = config.profile
         self.steps = min(wanted.steps, left) if jax.process_index() == 0 else 0
         self.first = step + max(0, min(wanted.start, left - self.steps))
@@ -33,17 +33,18 @@ class Profile:
         self._compiled: list[str] = []
 
     def begin(self, step: int, stall_s: float, state: Any) -> None:
-        """Start the trace where it is due. step: steps done. stall_s: seconds waited for data up to here."""
+        """Start the trace if it is due. step: steps done. stall_s: seconds waited for data so far."""
         if not self.steps or self._began is not None or step < self.first:
             return
         jax.block_until_ready(state)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # every call of a function would be in it, and take its time
+        options.python_tracer_level = 0  # tracing every Python call would slow the steps down
         jax.profiler.start_trace(str(self.folder), profiler_options=options)
         self._began = (step, time.perf_counter(), stall_s)
 
     def ran(self, step: int, program: Any, compiled: str, metrics: Any, stall_s: float) -> None:
-        """Take in a call of the compiled step. step: steps done after it. compiled: what was compiled for it, or ""."""
+        """Note a call of the compiled step; after the last traced one, write the report. step: steps done after it.
+        compiled: what was compiled for it, or ""."""
         if not self.steps or self._began is None:
             return
         self._programs[id(program)] = program
@@ -58,7 +59,7 @@ class Profile:
         self._report(first + 1, step, seconds, stall_s - stalled)
 
     def close(self) -> None:
-        """End a trace that the end of the run, or an error, has cut short."""
+        """Stop a trace that is still running because the run has ended or failed."""
         if self.steps and self._began is not None:
             self.steps = 0
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Where the time of a few steps went: by kind, by module, and what would help most."""
+"""Tabulate where the time of a few steps went, by kind and by module, and suggest the setting that helps most."""
 
 import collections
 import dataclasses
@@ -12,15 +12,16 @@ from jaxtrain.train.tracking.profile.names import Origin
 from jaxtrain.train.tracking.profile.trace import Operation, busy_ns
 
 INPUT, HOST, OTHER = "input", "host", "other programs"
-MOST_ROWS = 14  # of modules
+MOST_ROWS = 14  # most modules to list
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
     """The traced steps.
 
-    seconds: of the wall clock, without evaluations and checkpoints. input_s: waited for data. compiled: lines about
-    programs compiled within it. on_device: the dataset lives there. programs: origins of the instructions, by program.
+    seconds: wall-clock time, without evaluations and checkpoints. input_s: waiting for data. compiled: lines about
+    programs compiled meanwhile. on_device: the dataset is on the devices. programs: program -> origins of its
+    instructions.
     """
 
     first: int
@@ -39,8 +40,8 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Milliseconds per step. kinds: with input and host they sum to step_ms. modules: (forward, backward) by path,
-    numbers of layers as `*`. attention: the kernels it ran on, "" where the model has none that is known."""
+    """Milliseconds per step. kinds: sum to step_ms, with input and host. modules: path, with layer numbers as `*` ->
+    (forward, backward). attention: the kernels it ran on, "" if none is known. lever: the advice."""
 
     window: Window
     step_ms: float
@@ -51,7 +52,7 @@ class Table:
 
     @classmethod
     def of(cls, window: Window, operations: Sequence[Operation], config: TrainingConfig, platform: str) -> "Table":
-        """Add up the operations of a trace. Where a device runs several at once, each has its share of the time."""
+        """Sum up the operations of a trace. If a device runs several at once, each counts by its share of the time."""
         per_step = 1e-6 / window.steps
         own = [(operation, _origin(window, operation)) for operation in operations]
         own = [(operation, origin) for operation, origin in own if origin is None or not origin.container]
@@ -92,7 +93,7 @@ class Table:
         return found
 
     def content(self) -> dict[str, Any]:
-        """As profile.json has it."""
+        """Return the content of profile.json."""
         modules = {name: {"forward_ms": f, "backward_ms": b} for name, (f, b) in self.modules.items()}
         return {
             "first_step": self.window.first,
@@ -108,7 +109,7 @@ class Table:
 
 
 def _origin(window: Window, operation: Operation) -> Origin | None:
-    """That of its instruction, or of its kernel where a step's CUDA graph ran it; None for other programs."""
+    """Return the origin of an operation's instruction or, in a CUDA graph, of its kernel; None for other programs."""
     program = window.programs.get(operation.program)
     if program is None:
         return None
@@ -116,7 +117,7 @@ def _origin(window: Window, operation: Operation) -> Origin | None:
 
 
 def _gathered(modules: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The modules that take longest, the others in one row."""
+    """Return the modules that take longest, and the sum of all others in one row."""
     ordered = sorted(modules.items(), key=lambda item: -sum(item[1]))
     kept = {name: list(times) for name, times in ordered[:MOST_ROWS]}
     rest = ordered[MOST_ROWS:]
@@ -128,13 +129,13 @@ def _gathered(modules: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 def _attention(origins: Sequence[Origin]) -> str:
     found = {origin.fused_attention for origin in origins if origin.kind == names.ATTENTION}
     kinds = {True: "a fused kernel", False: "the formula (two products and a softmax)"}
-    if True in found:  # what surrounds a fused kernel, casts say, is part of it
+    if True in found:  # other attention operations, such as casts, belong to the fused kernel
         return kinds[True]
     return kinds[False] if found else ""
 
 
 def _lever(window, step_ms, kinds, modules, attention, config: TrainingConfig, platform: str) -> str:
-    """One sentence: the setting that can save most, by the shares of time."""
+    """Return a sentence with the setting that can save most time, judged by the shares of time."""
     share = {kind: ms / max(step_ms, 1e-9) for kind, ms in kinds.items()}
     percent = lambda kind: f"{100 * share[kind]:.0f} %"
     if window.compiled:

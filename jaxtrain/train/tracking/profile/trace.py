@@ -1,4 +1,4 @@
-"""The operations of a trace that jax.profiler wrote, with their own time; and its file for Perfetto with names."""
+"""Read the operations of a jax.profiler trace, with their own time; write the trace with module names for Perfetto."""
 
 import collections
 import dataclasses
@@ -11,13 +11,13 @@ import jax
 
 from jaxtrain.train.tracking.throughput import PHASE
 
-_GRAPH = "command_buffer"  # XLA's name for a CUDA graph, which a trace gives for all that runs in it
+_GRAPH = "command_buffer"  # XLA's name for a CUDA graph; a trace has it for everything that runs in one
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One run of one HLO instruction. program: the name of its HLO module. device: its plane and ordinal. own_ns:
-    without those that ran within it. in_graph: a CUDA graph ran it, and the name is its kernel's."""
+    """One execution of one HLO instruction. program: its HLO module's name. device: its plane and ordinal. own_ns: time
+    without the operations inside it. in_graph: it ran in a CUDA graph, and `name` is its kernel's."""
 
     name: str
     program: str
@@ -29,8 +29,9 @@ class Operation:
 
 
 def read(folder: pathlib.Path, steps: Collection[str]) -> tuple[list[Operation], float]:
-    """Every operation of the newest trace under a folder, of all devices, and the nanoseconds in which the run
-    evaluated, saved or compiled (`Throughput.phase`). What ran then is left out, but for these programs, the steps."""
+    """Return all devices' operations in the newest trace under a folder, and the nanoseconds in which the run
+    evaluated, saved or compiled (`Throughput.phase`). Operations during that time are left out, except those of the
+    training steps' programs, `steps`."""
     profile = jax.profiler.ProfileData.from_file(str(_newest(folder, "*.xplane.pb")))
     found: list[Operation] = []
     away: list[tuple[float, float]] = []
@@ -54,8 +55,8 @@ def read(folder: pathlib.Path, steps: Collection[str]) -> tuple[list[Operation],
 
 
 def _nested(events: Iterable[tuple[float, float, str, str, str, bool]]) -> list[Operation]:
-    """Operations of one line, from (start, end, name, program, device, in a graph): what runs within another is taken
-    off it."""
+    """Return the operations of one line, from (start, end, name, program, device, in_graph). The time of nested
+    operations is subtracted from the outer one's."""
     ordered = sorted(events, key=lambda event: (event[0], -event[1]))
     own = [end - start for start, end, *_ in ordered]
     open_now: list[int] = []
@@ -72,7 +73,7 @@ def _nested(events: Iterable[tuple[float, float, str, str, str, bool]]) -> list[
 
 
 def busy_ns(operations: Iterable[Operation]) -> float:
-    """Time in which a device ran any of these operations, the mean over the devices."""
+    """Return the time in which a device ran any of these operations, averaged over the devices."""
     spans = collections.defaultdict(list)
     for operation in operations:
         spans[operation.device].append((operation.start_ns, operation.end_ns))
@@ -87,7 +88,7 @@ def busy_ns(operations: Iterable[Operation]) -> float:
 
 
 def name_events(folder: pathlib.Path, target: pathlib.Path, label: Callable[[str, str], str]) -> None:
-    """Write the newest trace under a folder for Perfetto, its operations named by label(operation, program)."""
+    """Write the newest trace under a folder for Perfetto, with operations named by label(operation, program)."""
     with gzip.open(_newest(folder, "*.trace.json.gz"), "rt", encoding="utf-8") as file:
         content = json.load(file)
     for event in content.get("traceEvents", ()):

@@ -57,5 +57,5 @@ class Accelerator(accelerate.Accelerator):
             inner.forward = CompiledForward(inner, own)
         if isinstance(model, torch._dynamo.OptimizedModule):
             model.forward = functools.partial(inner)  # replaces dynamo's compiled forward
-        inner._compiled_call_impl = None  # set by inner.compile(), which would bypass forward
+        inner._compiled_call_impl = None  # set by inner.compile(); it would run dynamo's version
         return super().prepare_model(model, *arguments, **options)

@@ -55,7 +55,7 @@ def parser(module: str, description: str, example: str) -> argparse.ArgumentPars
 
 def start(main: Callable[[], int | None]) -> NoReturn:
     """Run `main` as this process's command and exit with its code. Signals are handled from here on."""
-    if sys.getfilesystemencoding().lower() != "utf-8":  # an ASCII locale: paths and settings may hold any letter
+    if sys.getfilesystemencoding().lower() != "utf-8":  # restart in UTF-8 mode: paths may hold any character
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     PREEMPTION.listen(command=True)
     sys.exit(main())

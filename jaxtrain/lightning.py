@@ -86,7 +86,7 @@ class Trainer(pl.Trainer):
         rank_zero_info(f"{reason}: forward and backward of the modules run compiled, updates run in torch")
         loop, plain = self.fit_loop.epoch_loop, _AutomaticOptimization(self)
         step = getattr(loop.automatic_optimization, "step", None)
-        if step is not None:  # gradients may wait for the rest of an update
+        if step is not None:  # keeps the gradients of an unfinished update
             set_gradients(step.weights.tensors, step.weights.tensors.values(), step.grads)
         plain.optim_progress = loop.automatic_optimization.optim_progress  # continues a checkpoint's or its own
         loop.automatic_optimization = plain
@@ -103,7 +103,7 @@ class Trainer(pl.Trainer):
         try:
             super()._fit_impl(*arguments, **options)
         except BaseException:
-            self.sync()  # before on_exception
+            self.sync()  # before callbacks read the weights in on_exception
             raise
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import leaves
 
 MISSING = "???"  # OmegaConf's mark of a value that is still to be given
-NULLS = ("", "~", "null", "Null", "NULL")  # YAML's
+NULLS = ("", "~", "null", "Null", "NULL")  # how YAML writes null
 SURROGATES = re.compile("[\ud800-\udfff]")  # how Python represents bytes that are not UTF-8
 
 
@@ -72,7 +72,7 @@ def _check_form(override: str, texts: Set[str]) -> None:
     if SURROGATES.search(override):
         raise UserError(f"override {shown}: holds bytes that are not UTF-8, which config.yaml cannot keep; rename it")
     try:
-        opened = itertools.accumulate((one in "[{") - (one in "]}") for one in value)  # OmegaConf recurses over them
+        opened = itertools.accumulate((one in "[{") - (one in "]}") for one in value)  # OmegaConf recurses into them
         if max(key.count(".") + key.count("["), max(opened, default=0)) > yaml_limits.DEEPEST:
             raise yaml_limits.TooLarge(f"nested more than {yaml_limits.DEEPEST} deep")
         if _target(key) not in texts:

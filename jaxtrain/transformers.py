@@ -42,7 +42,7 @@ REFUSED = {
 }
 READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
 STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # a subclass may do anything with a step in these
-STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # beside the batch's own entries
+STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # added to the batch's own entries
 PYTHON = "jaxtrain_python"  # the entries' contents other than tensors
 
 
@@ -64,7 +64,7 @@ class _CompiledTraining:
     """Mixin of both trainers: replaces transformers' training step, and writes weights back before evaluation and
     saving."""
 
-    _step: Any = _Unseen()  # CompiledStep, None before the first
+    _step: Any = _Unseen()  # CompiledStep; None before the first step
     _lengths: Any = _Unseen()  # RoundedLengths
     _items: Any = _Unseen()  # PythonItems
     _logs = False  # compute_loss calls self.log

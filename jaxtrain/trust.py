@@ -103,7 +103,7 @@ def _is_allowed(path: str) -> bool:
     if not (path.startswith("torch.nn.") and _is_installed("torch")) and not _is_allowed_package(package):
         return False
     value = _find(path)
-    if path.startswith("torch.nn.functional."):  # arithmetic on tensors
+    if path.startswith("torch.nn.functional."):  # these only compute with tensors
         return getattr(value, "__module__", None) in ("torch.nn.functional", "torch._C._nn")
     bases = {(base.__module__, base.__name__) for base in value.__mro__} if isinstance(value, type) else set()
     return bool(bases & BASES)

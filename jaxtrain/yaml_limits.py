@@ -3,7 +3,7 @@
 import yaml
 
 MOST_BYTES = 1 << 20
-MOST_VALUES = 50_000  # with every alias written out
+MOST_VALUES = 50_000  # counted with every alias expanded
 DEEPEST = 64  # sections within sections
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

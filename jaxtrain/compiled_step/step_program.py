@@ -29,7 +29,7 @@ class StepProgram:
         weights, averaging = step.weights, step.averaging
         self._step, self._graph, self._updating, self._divisor = step, graph, updating, divisor
         reached = weights.reached(graph, step.record.name)
-        self._moved = [key for key in trained if key in reached]  # torch leaves out a parameter without a gradient
+        self._moved = [key for key in trained if key in reached]  # torch skips a parameter without a gradient
         self._forwards = _exchanging_forwards(step, graph) if averaging else ()
         weights.replicas.check_parameters()
         self._unreached = averaging.unreached(self._forwards, reached) if averaging else {}
@@ -45,7 +45,7 @@ class StepProgram:
 
     def __call__(self, leaves: list) -> Any:
         step, weights, averaging = self._step, self._step.weights, self._step.averaging
-        self._graph.check_indices(leaves)  # raises where torch would
+        self._graph.check_indices(leaves)  # raises if an index is out of bounds, as torch does
         inputs = [weights.place(leaves[i]) for i in self._inputs]
         if averaging:
             averaging.receive_buffers(self._forwards)

@@ -299,7 +299,7 @@ class Checkpoints:
             saving.error = reason_of(error)
             with contextlib.suppress(OSError):
                 self._clear_part(saving.step)
-        host_memory.give_back()  # the arrays' host copies
+        host_memory.give_back()  # frees the arrays' host copies
         agree(saving)
 
     def _finish(self, step: int, meta: dict, history: dict[str, list]) -> None:
@@ -323,7 +323,7 @@ class Checkpoints:
         folder = self.folder / str(step)
         meta, history = history_file.split(meta)
         saved = manifest.read(folder)
-        meta |= {name: saved[name] for name in ("stream",) if name in saved}  # of all processes
+        meta |= {name: saved[name] for name in ("stream",) if name in saved}  # the positions of all processes
         meta |= history_file.after(history, saved.get(history_file.WRITTEN, {}))
         if manifest.renew(folder, meta):
             self._prune()

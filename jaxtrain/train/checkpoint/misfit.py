@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Collection, Mapping
 
-SHOWN = 6  # differences in a message
+SHOWN = 6  # most differences in a message
 TRAINED = {"params": "trained", "frozen": "frozen"}  # how messages call the parameters of each part
 Shapes = Mapping[str, tuple]  # by name: "params.head.weight", "opt_state.mu.head.weight"
 
@@ -74,7 +74,7 @@ def _parts_of(key: str, names: Collection[str]) -> tuple[str, str]:
 
 
 def _listed(have: Shapes, want: Shapes) -> list[str]:
-    keys = sorted(want, key=lambda key: not key.startswith("params."))  # weights tell more than moments
+    keys = sorted(want, key=lambda key: not key.startswith("params."))  # weights say more than moments
     lines = [
         f"{key} is {list(have[key])}, the config wants {list(want[key])}"
         for key in keys

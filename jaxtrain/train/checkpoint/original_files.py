@@ -1,4 +1,4 @@
-"""`checkpoint.torch: original`: write the torch project's own checkpoint files besides the run's."""
+"""`checkpoint.torch: original`: write the torch project's own checkpoint files in addition to the run's."""
 
 import pathlib
 from collections.abc import Mapping

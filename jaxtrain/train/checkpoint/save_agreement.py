@@ -20,7 +20,7 @@ class Saving:
     the parts of the other processes, on process 0."""
 
     step: int
-    number: int  # of this process's saves; all processes save in the same order
+    number: int  # counts this process's saves; all processes save in the same order
     thread: threading.Thread | None = None
     error: str = ""
     unproven: TrainState | None = None  # shapes of the first saved state, to check that it can be restored

@@ -84,7 +84,7 @@ class Reachable:
 
     def close(self) -> None:
         if self._home is not None:
-            self._home.cleanup()  # the link, not what it leads to
+            self._home.cleanup()  # removes the link, not its target
 
     def __enter__(self) -> epath.Path:
         return self.path

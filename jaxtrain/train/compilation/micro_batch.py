@@ -79,7 +79,7 @@ def _fewest(program: Any, limit: int) -> int:
             f"{limit / 1e9:.3g} GB on each device; shard.strategy=fsdp, train.remat=full or precision.policy=bf16 take "
             "less"
         )
-    low, high = 0, len(counts) - 1  # too large, fits
+    low, high = 0, len(counts) - 1  # counts[low] does not fit, counts[high] does
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if step_bytes(program, counts[middle]) <= limit else (middle, high)

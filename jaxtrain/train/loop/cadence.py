@@ -12,7 +12,7 @@ MOST_PROGRAMS = 4  # most different numbers of steps per call; each is compiled
 class Cadence:
     """Steps, counted from 1, after which an evaluation, a checkpoint or a log line is due.
 
-    evaluate_every, save_every: in steps; None: no regular one (the last step is saved in any case).
+    evaluate_every, save_every: in steps; the last step counts too. None: never due, but the last step is always saved.
     """
 
     def __init__(self, config: TrainingConfig, steps_per_epoch: int, total_steps: int, has_validation: bool):

@@ -77,7 +77,7 @@ class RunRecord:
         self.step = 0
         self.identity: str | None = None  # of the run (fingerprint.json)
         self.evaluated_step: int | None = None
-        self.evaluation_due = False  # after `step`, and not done yet
+        self.evaluation_due = False  # the evaluation after `step` is still to be done
 
     def start_clock(self, step: int, system: SystemMetrics) -> None:
         self.clock, self.system = Throughput(step, self.program.work()), system

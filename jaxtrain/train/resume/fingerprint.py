@@ -40,7 +40,7 @@ FREE = (  # settings that may change when a run resumes: its length, its logging
     "data.start_method", "data.prefetch_batches", "data.placement", "data.device_limit_bytes", "data.timeout_s",
     "profile.*", "data.micro_batch", "data.memory_limit_bytes",
 )  # fmt: skip
-SAMPLED_STEPS = 32  # of a schedule
+SAMPLED_STEPS = 32  # steps of a schedule to digest
 
 
 @dataclasses.dataclass(frozen=True)

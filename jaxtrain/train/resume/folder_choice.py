@@ -14,7 +14,7 @@ from jaxtrain.train.resume.fingerprint import DECIDING, FILE, Fingerprint
 
 NAMED = {"code": "the code", "data": "the data", "loss": "the loss", "optimizer": "the optimizer that was given"}
 LOST = "fingerprint"  # stands for differences that are unknown, because the fingerprint is missing
-SHOWN = 3  # differences in a sentence
+SHOWN = 3  # most differences in a sentence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _has_ended(newest: int, read_meta: Callable[[], dict], config: TrainingConfi
     try:
         meta = read_meta()
     except UserError:
-        return False  # damaged: the run goes on from an earlier one
+        return False  # damaged: the run resumes from an earlier checkpoint
     patience = config.evaluation.patience
     return patience is not None and meta.get("best", {}).get("bad", 0) >= patience
 

@@ -35,7 +35,7 @@ LISTED = 4096  # most entries of a long list to look at, if they are not just nu
 PIECE_BYTES = 4096  # bytes hashed at the beginning and at the end of a file
 DEEPEST = 8
 MOST_LEAVES = 4096
-SHOWN_WHOLE = ("builtins", "array", "collections", "datetime", "decimal", "fractions", "re", "uuid")  # by their repr
+SHOWN_WHOLE = ("builtins", "array", "collections", "datetime", "decimal", "fractions", "re", "uuid")  # hashed by repr
 OPAQUE = ("Generator", "RandomState", "Random", "lock", "RLock", "Event", "Thread", "TextIOWrapper", "BufferedReader")
 OWN_PACKAGES = tuple(
     str(pathlib.Path(__file__).parents[up] / name) + os.sep for up, name in ((1, ""), (2, "torch_bridge"))
@@ -152,7 +152,7 @@ class _Walk:
             self._visit_items(enumerate(value), len(value), kind, place, depth)
         elif isinstance(value, (set, frozenset)):
             self.put(place, kind, sorted(map(_plain, value)))
-        elif hasattr(value, "to_numpy") and hasattr(value, "index"):  # of pandas
+        elif hasattr(value, "to_numpy") and hasattr(value, "index"):  # pandas
             self.put(place, kind, list(map(_plain, getattr(value, "columns", ()))), digest_of_array(value.to_numpy()))
         elif kind in OPAQUE or depth >= DEEPEST:
             self.put(place, kind)

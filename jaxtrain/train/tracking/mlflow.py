@@ -120,7 +120,7 @@ class Names:
     """Map from metrics to unique names that MLflow accepts."""
 
     def __init__(self):
-        self._metrics: dict[str, str] = {}  # by MLflow's name
+        self._metrics: dict[str, str] = {}  # MLflow's name -> metric
 
     def taken(self, metric: str) -> str:
         """Return a metric's name for MLflow, with letters, digits and _ - . / only: "acc@5" becomes "acc_at_5", or

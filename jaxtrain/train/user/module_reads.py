@@ -12,7 +12,7 @@ from jaxtrain.train.user.settings import CompiledSettings
 
 
 class ModuleReads:
-    """Writes the current weights into the module as soon as a callback reads its tensors, and refuses changes.
+    """Guard of a module during a run: writes the weights into it once a callback reads them, and refuses changes.
 
     module: a torch module. loss: if it is a module too, its tensors are included. write_back: writes the weights into
     the tensors. state: returns the run's state. optimizer: a torch optimizer whose state is written back too.

@@ -149,7 +149,7 @@ def with_defaults(task: Task, config: TrainingConfig) -> TrainingConfig:
 
 
 def with_lora(config: TrainingConfig, lora: LoraConfig | Mapping[str, Any] | None) -> TrainingConfig:
-    """Return the config with the LoRA settings given besides it. Raises UserError for unknown keys."""
+    """Return the config with the separately given LoRA settings. Raises UserError for unknown keys."""
     if lora is None:
         return config
     if not isinstance(lora, LoraConfig):

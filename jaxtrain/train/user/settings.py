@@ -10,7 +10,8 @@ OWN_LOOP = "write the loop yourself with jaxtrain.compile, which follows such ch
 
 
 class CompiledSettings:
-    """Refuses changes of modes, requires_grad, hooks, layers, optimizer options and scheduler that a run won't follow.
+    """Guard that refuses changes which a run won't follow: of modes, requires_grad, hooks, layers, optimizer options
+    and scheduler.
 
     module: a torch module. loss, optimizer, scheduler: torch's; anything else is ignored.
     """

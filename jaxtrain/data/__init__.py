@@ -1,1 +1,1 @@
-"""Index stream, sources, collate, loader. numpy in, numpy out until the last hop to the device."""
+"""Index streams, sources, collation and the loader. Batches are numpy arrays until they are placed on the device."""

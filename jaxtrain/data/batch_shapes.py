@@ -1,7 +1,7 @@
-"""Batches of many lengths, brought to few: axes whose length varies are padded up to at most eight sizes.
+"""Pad axes whose length varies between batches to at most eight sizes, so that few shapes are compiled.
 
-What a collate function pads with, on which side and along which axes, is seen from what it does to samples of its own
-dataset, not guessed from names. Needs no jax.
+The padding value, side and axes of a collate function are found by collating samples of its own dataset, not guessed
+from names. Needs no jax.
 """
 
 import copy
@@ -17,9 +17,9 @@ from jaxtrain.data import random_state
 from jaxtrain.data.collate import Texts, as_array, collate, names_of
 from jaxtrain.errors import UserError
 
-PROBED = 8  # samples that are looked at before a run
+PROBED = 8  # samples that are inspected before a run
 SMALLEST = 8
-FREE = 4  # sizes that are taken as they come; from there on one that is there already, or a larger one
+FREE = 4  # sizes that are added freely; after that a batch gets a known size that covers it, or a new largest one
 MOST_SIZES = 8
 MOST_EXACT = 64
 
@@ -27,7 +27,8 @@ Lengths = tuple[int, ...]
 
 
 class Axis(NamedTuple):
-    """An axis whose length varies. group: axes that vary together. value: what it is padded with. left: in front."""
+    """An axis whose length varies. group: number of the set of axes that vary together. value: the padding value.
+    left: pad in front of the data."""
 
     name: str
     axis: int
@@ -37,7 +38,7 @@ class Axis(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A shape that is compiled. step: the first that has it. rows: samples. lengths: by group."""
+    """A shape that is compiled. step: the first step with this shape. rows: samples. lengths: one for each group."""
 
     step: int
     rows: int
@@ -45,13 +46,13 @@ class Size(NamedTuple):
 
 
 def ladder(length: int) -> int:
-    """The next power of two, or half between two of them."""
+    """Round up to a power of two or 3/4 of one, at least SMALLEST."""
     power = 1 << max(0, math.ceil(math.log2(max(length, 1))))
     return max(SMALLEST, power * 3 // 4 if length <= power * 3 // 4 else power)
 
 
 def flatten(batch: Any, prefix: str = "") -> dict[str, Any]:
-    """The arrays of a batch by dotted names; texts are left out."""
+    """Return the arrays of a nested batch by dotted name; texts are left out."""
     if isinstance(batch, Mapping):
         parts = batch.items()
     elif isinstance(batch, tuple):
@@ -65,7 +66,7 @@ def flatten(batch: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def replaced(batch: Any, arrays: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return the batch with other arrays under the same names."""
+    """Return the batch with its arrays replaced by those of `arrays` (dotted name -> array)."""
     inner = lambda key, value: replaced(value, arrays, f"{prefix}.{key}" if prefix else str(key))
     if isinstance(batch, Mapping):
         return {key: inner(key, value) for key, value in batch.items()}
@@ -75,12 +76,12 @@ def replaced(batch: Any, arrays: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 class BatchShapes:
-    """Pads batches of one split.
+    """Pads the batches of one split.
 
-    axes: those that vary. exact: batches stay as they are; they may vary along other axes too. full: samples of a whole
-    batch. steps_per_epoch: after as many steps no size is added that a known one covers. holds: whether the model takes
-    a batch of these shapes, so that no size is chosen beyond a model's longest. once: every pass over the data decides
-    anew, as an evaluation's.
+    axes: the axes that vary. exact: leave batches as they are; they may vary along other axes too. full: samples in a
+    full batch. steps_per_epoch: after so many steps, no size is added if a known one covers the batch. holds: returns
+    True if the model accepts a batch of these shapes, so that no size exceeds the model's maximum length. once: choose
+    the sizes anew in every pass over the data, as an evaluation does.
     """
 
     def __init__(
@@ -102,15 +103,15 @@ class BatchShapes:
             self.sizes = []
 
     def state(self) -> list[list]:
-        """The sizes so far, for a checkpoint."""
+        """Return the sizes chosen so far, for a checkpoint."""
         return [[size.step, size.rows, list(size.lengths)] for size in self.sizes]
 
     def restore(self, state: Sequence[Sequence], step: int) -> None:
-        """Go on with the sizes that steps before `step` have had."""
+        """Restore the sizes that were first used before `step`."""
         self.sizes = [Size(begun, rows, tuple(lengths)) for begun, rows, lengths in state if begun < step]
 
     def fit(self, step: int, batch: Any) -> Any:
-        """The batch at the size that it gets."""
+        """Return the batch, padded to the size chosen for it."""
         if self.exact or not self.axes:
             return batch
         arrays = flatten(batch)
@@ -120,14 +121,14 @@ class BatchShapes:
         return batch if size == lengths else replaced(batch, self.padded(arrays, size))
 
     def lengths(self, arrays: Mapping[str, Any]) -> Lengths:
-        """The longest axis of every group."""
+        """Return the length of the longest axis of every group."""
         longest = [0] * (1 + max(axis.group for axis in self.axes))
         for axis in self.axes:
             longest[axis.group] = max(longest[axis.group], arrays[axis.name].shape[axis.axis])
         return tuple(longest)
 
     def padded(self, arrays: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
-        """Arrays whose varying axes have these lengths."""
+        """Return the arrays with their varying axes padded to these lengths."""
         made = dict(arrays)
         for name, axis, group, value, left in self.axes:
             missing = lengths[group] - made[name].shape[axis]
@@ -154,12 +155,12 @@ class BatchShapes:
         return wanted
 
     def _top(self) -> Lengths:
-        """The largest lengths so far."""
+        """Return the largest length so far of every group; 0 if there is none."""
         groups = range(1 + max(axis.group for axis in self.axes))
         return tuple(max((size.lengths[group] for size in self.sizes), default=0) for group in groups)
 
     def within(self, arrays: Mapping[str, Any], lengths: Lengths, wanted: Lengths) -> Lengths:
-        """The wanted lengths, or the largest below them that the model takes."""
+        """Return the wanted lengths, or the largest ones below them that the model accepts."""
         shapes = lambda size: self._shapes(arrays, size)
         if self.holds(shapes(wanted)) or not self.holds(shapes(lengths)):
             return wanted
@@ -173,7 +174,7 @@ class BatchShapes:
         return tuple(found)
 
     def _shapes(self, arrays: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
-        """Arrays without memory of their own, of two rows."""
+        """Return arrays of two rows with these lengths. They are broadcast zeros, so they take no memory."""
         made = {}
         for name, array in arrays.items():
             shape = [2, *array.shape[1:]]
@@ -185,7 +186,7 @@ class BatchShapes:
 
 
 def _spaced(length: int, sizes: int) -> int:
-    """Later sizes lie further apart, so that few are needed."""
+    """Round up to a power of two; the last sizes to twice that, so that few more are needed."""
     power = 1 << math.ceil(math.log2(length))
     return power if sizes < MOST_SIZES - 2 else 2 * power
 
@@ -198,8 +199,8 @@ def probe(
 ) -> list[Axis]:
     """Find the axes that vary between samples, by collating samples alone and in pairs.
 
-    items: gives raw samples, as `collating` takes them. pad_values: by name, wins over what is seen.
-    Raises NotPadded where an axis varies and it cannot be told what pads it.
+    items: returns raw samples, as `collating` takes them. pad_values: by name, take precedence over the values found.
+    Raises NotPadded if an axis varies and its padding value cannot be determined.
     """
     states = random_state.generators(source)
     before = [state.get() for state in states]
@@ -213,22 +214,23 @@ def probe(
 
 
 class NotPadded(Exception):
-    """Says why batches of many lengths cannot be padded further."""
+    """Raised if the padding value of an axis cannot be determined; the message says why."""
 
 
 def axes_of(
     together: Callable[..., dict[str, Any]], count: int, pad_values: Mapping[str, float] = MappingProxyType({})
 ) -> list[Axis]:
-    """Find the axes that vary between samples. together: (numbers below count) -> those samples, collated, by name.
+    """Find the axes that vary between samples.
 
-    Raises NotPadded where an axis varies and it cannot be told what pads it.
+    together: (numbers below count) -> those samples, collated, by name. Raises NotPadded if an axis varies and its
+    padding value cannot be determined.
     """
     try:
         alone = [together(i) for i in range(count)]
-    except Exception:  # a collate function that wants whole batches: nothing is padded further
+    except Exception:  # the collate function needs whole batches: pad nothing
         return []
     if len({tuple(arrays) for arrays in alone}) > 1 or len({tuple(a.ndim for a in x.values()) for x in alone}) > 1:
-        return []  # the collate function itself will say so, or the step
+        return []  # the collate function or the step will raise an error that says so
     lengths: dict[tuple[str, int], Lengths] = {}
     for name, array in alone[0].items():
         for axis in range(1, array.ndim):
@@ -250,7 +252,7 @@ def axes_of(
 
 
 def _seen(name: str, small: np.ndarray, row: np.ndarray, axes: Sequence[int], declared: float | None) -> tuple:
-    """Find what fills the row of a sample beside a longer one, and on which side, for each of its axes."""
+    """Find the padding value in the row of a sample that was collated with a longer one, and the side for each axis."""
     candidates = []
     for sides in itertools.product((False, True), repeat=len(axes)):
         inside = [slice(None)] * row.ndim
@@ -263,7 +265,7 @@ def _seen(name: str, small: np.ndarray, row: np.ndarray, axes: Sequence[int], de
         same = row[tuple(inside)].shape == small.shape and np.array_equal(row[tuple(inside)], small)
         constant = filling.size > 0 and bool(np.all(filling == filling.flat[0]))
         candidates.append((same, constant, sides, filling.flat[0] if filling.size else None))
-    for wanted in ((True, True), (False, True)):  # a collate function that draws gives other numbers inside
+    for wanted in ((True, True), (False, True)):  # a collate function that draws random numbers changes the data itself
         for same, constant, sides, value in candidates:
             if (same, constant) == wanted:
                 return (value if declared is None else row.dtype.type(declared)), sides
@@ -276,13 +278,13 @@ def _seen(name: str, small: np.ndarray, row: np.ndarray, axes: Sequence[int], de
 
 
 def collate_of(own: Callable | None, source: Any, config: Any) -> Callable | None:
-    """Return a task's own collate function; else one that pads, where data.pad_values declares with what."""
+    """Return the task's own collate function, else a padding one if data.pad_values is set, else None."""
     ragged = own is None and config.data.pad_values and getattr(source, "collate", None) is None
     return PaddingCollate(config.data.pad_values) if ragged else own
 
 
 class PaddingCollate:
-    """Stacks samples of different lengths, filled up behind with the values that data.pad_values declares."""
+    """Stacks samples of different lengths, padded at the end with the values of data.pad_values."""
 
     def __init__(self, pad_values: Mapping[str, float]):
         self.pad_values = dict(pad_values)

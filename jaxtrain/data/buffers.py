@@ -1,4 +1,4 @@
-"""Memory for batches, written again once nobody holds a batch of it."""
+"""Memory for batches, reused once nothing refers to the batch any more."""
 
 import math
 import mmap
@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-KEPT = 8  # arrays; as many batches are at hand, read and being read, times the arrays of each
-LEAST_BYTES = 128 * 1024  # smaller ones come from memory that malloc keeps itself
+KEPT = 8  # arrays: the batches in flight (read, and being read) times the arrays of each
+LEAST_BYTES = 128 * 1024  # malloc reuses smaller blocks itself
 
 
 class Buffers:
-    """`empty(shape, dtype)` as numpy's, out of memory given before wherever every reference to that is gone.
+    """`empty(shape, dtype)` like numpy's, but reusing an earlier array's memory once nothing refers to that array.
 
-    Fresh memory costs a page fault for every few kilobytes. Views, tensors and JAX arrays over an array hold it.
+    Fresh memory costs a page fault for every few kilobytes. Views, tensors and JAX arrays of an array count as
+    references to it.
     """
 
     def __init__(self):
         self._given: list[np.ndarray] = []
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        for i in reversed(range(len(self._given))):  # the last one given is the likeliest to be in the caches
+        for i in reversed(range(len(self._given))):  # the latest array is the likeliest to be in the CPU caches
             like = self._given[i].shape == shape and self._given[i].dtype == dtype
             if like and _references(self._given, i) == _ALONE:
                 self._given.append(self._given.pop(i))
@@ -38,4 +39,4 @@ def _references(arrays: list[np.ndarray], i: int) -> int:
     return sys.getrefcount(arrays[i])
 
 
-_ALONE = _references([np.empty(0)], 0)  # how many that are differs between versions of Python
+_ALONE = _references([np.empty(0)], 0)  # the count for an unshared array; it differs between versions of Python

@@ -1,4 +1,4 @@
-"""Items -> one batch of numpy arrays, by torch's default rules."""
+"""Collate items into one batch of numpy arrays, by the rules of torch's default_collate."""
 
 import functools
 import numbers
@@ -20,8 +20,8 @@ Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # as np.empty
 def collate(items: Sequence[Any], empty: Empty = np.empty) -> dict[str, Any]:
     """Stack items into a dict: a mapping keeps its keys, a tuple gets "0", "1", ..., a single array is "0".
 
-    empty: where memory comes from. Raises UserError naming the key and the shapes where items do not fit together, or
-    are no numbers.
+    empty: allocates arrays, like np.empty. Raises UserError, naming the key and the shapes, if the items do not fit
+    together or are not numeric.
     """
     if isinstance(items[0], (tuple, list)):
         _check_lengths(items[0], items, "an item")
@@ -30,7 +30,7 @@ def collate(items: Sequence[Any], empty: Empty = np.empty) -> dict[str, Any]:
 
 
 def names_of(item: Any) -> list[tuple[Any, str]]:
-    """(key in an item, name in the batch) of its parts; the key None is the item itself."""
+    """Return (key in an item, name in the batch) for each part of an item; the key None is the item itself."""
     if isinstance(item, Mapping):
         return [(key, str(key)) for key in item]
     if isinstance(item, (tuple, list)):
@@ -40,17 +40,17 @@ def names_of(item: Any) -> list[tuple[Any, str]]:
 
 
 class Texts(list):
-    """The strings or paths of a batch, one a sample, a list as in torch. They stay on the host."""
+    """The strings or paths of a batch, one per sample, a list as in torch. They stay on the host."""
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a torch.Tensor; torch is not imported to find out."""
+    """Return True if a value is a torch.Tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_large(value: Any) -> bool:
-    """Return whether a tensor is better copied into its row at once."""
+    """Return True if an array or tensor is large enough to be copied into its row at once."""
     if not is_tensor(value):
         return getattr(value, "nbytes", 0) >= LARGE
     from torch_bridge.datasets.convert import is_dense
@@ -59,9 +59,9 @@ def _is_large(value: Any) -> bool:
 
 
 def as_array(value: Any, name: str = "0") -> np.ndarray:
-    """Return a value as an array, without a copy where that is possible.
+    """Return a value as an array, without a copy if possible.
 
-    Raises UserError, which names the value, for all but numbers, arrays, tensors and nested lists of numbers.
+    Raises UserError, naming the value, unless it is a number, an array, a tensor or nested lists of numbers.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -79,7 +79,7 @@ def as_array(value: Any, name: str = "0") -> np.ndarray:
 
 
 def _join(first: Any, values: Sequence[Any], empty: Empty) -> np.ndarray | None:
-    """Values of the kind of `first` in one array [batch, ...], or None where only `as_array` of each will tell."""
+    """Join plain numbers or tensors into one array [batch, ...]; None for values that need `as_array` each."""
     if set(map(type, values)) <= _PLAIN_NUMBERS:
         return np.array(values)
     if is_tensor(first):
@@ -89,17 +89,17 @@ def _join(first: Any, values: Sequence[Any], empty: Empty) -> np.ndarray | None:
     return None
 
 
-# key in an item (None: the item itself), name in the batch, rows, and what every further array has to have
+# key in an item (None: the item itself), name in the batch, rows, and the shape and dtype of every further array
 _Column = tuple[Any, str, Any, tuple[int, ...] | None, np.dtype | None]
 LARGE = 96 * 1024  # bytes of a tensor
 
 
 class Columns:
-    """`collate` of `size` items that are appended one by one, to the same batch or the same error.
+    """Collates `size` items that are appended one by one; the batch and the errors are those of `collate`.
 
-    An array is copied into its row at once, while the processor's caches hold it, and its memory serves the next item.
-    Items of small tensors and numbers wait, to be joined in one go: less work for each. empty: where the batch's memory
-    comes from.
+    A large array is copied into its row at once, while the CPU caches hold it, so that its memory can serve the next
+    item. Items of small tensors and numbers are kept and joined at the end, which is less work per item. empty:
+    allocates the batch's arrays.
     """
 
     def __init__(self, size: int, empty: Empty = np.empty):
@@ -118,7 +118,7 @@ class Columns:
             self._first = item if isinstance(item, (tuple, list)) else None
             columns = [self._column(key, name, item if key is None else item[key]) for key, name in names_of(item)]
             if all(shape is None for *_, shape, _ in columns):
-                self.append = self._waiting.append  # from now on: a small sample takes no longer than a call of this
+                self.append = self._waiting.append  # from now on: a plain list append per small sample is fastest
                 self.append(item)
                 return
             self._columns = columns
@@ -131,7 +131,7 @@ class Columns:
             array = as_array(value, name)
             if type(array) is np.ndarray and array.shape == shape and array.dtype == dtype:
                 rows[row] = array
-            else:  # for `stack` to join or to refuse
+            else:  # `stack` will join them or raise an error
                 self._columns[i] = key, name, [*rows[:row], value], None, None
 
     def _column(self, key: Any, name: str, first: Any) -> _Column:
@@ -142,7 +142,7 @@ class Columns:
         return key, name, [], None, None
 
     def batch(self) -> dict[str, Any]:
-        """Raises UserError as `collate` does."""
+        """Return the collated batch. Raises UserError as `collate` does."""
         if self._waiting:
             return collate(self._waiting, self.empty)
         joined = lambda rows, name, shape: stack(rows, name, self.empty) if shape is None else narrow(rows)
@@ -150,8 +150,10 @@ class Columns:
 
 
 class Named:
-    """A collate function of torch's kind, its result under names as `collate` gives them, in memory of their own: the
-    function may fill the same tensors with the next batch."""
+    """Wraps a torch-style collate function; its result is named as by `collate`.
+
+    The arrays are copies, because the function may reuse its tensors for the next batch. None: the items are batches.
+    """
 
     def __init__(self, function: Callable[[Any], Any] | None):
         self.function = function
@@ -161,7 +163,7 @@ class Named:
 
 
 def as_batch(value: Any) -> dict[str, Any]:
-    """Return the names and arrays of what a collate function of torch's kind gives, named as `collate` does."""
+    """Convert the result of a torch-style collate function to a dict of arrays, named as by `collate`."""
     if hasattr(value, "_fields"):
         value = dict(zip(value._fields, value, strict=True))
     elif isinstance(value, (tuple, list)):
@@ -186,7 +188,7 @@ def _narrow_all(value: Any, name: str) -> Any:
 
 
 def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:
-    """Return one array [batch, ...]; nested mappings and sequences stay nested, strings become `Texts`.
+    """Stack values into one array [batch, ...]; nested mappings and sequences stay nested, strings become `Texts`.
 
     int64 becomes int32, float64 float32. Source: torch.utils.data.default_collate.
     """
@@ -214,14 +216,14 @@ def stack(values: Sequence[Any], name: str, empty: Empty = np.empty) -> Any:
     shape = arrays[0].shape
     if not shape:
         return narrow(np.array(arrays))
-    return narrow(np.concatenate(arrays).reshape(len(arrays), *shape))  # np.stack takes longer
+    return narrow(np.concatenate(arrays).reshape(len(arrays), *shape))  # faster than np.stack
 
 
 def _parts(items: Sequence[Any], key: Any, name: str) -> list[Any]:
     try:
         return [item[key] for item in items]
     except (LookupError, TypeError):
-        return [_part(item, key, name) for item in items]  # says which
+        return [_part(item, key, name) for item in items]  # raises an error that names the item
 
 
 def _check_lengths(first: Sequence[Any], values: Sequence[Any], what: str) -> None:
@@ -260,9 +262,9 @@ def _no_number(value: Any, name: str) -> UserError:
 
 
 def split_texts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a batch into what the step takes and the strings that stay on the host, both by name.
+    """Split a batch into the arrays for the step and the strings that stay on the host, both by name.
 
-    Raises UserError for strings inside a tuple, whose other elements would move up.
+    Raises UserError for strings beside numbers in a tuple, because removing them would shift the other elements.
     """
     arrays: dict[str, Any] = {}
     texts: dict[str, Any] = {}
@@ -286,7 +288,7 @@ def split_texts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def picked(batch: Mapping[str, Any], rows: np.ndarray) -> Any:
-    """Return these rows of a batch, strings too."""
+    """Return the given rows of a batch, strings included."""
     if isinstance(batch, Mapping):
         return {name: picked(value, rows) for name, value in batch.items()}
     if isinstance(batch, tuple):
@@ -295,7 +297,7 @@ def picked(batch: Mapping[str, Any], rows: np.ndarray) -> Any:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Return the rows of all batches, one after another, strings too. Their shapes have to fit."""
+    """Concatenate the rows of several batches, strings included. Their row shapes must agree."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -340,7 +342,7 @@ def samples_in(batch: Mapping[str, Any]) -> int:
 
 
 def alike(batches: Sequence[Any]) -> bool:
-    """Return True if batches have the same shapes, so that one call takes them."""
+    """Return True if all batches have the same shapes, so that one call can take them."""
     shapes = lambda part: (
         [shapes(inner) for inner in (part.values() if isinstance(part, Mapping) else part)]
         if isinstance(part, (Mapping, tuple))

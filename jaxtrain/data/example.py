@@ -1,4 +1,4 @@
-"""A few samples as they will come, before any training."""
+"""Read a few samples before training, as the run will see them."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from jaxtrain.errors import DataError
 
 
 def first_samples(loader: Loader, count: int = 2) -> dict[str, Any]:
-    """Return the first samples of the first batch, in numpy: `count`, the last one again where the batch has fewer.
+    """Return the first `count` samples of the first batch, in numpy; a smaller batch repeats its last sample.
 
-    The whole batch is read where the dataset's collate function takes no part of it: it may want pairs, or fill memory
-    of a fixed size. Raises DataError where that fails too.
+    Reads the whole batch if the dataset's collate function fails on a part of it: it may need pairs, or fill memory of
+    a fixed size. Raises DataError if that fails too.
     """
     size = loader.stream.batch_size
     rows = np.minimum(np.arange(count), size - 1)

@@ -1,6 +1,6 @@
-"""One order of samples, as a function of (seed, epoch, position) only.
+"""The order of samples, a function of (seed, epoch, position) only.
 
-Processes, devices, workers and gradient accumulation slice it, so the batches are the same on any number of each.
+Processes, devices, workers and gradient accumulation take slices of it, so any number of each gives the same batches.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource, ra
 class IndexStream:
     """Global batches of sample positions.
 
-    size: samples in the dataset. batch_size: samples per optimizer step, over all processes. group: an epoch leaves out
-    the last samples of its order, so that their number is a multiple of it, unless there are fewer altogether.
+    size: samples in the dataset. batch_size: samples per optimizer step, over all processes. group: an epoch drops the
+    last samples of its order, so that their number is a multiple of `group`; not if there are fewer than `group`.
     """
 
     size: int
@@ -54,13 +54,13 @@ class IndexStream:
         return epochs * self.steps_per_epoch
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the epoch, and the position in it, of a step."""
+        """Return the epoch of a step and the number of its batch in the epoch."""
         return divmod(step, self.steps_per_epoch)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions int64 [batch_size] and valid bool [batch_size] of the batch that `step` (0-based) trains on.
+        """Return positions int64 [batch_size] and valid bool [batch_size] of the batch of `step` (0-based).
 
-        The last batch of an epoch may be uneven: it is filled up with its first sample, marked not valid.
+        The last batch of an epoch may be short: it is padded with its first sample, marked as not valid.
         """
         epoch, place = self.place(step)
         order = _order(self.size, self.seed, epoch, self.shuffle)
@@ -70,10 +70,10 @@ class IndexStream:
 
 
 class SampleIndex(int):
-    """A sample's position in the dataset, with the epoch that asks for it.
+    """A sample's position in the dataset, with the epoch that it is read for.
 
-    A source that draws anew in every epoch (augmentation, masks) seeds itself with both, so that a resumed run and
-    worker processes draw the same.
+    A source that draws random numbers in every epoch (augmentation, masks) seeds itself with both, so that a resumed
+    run and worker processes draw the same numbers.
     """
 
     epoch: int = 0
@@ -93,10 +93,10 @@ def _order(size: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
 
 
 class SamplerStream:
-    """Global batches in the order of a source (torch_bridge.sources.OrderedSource), as `IndexStream` gives them.
+    """Global batches in the order of a sampler (torch_bridge.sources.OrderedSource), in the form of `IndexStream`.
 
-    batch_size: rows of a batch; a shorter one is filled up. None: the largest that comes. The sampler may give another
-    number of batches in every epoch, so those of the run are counted first. epochs, steps: how long the run is; a
+    batch_size: rows of a batch; shorter batches are padded. None: the size of the largest batch. The number of batches
+    may differ between epochs, so the batches of the run are counted first. epochs, steps: the length of the run; a
     sampler that never ends needs `steps`.
     """
 
@@ -105,7 +105,7 @@ class SamplerStream:
     ):
         self.source, self.seed = source, seed
         self._order: BatchOrder | None = None
-        self._next = 0  # the epoch that the order gives next
+        self._next = 0  # the epoch that the order yields next
         self._epochs: dict[int, list[np.ndarray]] = {}
         self._most = None if source.constant else steps or ENDLESS * (1 + len(source))
         self._counts: list[int] = []
@@ -113,7 +113,7 @@ class SamplerStream:
         self.batch_size = batch_size or source.batch_size or self._largest
 
     def follow(self, step: int) -> None:
-        """Take over what the user has changed in the sampler, for the epochs that begin at `step` or later."""
+        """Apply the user's changes to the sampler, for the epochs that begin at `step` or later."""
         if self.source.follow(self._order):
             epoch, place = self.place(step)
             self._epochs = {key: value for key, value in self._epochs.items() if key < epoch + bool(place)}
@@ -138,7 +138,7 @@ class SamplerStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch; the mean, rounded up, where epochs differ."""
+        """The number of batches in an epoch; the mean, rounded up, if epochs differ."""
         return -(-sum(self._counts) // len(self._counts))
 
     def steps_of(self, epochs: int) -> int:
@@ -150,10 +150,10 @@ class SamplerStream:
         return len(self.source)
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the epoch, and the position in it, of a step."""
+        """Return the epoch of a step and the number of its batch in the epoch."""
         if self.source.constant:
             return divmod(step, self._counts[0])
-        while step >= self._starts[-1]:  # past the run that was counted
+        while step >= self._starts[-1]:  # beyond the epochs that were counted
             self._starts = np.append(self._starts, self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
         epoch = int(np.searchsorted(self._starts, step, side="right")) - 1
         return epoch, step - int(self._starts[epoch])
@@ -183,11 +183,11 @@ class SamplerStream:
         return self._epochs[epoch]
 
     def draw_anew(self) -> None:
-        """Forget what was drawn: the source draws it otherwise now."""
+        """Forget the batches drawn so far, because the source would draw other ones now."""
         self._order, self._epochs = None, {}
 
     def _draw(self, epoch: int) -> list[np.ndarray]:
-        """The epochs before it are drawn first where the order depends on them (positions only, no samples)."""
+        """Draw an epoch's batches; first the earlier epochs, if the order depends on them (positions, no samples)."""
         if self._order is None or (self.source.replays and epoch < self._next):
             self._order, self._next = self.source.begin(), 0
         first = self._next if self.source.replays else epoch
@@ -209,7 +209,7 @@ class SamplerStream:
         return batches
 
 
-ENDLESS = 20  # times as many batches in an epoch as the dataset has samples
+ENDLESS = 20  # an epoch with more batches than this many times the dataset's samples counts as endless
 
 
 def _positions(batch: Any, source: OrderedSource) -> np.ndarray:
@@ -222,9 +222,9 @@ def _positions(batch: Any, source: OrderedSource) -> np.ndarray:
 
 
 class FirstBatches:
-    """The first `count` batches of another stream, over and over: the same samples in the same order.
+    """The first `count` batches of another stream, repeated: the same samples in the same order.
 
-    Every pass counts as epoch 0 to the dataset, so that its augmentation repeats too.
+    The dataset sees every pass as epoch 0, so that its augmentation repeats too.
     """
 
     drop_last = False
@@ -240,7 +240,7 @@ class FirstBatches:
         return epochs * self.steps_per_epoch
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return epoch 0, and the position in it, of a step."""
+        """Return epoch 0 and the number of the step's batch in a pass."""
         return 0, step % self.steps_per_epoch
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -248,10 +248,10 @@ class FirstBatches:
 
 
 class IterableStream:
-    """Global batches of a source that cannot be asked for by position (torch_bridge.sources.SequentialSource).
+    """Global batches of a source without random access (torch_bridge.sources.SequentialSource).
 
-    once: one pass to its end and no more, as evaluation wants. sharding: how processes and workers divide it; each
-    shard then begins again as it ends, so there are no epochs. Positions count the samples of an epoch as they come.
+    once: make a single pass, as for evaluation. sharding: how processes and workers divide the stream; each shard then
+    restarts when it ends, so there are no epochs. Positions number the samples of an epoch in the order they arrive.
     """
 
     def __init__(self, source: SequentialSource, batch_size: int, once: bool = False, sharding: Sharding | None = None):
@@ -262,7 +262,7 @@ class IterableStream:
 
     @property
     def promise(self) -> str:
-        """The number of batches in an epoch, in words."""
+        """Describe the number of batches in an epoch, for messages."""
         shared = f" (of {self.size} samples, shared evenly by {self.source.workers} workers)"
         return f"{self.steps_per_epoch} batches" + (shared if self.source.workers > 1 and self.size else "")
 
@@ -271,7 +271,7 @@ class IterableStream:
         return self.steps_per_epoch and epochs * self.steps_per_epoch
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the epoch, and the position in it, of a step."""
+        """Return the epoch of a step and the number of its batch in the epoch."""
         return divmod(step, self.steps_per_epoch) if self.steps_per_epoch else (0, step)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -280,7 +280,7 @@ class IterableStream:
 
 
 class MoreThanPromised(UserError):
-    """A stream goes on past its `__len__`."""
+    """Raised if a stream yields more than its `__len__`."""
 
     def __init__(self, epoch: int, promise: str):
         super().__init__(

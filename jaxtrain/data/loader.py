@@ -1,4 +1,4 @@
-"""From positions to batches on the device: read, collate, place, keep a few ready."""
+"""Turn sample positions into batches on the device: read, collate, place, and prefetch a few."""
 
 import collections
 import contextlib
@@ -27,34 +27,33 @@ from jaxtrain.errors import DataError, UserError
 Stream = IndexStream | SamplerStream | FirstBatches | IterableStream
 Calls = Iterable[tuple[int, int]]
 NAP_S = 0.1
-TEXTS_KEPT = 64  # batches: more than are read ahead and not yet reported
+TEXTS_KEPT = 64  # batches; more than are ever read ahead and not yet reported
 TOO_LATE = object()
-_numbers = itertools.count()  # of the loaders of this process, the same on every process of a run
+_numbers = itertools.count()  # numbers this process's loaders; a loader has the same number on every process
 
 
 class ShortBatches(Protocol):
-    """How batches of fewer samples than the stream's batch_size come to the devices."""
+    """Places batches of fewer samples than the stream's batch_size on the devices."""
 
     def rows(self, size: int) -> np.ndarray:
-        """Which rows of a batch of `size` samples this process reads."""
+        """Return the rows of a batch of `size` samples that this process reads."""
         ...
 
     def place(self, batch: dict, size: int) -> Any:
-        """Those rows as global device arrays."""
+        """Return this process's rows as global device arrays."""
         ...
 
 
 class Loader:
     """Batches of one split, each a dict of device arrays laid out by `place`.
 
-    rows: which rows of the global batch this process reads. place: the host rows of one or more
-    consecutive batches -> global device arrays. short: the same for a batch of fewer samples, which then comes in its
-    true shape and in a call of its own; None: it is filled up with rows that are not valid. pool: who reads; the thread
-    that reads ahead, if left out.
-    interrupted: asked while waiting; once true, the batches end. keep_texts: strings in the items are kept in `texts`,
-    this process's rows by step; they are an error otherwise.
-    Host placement reads and collates items; device placement sends positions only, and `gather` fetches the rows
-    inside the compiled step from `columns`, which live on every device.
+    rows: the rows of the global batch that this process reads. place: the host rows of one or more consecutive batches
+    -> global device arrays. short: places a batch of fewer samples, which then keeps its true shape and gets a call of
+    its own; None: pad it with rows that are not valid. pool: the readers; by default the prefetching thread.
+    interrupted: polled while waiting; once it returns True, the batches end. keep_texts: keep strings in the items in
+    `texts`, this process's rows by step; otherwise they are an error.
+    Host placement reads and collates items; device placement (on_device) sends positions only, and `gather` fetches the
+    rows inside the compiled step from `columns`, which live on every device.
     """
 
     def __init__(
@@ -88,15 +87,15 @@ class Loader:
         self.texts: dict[int, dict[str, Any]] = {}  # strings of the last batches, by step
         self.stall_s = 0.0  # time the consumer waited for data
         self.places = stream_places.Places(stream.batch_size)
-        self.batch_shapes: BatchShapes | None = None  # pads batches of many lengths to a few
-        self.check: Callable[[dict], None] = lambda batch: None  # raises for a host batch that is refused
+        self.batch_shapes: BatchShapes | None = None  # pads batches of many lengths to a few sizes
+        self.check: Callable[[dict], None] = lambda batch: None  # raises an error for an invalid host batch
 
     def host_batch(
         self, step: int, rows: np.ndarray | None = None, together: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """This process's rows (or the given ones) of the batch for `step`, in numpy, read here and now.
+        """Read this process's rows (or the given ones) of the batch of `step` at once, in numpy.
 
-        together: positions that share its shape, those of the batch if left out.
+        together: the positions that share its shape; by default those of the batch.
         """
         if isinstance(self.stream, IterableStream):
             reader = cast(
@@ -126,13 +125,13 @@ class Loader:
         return arrays
 
     def batches(self, calls: Calls, more: bool = False) -> Iterator[tuple[int, int, dict[str, jax.Array]]]:
-        """(first step, count, device batch) for every call in `calls`, read ahead by a thread.
+        """Yield (first step, count, device batch) for every call in `calls`, prefetched by a thread.
 
-        A call of several steps gets their batches stacked along a new first axis; where one of them is short, and keeps
-        its shape, the call is taken apart. An error there is raised here. A sequence that is to pass once ends where it
-        ends, whatever the calls. more: the run goes on after these calls.
+        A call of several steps gets their batches stacked along a new first axis; if one of them is short and keeps its
+        shape, the call is split into single steps. Errors of the thread are raised here. A stream with a single pass
+        ends where the pass ends, whatever the calls. more: the run goes on after these calls.
         """
-        ready: queue.SimpleQueue = queue.SimpleQueue()  # in C: a queue.Queue would take the time of a small sample
+        ready: queue.SimpleQueue = queue.SimpleQueue()  # in C; a queue.Queue is as slow as reading a small sample
         room: queue.SimpleQueue = queue.SimpleQueue()
         closed, consumer = threading.Event(), object()
         if self.batch_shapes is not None:
@@ -154,7 +153,7 @@ class Loader:
                         return
                     ready.put((first, count, batch))
                 ready.put(None)
-            except BaseException as error:  # carried over to the consumer, whatever it is
+            except BaseException as error:  # passed on to the consumer, whatever it is
                 ready.put(error)
 
         thread = threading.Thread(target=produce, name="jaxtrain-loader", daemon=True)
@@ -165,7 +164,7 @@ class Loader:
                     raise item
                 room.put(None)
                 if isinstance(self.pool, workers.InlinePool) and self.pool.reader.draws:
-                    random_state.claim(consumer)  # what the consumer draws until it comes back is its own
+                    random_state.claim(consumer)  # until it asks for the next batch, the consumer owns the generators
                 yield item
         finally:
             random_state.drop(consumer)
@@ -178,11 +177,11 @@ class Loader:
                 random_state.abandon()
 
     def close(self) -> None:
-        """End the worker processes; the next iteration would start new ones."""
+        """End the worker processes; a later iteration starts new ones."""
         self.pool.close()
 
     def _take(self, ready: queue.SimpleQueue) -> Any:
-        """The next item; a reading thread that hangs (worker processes are watched on their own) is an error."""
+        """Return the next item. Raises DataError if the reading thread hangs; a ProcessPool watches its own workers."""
         before = time.perf_counter()
         limit = self.timeout_s if isinstance(self.pool, workers.InlinePool) else math.inf
         with contextlib.suppress(queue.Empty):
@@ -210,7 +209,7 @@ class Loader:
     # --- what is read -------------------------------------------------------------------------------------------
 
     def _read(self, calls: Calls, more: bool) -> Iterator[tuple[int, int, list[dict], int]]:
-        """(first step, count, host batches, samples in each) of every call."""
+        """Yield (first step, count, host batches, samples in each) for every call."""
         calls = iter(calls)
         if isinstance(self.stream, IterableStream):
             begin = next(calls)
@@ -235,13 +234,13 @@ class Loader:
         if promised and (first + count) % promised == 0:
             try:
                 next(batches)
-            except MoreThanPromised as error:  # the last epoch is trained; nothing is mended by losing it
+            except MoreThanPromised as error:  # the last epoch is trained already; an error would only lose it
                 if more:
                     raise
                 warnings.warn(f"{error}; the rest of this epoch was not trained on", stacklevel=2)
 
     def _positions(self, calls: Calls) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The size and the batch of every step, read ahead by the pool; those of one call share a shape."""
+        """Yield the size and the batch of every step, read ahead by the pool; batches of one call share a shape."""
 
         def asked() -> Iterator[Any]:  # (step, size, batch, request)
             for first, count in calls:
@@ -268,17 +267,17 @@ class Loader:
 
     @property
     def _reads_whole(self) -> bool:
-        """Return True where every process reads all rows of a batch, to know its length, and keeps its own."""
+        """Return True if every process must read all rows of a batch, to know its length, and then keep its own."""
         return self.batch_shapes is not None and jax.process_count() > 1
 
     @property
     def _columnar(self) -> bool:
-        """Return True if a batch is a slice of arrays."""
+        """Return True if a batch is a plain slice of the source's arrays."""
         columns = isinstance(self.source, ArraySource)
         return columns and (self.source.batched or self.collate is default_collate)
 
     def _request(self, step: int, rows: np.ndarray | None, together: np.ndarray | None):
-        """The samples of a batch, what is known of it without reading, and what to read."""
+        """Return the size of a batch, its entries that need no reading, and the Request for the rest (None if none)."""
         indices, valid = self.stream.batch(step)
         together = indices if together is None else together
         size = len(valid) if self.short is None else int(valid.sum())
@@ -294,8 +293,10 @@ class Loader:
         return size, batch, Request(self.stream.place(step)[0], indices if read is None else read, together)
 
     def _sequence(self, pool: workers.WorkerPool, first: int, rows: np.ndarray | None = None) -> Iterator[Any]:
-        """The size, and this process's rows, of the batches from step `first` on; those before are read and dropped,
-        unless the place is known. None stands between two epochs."""
+        """Yield the size and this process's rows of every batch from step `first` on, and None between two epochs.
+
+        Earlier batches are read and dropped, unless the stream's place at `first` is known.
+        """
         stream = self.stream
         epoch, skip = stream.place(first)
         step, given, place = first, 0, None
@@ -329,13 +330,13 @@ class Loader:
                     f"the dataset gave {given} batches in epoch {epoch}, wanted {wanted}: "
                     "an IterableDataset must yield in every epoch, and as much as its __len__ says"
                 )
-            yield None  # the next epoch is not touched until its first batch is wanted
+            yield None  # the next epoch does not start until its first batch is wanted
             skip = max(0, skip - given)
             epoch, given, place = epoch + 1, 0, None
 
     def _take_rows(self, batch: dict[str, Any], first: int, rows: np.ndarray | None) -> tuple[int, dict[str, Any]]:
         size = self.stream.batch_size
-        count = samples_in(batch)  # of a stream, nothing else tells it
+        count = samples_in(batch)  # the only way to know it for a stream
         if count > size:
             raise UserError(f"a batch of {count} samples came, data.batch_size is {size}: set it to the largest")
         size = size if self.short is None else count
@@ -349,7 +350,7 @@ class Loader:
 
 
 def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: int) -> Reader | SequenceReader:
-    """Return the reader that answers requests for this source. A DataLoader's own collate_fn wins over the task's."""
+    """Return the reader for this source. A DataLoader's own collate_fn takes precedence over the task's."""
     if isinstance(source, ForeignSource) and source.collate is not None:
         collate = Named(source.collate)
     elif isinstance(source, SequentialSource) and source.ready_made:
@@ -360,10 +361,10 @@ def make_reader(source: Any, collate: Callable | None, batch_size: int, seed: in
 
 
 def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | None = None, least: int = 1) -> int | None:
-    """Return the size of a batch where the source decides (a DataLoader), the largest where it varies; else None.
+    """Return the batch size if the source (a DataLoader) decides it, the largest one if it varies; else None.
 
-    seed, epochs, steps: of the run, which a sampler's batches may depend on. least: of batches that are made already,
-    of which only the first is known.
+    seed, epochs, steps: of the run, since a sampler's batches may depend on them. least: a lower bound for a source of
+    ready-made batches, of which only the first is known.
     """
     if isinstance(source, OrderedSource):
         return source.batch_size or SamplerStream(source, None, seed, epochs, steps).batch_size
@@ -374,7 +375,7 @@ def own_batch_size(source: Any, seed: int = 0, epochs: int = 1, steps: int | Non
 
 
 def make_pool(reader: Reader | SequenceReader, count: int, timeout_s: float, method: str) -> workers.WorkerPool:
-    """`count` worker processes, fewer where the source's order allows fewer; 0 reads in a thread."""
+    """Return a pool of `count` worker processes, or of as many as a sequential source uses; 0 reads in a thread."""
     if count and isinstance(reader.source, SequentialSource):
         count = reader.source.workers
     return workers.ProcessPool(reader, count, timeout_s, method) if count else workers.InlinePool(reader)
@@ -384,7 +385,7 @@ def make_stream(
     source: Any, batch_size: int, seed: int, training: bool, shuffle: bool, drop_last: bool, epochs: int = 1,
     steps: int | None = None,
 ) -> Stream:  # fmt: skip
-    """Return the order of a source's samples: its own where it has one, else a function of (seed, epoch, position).
+    """Return the order of a source's samples: its own if it has one, else a function of (seed, epoch, position).
 
     epochs, steps: the length of the run.
     """

@@ -1,7 +1,7 @@
-"""Read examples for a run whose samples worker processes read, and leave the dataset as it is.
+"""Read example samples for a run with worker processes, without changing the user's dataset.
 
-In torch the main process reads nothing then. So an example comes from a copy of the dataset, as a worker gets it: what
-reading changes (a counter, a file that is opened on first use) is neither seen by the workers nor by the user.
+In torch the main process reads nothing if there are workers. So an example comes from a copy of the dataset, made as
+for a worker: changes made by reading (a counter, a file opened on first use) reach neither the workers nor the user.
 """
 
 import copy
@@ -16,7 +16,7 @@ from jaxtrain.errors import DataError, UserError
 
 
 def read_by(source: Any, workers: int, divided: bool = False) -> None:
-    """Tell a source how many worker processes will read it. divided: as a stream in shards."""
+    """Tell a source how many worker processes will read it. divided: the source is a stream read in shards."""
     if not isinstance(source, ForeignSource):
         return
     if isinstance(source, SequentialSource):
@@ -27,11 +27,11 @@ def read_by(source: Any, workers: int, divided: bool = False) -> None:
 
 
 class Peek:
-    """Answers requests of a reader from a copy of it.
+    """Answers a reader's requests from a copy of the reader.
 
-    The copy reads in this process, where `get_worker_info` is a worker's meanwhile; with a worker_init_fn it reads in a
-    process of its own, since that function may change a whole process. A dataset that cannot be copied is read itself.
-    workers: how many processes the copy hears of.
+    The copy reads in this process, where `get_worker_info` answers as in a worker meanwhile. With a worker_init_fn it
+    reads in a process of its own, because that function may change the whole process. A dataset that cannot be copied
+    is read directly. workers: the number of worker processes that the copy is told of.
     """
 
     def __init__(self, workers: int):
@@ -42,7 +42,7 @@ class Peek:
         return type(None), ()  # a copy of a source holds none
 
     def forget(self) -> None:
-        """Let go of the copy: the workers begin to read."""
+        """Drop the copy, because the workers begin to read."""
         self._like: Any = None
         self._copy: Any = None
         self._pool: ProcessPool | None = None
@@ -50,8 +50,8 @@ class Peek:
         self._chunks: dict[int, Any] = {}
 
     def __call__(self, reader: Any, request: Any) -> Any:
-        """Return what the reader would answer. Raises DataError where reading fails, UserError where it fails and the
-        dataset cannot go to worker processes."""
+        """Return the reader's answer to the request. Raises DataError if reading fails, UserError if it fails and the
+        dataset cannot be sent to worker processes."""
         if self._like is None or not _same(self._like, reader.collate):
             self.forget()
             self._begin(reader)
@@ -66,7 +66,7 @@ class Peek:
                 raise (self._refused or error) from error.__cause__
 
     def first_chunk(self, reader: Any, request: Any) -> Any:
-        """Return the first chunk of a stream, which is read once."""
+        """Return the first chunk of a stream, read only once for each batch size."""
         if reader.batch_size not in self._chunks:
             self._like = None
             chunk = self(reader, request)
@@ -87,14 +87,14 @@ class Peek:
             frozen = freeze(reader)
             self._copy = frozen.ticket().thaw()
             frozen.close()
-        except UserError as error:  # the workers, if they are not forked, will say so
+        except UserError as error:  # raised later: by the workers, unless they are forked, or if reading fails
             self._refused, self._copy = error, _copied(reader)
 
 
 def _copied(reader: Any) -> Any:
     try:
         return copy.deepcopy(reader)
-    except Exception:  # it holds a lock, an open file, a connection
+    except Exception:  # the reader holds a lock, an open file, a connection
         return reader
 
 

@@ -1,9 +1,9 @@
-"""The process's random generators, which datasets draw from: the one file that seeds, saves and restores them.
+"""Seed, save and restore the process's global random generators that datasets draw from; no other file does.
 
-They are global, so they belong to one thread at a time. A thread that reads samples in this process holds them
-(`held`) for every batch; the thread that consumes the batches of a dataset that draws owns them whenever it does not
-wait for a batch. So the threads that read for training and for evaluation, and the user's own code, never draw from
-each other's seeds.
+The generators are global, so one thread at a time owns them. A thread that reads samples in this process holds them
+(`held`) during every batch. If the dataset draws random numbers, the thread that consumes its batches owns them
+whenever it isn't waiting for a batch. So the threads that read for training and for evaluation, and the user's own
+code, never draw from each other's seeds.
 """
 
 import contextlib
@@ -53,14 +53,14 @@ def generators(source: Any) -> list[RandomState]:
 
 
 class Ownership:
-    """A lock that a thread may hold beyond a block of code, and that any thread may give back for it."""
+    """A lock that a thread may hold beyond a block of code, and that any thread may release for it."""
 
     def __init__(self):
         self._changed = threading.Condition()
-        self._owner: int | None = None  # a thread
-        self._depth = 0  # blocks that hold it
-        self._claims: set[object] = set()  # of consumers that own it between two batches
-        self._waiting = 0  # consumers; they go before readers, which would otherwise read on and on
+        self._owner: int | None = None  # identifier of a thread
+        self._depth = 0  # nested `held` blocks
+        self._claims: set[object] = set()  # consumers that own the lock between two batches
+        self._waiting = 0  # waiting consumers; they go before readers, which would otherwise never stop reading
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -120,12 +120,12 @@ _ownership = [Ownership()]
 
 
 def held() -> contextlib.AbstractContextManager:
-    """Hold the generators for a block of code: nobody else seeds, draws or restores meanwhile."""
+    """Hold the generators for a block of code: no other thread seeds, draws or restores meanwhile."""
     return _ownership[0].held()
 
 
 def claim(consumer: object) -> None:
-    """Make the generators belong to this thread until it waits for a batch (`released`), or `drop`s its claim."""
+    """Make this thread own the generators until it waits for a batch (`released`) or `drop`s its claim."""
     _ownership[0].claim(consumer)
 
 
@@ -135,18 +135,18 @@ def drop(consumer: object) -> None:
 
 
 def released() -> contextlib.AbstractContextManager:
-    """Let others hold the generators for a block of code in which this thread draws nothing."""
+    """Let other threads hold the generators for a block of code in which this thread draws nothing."""
     return _ownership[0].released()
 
 
 def abandon() -> None:
-    """Let others go on although the holder never will: its dataset hangs."""
+    """Replace the lock, so that other threads go on although the holder's dataset hangs."""
     _ownership[0] = Ownership()
 
 
 @contextlib.contextmanager
 def borrowed(states: Sequence[RandomState]) -> Iterator[None]:
-    """Hold the generators; afterwards they go on as if nothing had been drawn."""
+    """Hold the generators for a block of code and restore their states afterwards."""
     with held():
         before = [state.get() for state in states]
         try:
@@ -158,7 +158,7 @@ def borrowed(states: Sequence[RandomState]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(source: Any, *numbers: int) -> Iterator[None]:
-    """Hold the generators, seeded by `numbers`; afterwards they go on as if nothing had been drawn."""
+    """Hold the generators, seeded by `numbers`, for a block of code and restore their states afterwards."""
     states = generators(source)
     with borrowed(states):
         for state in states:
@@ -167,17 +167,17 @@ def seeded(source: Any, *numbers: int) -> Iterator[None]:
 
 
 class Continued:
-    """Random numbers that go on from one use to the next, apart from those of the rest of the process."""
+    """Random generator states that continue from one use to the next, separate from the rest of the process."""
 
     def __init__(self, source: Any):
         self._states = generators(source)
         self._kept: list[Any] | None = None
         self._begun: list[Any] = []
-        self.moved = False  # whether anything was drawn since they were seeded
+        self.moved = False  # True if anything was drawn since the generators were seeded
 
     @contextlib.contextmanager
     def in_force(self, *seeds: int) -> Iterator[None]:
-        """Hold the generators as the last use left them, or seeded anew by `seeds`."""
+        """Hold the generators in the states that the last use left, or seeded anew by `seeds`."""
         with borrowed(self._states):
             for i, state in enumerate(self._states):
                 if seeds or self._kept is None:
@@ -198,7 +198,7 @@ def mix(*numbers: int | np.ndarray) -> np.ndarray:
     Source: Steele et al. 2014, SplitMix64.
     """
     value: Any = 0
-    for number in numbers:  # plain integers as long as it can be: numpy takes ten times as long for one
+    for number in numbers:  # plain integers where possible: numpy takes ten times as long for a scalar
         number = number.astype(np.uint64) if isinstance(number, np.ndarray) else int(number)
         value = (value + number + 0x9E3779B97F4A7C15) & _WORD
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD

@@ -1,7 +1,7 @@
-"""The two entries that the loader adds to every batch: `valid` and `index` (task.py).
+"""Access the two entries that the loader adds to every batch: `valid` and `index` (task.py).
 
-Where the dataset has an entry of that name itself, its own keeps the name, and the loader's is called `jaxtrain.valid`
-or `jaxtrain.index`. Whoever means the loader's entries asks here.
+If the dataset has an entry of that name itself, the dataset's entry keeps it and the loader's is called
+`jaxtrain.valid` or `jaxtrain.index`. Code that needs the loader's entries uses the functions of this module.
 """
 
 from collections.abc import Container, Mapping
@@ -17,12 +17,12 @@ def rows(index: Any, valid: Any, taken: Container[str]) -> dict[str, Any]:
 
 
 def join(added: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch of the loader's entries and the dataset's."""
+    """Return a batch that has both the loader's entries and the dataset's."""
     return {**rows(index(added), valid(added), data), **data}
 
 
 def valid(batch: Mapping[str, Any]) -> Any:
-    """Return which rows are samples and not padding, bool [batch]."""
+    """Return a mask, bool [batch], that is True for samples and False for padding rows."""
     return batch[PREFIX + VALID] if PREFIX + VALID in batch else batch[VALID]
 
 
@@ -32,16 +32,16 @@ def index(batch: Mapping[str, Any]) -> Any:
 
 
 def without(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dataset's own entries."""
+    """Return the batch without the loader's entries."""
     added = {PREFIX + name if PREFIX + name in batch else name for name in (VALID, INDEX)}
     return {name: value for name, value in batch.items() if name not in added}
 
 
 def reserved(batch: Mapping[str, Any]) -> list[str]:
-    """List the names of the loader's that the dataset uses itself."""
+    """List the names `valid` and `index` as far as the dataset uses them for entries of its own."""
     return [name for name in (VALID, INDEX) if PREFIX + name in batch]
 
 
 def gather(batch: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a batch of every column, beside what the batch already holds. Traced."""
+    """Add to a batch its rows of every column, gathered by index; existing entries stay. Traced."""
     return {name: column[index(batch)] for name, column in columns.items()} | batch

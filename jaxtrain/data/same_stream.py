@@ -1,4 +1,4 @@
-"""Compare the streams that the processes of a run read."""
+"""Check that the processes of a run read streams that fit together."""
 
 import hashlib
 import pickle
@@ -14,8 +14,10 @@ from jaxtrain.runtime import launch
 
 
 def refuse_different(number: int, batch: dict[str, Any]) -> None:
-    """Raise UserError where the processes read different streams, of which each would drop most rows. number: of the
-    loader."""
+    """Raise UserError if the first batches of the processes' streams differ; each process would drop most of its rows.
+
+    number: the loader's number, part of the key under which the processes compare.
+    """
     if jax.process_count() == 1:
         return
     whole = hashlib.sha256(pickle.dumps(jax.tree.map(np.asarray, batch))).hexdigest()
@@ -29,8 +31,8 @@ def refuse_different(number: int, batch: dict[str, Any]) -> None:
 
 
 def same_rows(number: int, batches: Iterator[tuple[int, dict, Any]]) -> Iterator[tuple[int, dict, Any]]:
-    """Pass the batches of a stream in shards on. Raises UserError where their rows have other shapes than the first
-    ones, or than those of another process. number: of the loader."""
+    """Yield the batches of a stream in shards. Raises UserError if their rows differ in shape from those of the first
+    batch, or from those of another process. number: the loader's number."""
     first = None
     for step, batch, place in batches:
         shapes = shapes_of_rows(batch)

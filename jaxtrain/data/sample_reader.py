@@ -1,6 +1,6 @@
-"""From positions to the items of a batch, collated: the same code in a thread and in a worker process. Needs no jax.
+"""Read and collate the items of a batch, with the same code in a thread and in a worker process. Needs no jax.
 
-Every item is read with Python's, numpy's (and torch's) global random generators seeded by (seed, epoch, position), so
+Every item is read with the global random generators of Python, numpy (and torch) seeded by (seed, epoch, position), so
 that augmentation is the same for any number of workers and processes, and after a resume.
 """
 
@@ -25,8 +25,8 @@ from torch_bridge.sources import RandomState, raised
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The rows of a batch to read. together: positions that share its shape (those of all processes). raw: as the
-    collate function takes them, in a list."""
+    """The rows of a batch to read. together: positions that share its shape (those of all processes). raw: return the
+    list of items that the collate function would take."""
 
     epoch: int
     indices: np.ndarray
@@ -35,9 +35,9 @@ class Request:
 
 
 class Reader:
-    """Requests -> collated batches, dicts of arrays [row, ...].
+    """Reads the rows of a `Request` and returns them collated, a dict of arrays [row, ...].
 
-    reading: called with the position that is being read, for messages about a reader that hangs or dies.
+    reading: called with each position before it is read, for messages about a reader that hangs or dies.
     """
 
     def __init__(self, source: Any, collate: Callable[[Sequence[Any]], dict] | None = None, seed: int = 0):
@@ -45,9 +45,9 @@ class Reader:
         self.collate = collate or default_collate
         self.seed = seed
         self.reading: Callable[[int], None] = _no_progress
-        self._drawn: set[int] = set()  # which of the global generators items were seen to draw from
+        self._drawn: set[int] = set()  # numbers of the global generators that items have drawn from
         self._epoch: int | None = None
-        self._kept: dict[int, Any] | None = None  # copies of the items of an example, by position
+        self._kept: dict[int, Any] | None = None  # copies of an example's items, by position
         self._buffers = Buffers()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,19 +55,18 @@ class Reader:
 
     @property
     def draws(self) -> bool:
-        """Return whether items were seen to draw from a global generator."""
+        """Return True if items have drawn from a global generator."""
         return bool(self._drawn)
 
     def __call__(
         self, request: Request, example: bool = False, collate: Callable[[Sequence[Any]], dict] | None = None
     ) -> dict[str, Any]:
-        """Read a batch as if every generator were seeded before each of its items.
+        """Read a batch as if every generator were seeded before each item.
 
-        Seeding all of them takes 10 us an item, so a generator is left alone until an item, or the collate function,
-        is seen to draw from it; that one batch is then read again. example: the items are read for an example; the run
-        takes them over when it comes to them, so that a dataset that changes as it is read is read once; where worker
-        processes read, a copy of the dataset gives them (data.peek). collate: in place of its own, for what is read
-        beside the run (`beside`).
+        Seeding all of them takes 10 us per item, so a generator is not seeded until an item or the collate function has
+        drawn from it; that one batch is then read again. example: read the items for an example. The run reuses them
+        when it reaches them, so that a dataset that changes when read is read only once. With worker processes, a copy
+        of the dataset is read (data.peek). collate: replaces the reader's own, for batches outside the run (`beside`).
         """
         if example and isinstance(self.source, ForeignSource) and self.source.peek is not None:
             return self.source.peek(self, request)
@@ -94,12 +93,12 @@ class Reader:
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            set_epoch = getattr(self.source, "set_epoch", None)  # torch's protocol: datasets that change by epoch
+            set_epoch = getattr(self.source, "set_epoch", None)  # torch's protocol for datasets that differ by epoch
             if set_epoch is not None:
                 set_epoch(epoch)
 
     def _items(self, request: Request, seeded: Sequence[RandomState]) -> list[Any] | Columns:
-        many = getattr(self.source, "__getitems__", None)  # torch's protocol: several items in one go
+        many = getattr(self.source, "__getitems__", None)  # torch's protocol for several items in one call
         if many is None:
             return self._read_each(request, seeded)
         first = int(request.indices[0])
@@ -112,7 +111,7 @@ class Reader:
             raise raised(error, f"samples {shorten(request.indices)}") from error
 
     def _read_each(self, request: Request, states: Sequence[RandomState]) -> list[Any] | Columns:
-        """One after another; `states` are seeded anew before each."""
+        """Read the items one by one, seeding `states` before each."""
         source, reading = self.source, self.reading
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource) and not request.raw
@@ -132,7 +131,7 @@ class Reader:
                     known = self._kept if index in self._kept else taken
                     item = known[index] if index in known else read(index)
                     self._kept[index] = _copied(item)
-            except BaseException as error:  # a SystemExit would end the run as if it were done
+            except BaseException as error:  # SystemExit too: it would end the run as if it were finished
                 raise raised(error, f"sample {index}") from error
             try:
                 items.append(item)
@@ -141,7 +140,7 @@ class Reader:
         return items
 
     def _positions(self, request: Request) -> list[int]:
-        """A dataset of another world gets plain integers: it hears of epochs by `set_epoch`."""
+        """Return the positions, as SampleIndex; plain ints for a ForeignSource, which learns epochs by `set_epoch`."""
         indices = request.indices.tolist()
         if isinstance(self.source, ForeignSource):
             return indices
@@ -162,8 +161,8 @@ class Reader:
 
 @dataclasses.dataclass(frozen=True)
 class Next:
-    """Asks a worker for the next batch of its share of an epoch. start: from the epoch's beginning, or from a place
-    (SequentialSource.place) after `given` batches."""
+    """Request to a worker for the next batch of its share of an epoch. start: begin a pass, from the epoch's start or
+    from a place (SequentialSource.place) after `given` batches."""
 
     epoch: int
     worker: int
@@ -178,19 +177,21 @@ FIRST = Next(0, 0, 1, start=True)
 
 @dataclasses.dataclass
 class Begun:
-    """A pass over a stream of which one chunk was read."""
+    """A pass over a stream whose first chunk has been read."""
 
     reader: "SequenceReader"
     chunk: Any
 
 
 class SequenceReader:
-    """`Next` -> the next batch of a SequentialSource; None when the epoch's pass has ended. A batch holds the stream's
-    place (data.stream_places) where that is known to lead back to the same samples. `Take` (data.stream_shards) -> some
-    rows of a batch, from the shards that hold them.
+    """Reads the batches of a SequentialSource.
 
-    What the dataset draws goes on from batch to batch, whoever else draws in this process meanwhile. whole: the run has
-    several processes, and none of them may divide the stream by its rank. in_shards: it is asked to `Take`.
+    Answers `Next` with the next batch, or None at the end of the epoch's pass. The batch holds the stream's place
+    (data.stream_places) if that is known to lead back to the same samples. Answers `Take` (data.stream_shards) with
+    some rows of a batch, from the shards that hold them.
+
+    The dataset's random numbers continue from batch to batch, even if other code in this process draws in between.
+    whole: the run has several processes, none of which may divide the stream by its rank. in_shards: it answers `Take`.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class SequenceReader:
         self.reading: Callable[[int], None] = _no_progress
         self._begin()
 
-    draws = True  # perhaps; a stream cannot be read again to find out
+    draws = True  # assumed; a stream cannot be read again to find out
 
     def _begin(self) -> None:
         self._random = random_state.Continued(self.source)
@@ -260,16 +261,16 @@ class SequenceReader:
         return batch
 
     def example(self) -> dict[str, Any] | None:
-        """Return the first batch of the first epoch, None where that is empty; the epoch still begins with it."""
+        """Return the first batch of the first epoch, None if the epoch is empty; the epoch still begins with it."""
         shown = SequenceReader(self.source, beside(self.collate, self.source), self.batch_size, self.seed)
         chunk = self.first_chunk()
         shown._chunks = iter(() if chunk is None else [_copied(chunk)])
         return shown(dataclasses.replace(FIRST, start=False))
 
     def first_chunk(self) -> Any:
-        """Read the first chunk and keep the pass, for the first epoch to go on with: what comes once is not lost.
+        """Read the first chunk and keep the pass for the first epoch to continue, so that nothing of it is lost.
 
-        Where worker processes read the stream, another copy of it gives the chunk.
+        If worker processes or shards read the stream, the chunk comes from a copy of it.
         """
         if self.source.peek is not None:
             return self.source.peek.first_chunk(self._as_it_comes(self.source), FIRST)
@@ -284,7 +285,7 @@ class SequenceReader:
         return SequenceReader(source, _itself, self.batch_size, self.seed, self.whole)
 
     def _take_over(self, request: Next) -> "Begun | None":
-        """Take the pass that an example began, where this request begins the same."""
+        """Take over the pass that an example began, if this request begins the same pass; else return None."""
         begun = self.source.begun
         if begun is None or request != FIRST or begun.reader.batch_size != self.batch_size:
             return None
@@ -305,19 +306,19 @@ class SequenceReader:
 
 
 def beside(collate: Callable, source: Any) -> Callable:
-    """Return a copy of a collate function, to be called beside the run: what it counts or draws from stays as it was.
+    """Return a copy of a collate function for use outside the run, so that its counters and generators don't change.
 
-    What the dataset holds is not copied. The function itself where it cannot be copied.
+    Objects that the dataset holds are shared, not copied. Returns the function itself if it cannot be copied.
     """
     held = getattr(getattr(source, "dataset", None), "__dict__", {}).values()
     try:
-        return copy.deepcopy(collate, {id(value): value for value in held})  # deepcopy's memo: taken for copied already
+        return copy.deepcopy(collate, {id(value): value for value in held})  # memo: deepcopy shares these
     except Exception:
         return collate
 
 
 def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:
-    """Return samples as the reader's collate function takes them: those at `positions`, or a stream's first ones."""
+    """Return uncollated samples: those at `positions`, or a stream's first ones."""
     if isinstance(reader, SequenceReader):
         return list(reader.first_chunk() or ())
     return list(cast(Any, reader(Request(0, positions, positions, raw=True), example=True)))
@@ -328,7 +329,7 @@ def _itself(chunk: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy, for a function that may change it; the value where it cannot be copied."""
+    """Return a copy, so that a function may change the value; the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -336,7 +337,7 @@ def _copied(value: Any) -> Any:
 
 
 def _no_progress(index: int) -> None:
-    """Report no progress."""
+    """Do nothing: the default progress callback."""
 
 
 def shorten(indices: np.ndarray) -> str:

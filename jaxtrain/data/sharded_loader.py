@@ -1,4 +1,4 @@
-"""The loader of a stream that processes and workers divide."""
+"""Load a stream that processes and workers divide into shards."""
 
 import copy
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from jaxtrain.data.sample_reader import SequenceReader
 
 
 def in_shards(reader: Any) -> SequenceReader:
-    """Return a reader of the same stream that is asked for the rows of its shards."""
+    """Return a reader of the same stream that answers requests (`Take`) for rows of its shards."""
     other = cast(SequenceReader, copy.copy(reader))
     other.__setstate__(reader.__getstate__() | {"in_shards": True})
     return other
 
 
 def make_pool(reader: Any, count: int, timeout_s: float, method: str) -> workers.WorkerPool:
-    """`count` worker processes, each of which reads shards of its own; 0 reads in a thread."""
+    """Return a pool of `count` worker processes, each of which reads its own shards; 0 reads in a thread."""
     reader = in_shards(reader)
     return workers.ProcessPool(reader, count, timeout_s, method) if count else workers.InlinePool(reader)
 

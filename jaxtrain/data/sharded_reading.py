@@ -1,4 +1,4 @@
-"""Batches of a stream in shards: this process's rows, put together from what its workers read. Needs no jax."""
+"""Assemble this process's rows of each batch of a stream in shards from the pieces its workers read. Needs no jax."""
 
 import collections
 import itertools
@@ -15,7 +15,7 @@ from jaxtrain.data.workers import WorkerPool
 
 
 def first_row(pool: WorkerPool, sharding: Sharding) -> dict[str, Any]:
-    """Return the first row of the first batch, which every process reads alike."""
+    """Return the first row of the first batch, which should be the same on every process."""
     pool.start()
     pool.send(0, Take(sharding, 0, np.array([0]), start=True))
     batch = pool.receive(0)
@@ -26,13 +26,13 @@ def first_row(pool: WorkerPool, sharding: Sharding) -> dict[str, Any]:
 def read(
     pool: WorkerPool, sharding: Sharding, rows: np.ndarray, first: int, place: Mapping[str, Any] | None
 ) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Yield step, rows, and the place after it, from step `first` on. place: where to go on, as it was given.
+    """Yield (step, rows, the place after the step) from step `first` on. place: an earlier such place, to resume from.
 
-    Neighbouring shards go to one worker, so that each has its share of every batch.
+    Neighbouring shards go to the same worker, so that each worker reads its share of every batch.
     """
     pool.start()
     lanes = np.sort(sharding.lanes(rows))
-    back = np.argsort(np.argsort(sharding.lanes(rows)))  # from lanes in order to rows in theirs
+    back = np.argsort(np.argsort(sharding.lanes(rows)))  # from sorted lanes to the order of the rows
     own = np.unique(np.concatenate([sharding.shards_of(turn, lanes) for turn in range(sharding.turns)]))
     shares = enumerate(np.array_split(own, pool.workers))
     readers = {shard: worker for worker, share in shares for shard in share.tolist()}

@@ -1,7 +1,7 @@
-"""Batches from a worker process to its parent through shared memory: one copy in, none out.
+"""Send batches from a worker process to its parent through shared memory: one copy in, none out.
 
-A segment is a file in memory without a name, handed over by its descriptor, so that nothing is left behind however they
-end. The parent's arrays are views; when the last of them is gone, the segment is used again.
+A segment is an unnamed file in memory, passed on by its file descriptor, so that nothing is left behind however the
+processes end. The parent's arrays are views; when the last of them is freed, the segment is reused.
 """
 
 import ctypes
@@ -19,22 +19,22 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes; JAX takes over arrays aligned like this without a copy
-SMALLEST = 1 << 20  # bytes of a segment
+ALIGNMENT = 64  # bytes; JAX uses arrays with this alignment without a copy
+SMALLEST = 1 << 20  # bytes of the smallest segment
 FUNCTIONS = (type, types.FunctionType)
 FOLDER = pathlib.Path("/dev/shm") if pathlib.Path("/dev/shm").is_dir() else pathlib.Path(tempfile.gettempdir())
 
 
 class Packing(pickle.Pickler):
-    """Pickles with the arrays' data left out, also for bfloat16 and its kin, which numpy would put inside.
+    """Pickler that keeps array data out of the pickle, also for bfloat16 and similar dtypes, which numpy would put in.
 
-    table: further types -> how to take them apart, as copyreg has it.
+    table: type -> reduce function, as in copyreg, for further types.
     """
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], table: dict | None = None):
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.table = table or {}
-        self.of_main: list[str] = []  # functions and classes of the main script, which go by their name
+        self.of_main: list[str] = []  # functions and classes of the main script, pickled by name
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FUNCTIONS) and getattr(value, "__module__", None) == "__main__":
@@ -51,12 +51,12 @@ def _viewed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def pack(value: Any, table: dict | None = None) -> tuple[bytes, list[memoryview]]:
-    """The structure of a value, and the data of its arrays."""
+    """Return the pickled structure of a value, and the data of its arrays."""
     return _pack(value, table)[:2]
 
 
 def _pack(value: Any, table: dict | None) -> tuple[bytes, list[memoryview], list[str]]:
-    """Also the names of what it takes from the main script."""
+    """Do the work of `pack`; return also the names of the main script's functions and classes that the value needs."""
     file, buffers = io.BytesIO(), []
     packing = Packing(file, buffers, table)
     packing.dump(value)
@@ -64,7 +64,7 @@ def _pack(value: Any, table: dict | None) -> tuple[bytes, list[memoryview], list
 
 
 def layout(head: bytes, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
-    """(start, end) of the head and of each buffer in a segment, and the bytes it takes."""
+    """Return (start, end) of the head and of each buffer in a segment, and the segment's size in bytes."""
     spans, end = [], 0
     for size in (len(head), *(buffer.nbytes for buffer in buffers)):
         start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -74,15 +74,15 @@ def layout(head: bytes, buffers: list[memoryview]) -> tuple[list[tuple[int, int]
 
 
 class Writer:
-    """A worker's side: it makes segments and fills those that the parent has done with."""
+    """The worker's side: creates segments, and refills those that the parent no longer uses."""
 
     def __init__(self):
         self._segments: dict[int, mmap.mmap] = {}
 
     def write(self, value: Any, free: int | None) -> tuple[int, int | None, list[tuple[int, int]]]:
-        """Number of the segment that holds the value now, its descriptor where it is new, and the spans in it.
+        """Write a value into a segment; return its number, its descriptor if it is new (else None), and the spans.
 
-        free: a segment to use again, if large enough.
+        free: number of a segment to reuse, if it is large enough.
         """
         head, buffers = pack(value)
         spans, size = layout(head, buffers)
@@ -99,14 +99,14 @@ class Writer:
 
 
 def _create(size: int) -> tuple[mmap.mmap, int]:
-    """A segment and its descriptor, which the caller closes."""
+    """Create a segment; return it and its descriptor, which the caller must close."""
     size = -(-max(size * 5 // 4, SMALLEST) // mmap.PAGESIZE) * mmap.PAGESIZE
     handle = -1
     try:
         with tempfile.TemporaryFile(prefix="jaxtrain-", dir=FOLDER) as file:  # no name: nothing to remove
             handle = os.dup(file.fileno())
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, size)  # full memory is an error here, not a bus error later
+            os.posix_fallocate(handle, 0, size)  # raises an error here if memory is full, not a bus error later
         else:
             os.ftruncate(handle, size)
         return mmap.mmap(handle, size), handle
@@ -114,7 +114,7 @@ def _create(size: int) -> tuple[mmap.mmap, int]:
         if handle >= 0:
             os.close(handle)
         if error.errno == errno.EMFILE:
-            raise  # the dataset has opened files without closing them
+            raise  # too many open files: the dataset doesn't close its own
         raise MemoryError(
             f"no room for a batch of {size >> 20} MiB in {FOLDER} ({error}). Give the container more shared memory "
             "(docker run --shm-size=8g), or lower data.num_workers or data.batch_size"
@@ -129,7 +129,7 @@ class ReaderSide:
         self._free: list[int] = []
 
     def free(self) -> int | None:
-        """A segment that no array refers to any more."""
+        """Return the number of a segment that no array refers to any more, None if there is none."""
         return self._free.pop() if self._free else None
 
     def give_back(self, number: int | None) -> None:
@@ -137,7 +137,7 @@ class ReaderSide:
             self._free.append(number)
 
     def read(self, number: int, handle: int | None, spans: list[tuple[int, int]]) -> Any:
-        """The value; its arrays are views into the segment. handle: the descriptor of a new one; it is closed."""
+        """Return the value; its arrays are views into the segment. handle: a new segment's descriptor; it is closed."""
         if handle is not None:
             self._segments[number] = mmap.mmap(handle, 0)
             os.close(handle)
@@ -154,10 +154,10 @@ class ReaderSide:
 
 
 class Frozen:
-    """A value for several processes: pickled once, its large arrays in one file that each of them maps privately.
+    """A value for several processes: pickled once, its array data in one file that each process maps privately.
 
-    A process that writes into an array gets a page of its own then, as after fork. The file has no name: it ends with
-    the last process that has it open. of_main: the functions and classes of the main script that it needs.
+    A process that writes to an array gets its own copy of the page, as after fork. The file has no name, so it vanishes
+    with the last process that has it open. of_main: functions and classes of the main script that the value needs.
     """
 
     def __init__(self, value: Any, table: dict | None = None):
@@ -174,12 +174,12 @@ class Frozen:
         return Ticket(self.head, self.spans, self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file; who has it mapped keeps it."""
+        """Close the file; processes that have mapped it keep their mapping."""
         self._file.close()
 
 
 class Ticket:
-    """Hold what another process needs to rebuild a Frozen value; passed with the descriptor when it starts."""
+    """Data that another process needs to rebuild a Frozen value; passed on with the descriptor at process start."""
 
     def __init__(self, head: bytes, spans: list[tuple[int, int]], handle: int):
         self.head, self.spans, self.handle = head, spans, handle

@@ -1,4 +1,4 @@
-"""Wrap the data that can be trained on: torch Datasets, sequences, arrays."""
+"""Wrap training data as sources: torch Datasets, sequences, arrays."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ __all__ = ["ArraySource", "BucketedSource", "ForeignSource", "OrderedSource", "S
 class ArraySource:
     """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step.
 
-    batched: rows are stacked as they are, past the task's collate: its columns are what the loss takes. given: the
-    user's own dict that it was made of, which may change. group: see `IndexStream`.
+    batched: batches are slices of the columns, without the task's collate function: the columns are the loss's inputs.
+    given: the user's own dict that the columns come from, which may change. group: see `IndexStream`.
     """
 
     given: dict[str, Any] | None = None
@@ -28,15 +28,17 @@ class ArraySource:
         self.take(columns)
 
     def take(self, columns: Mapping[str, Any]) -> None:
-        """Hold these columns from now on. Raises UserError where they differ in length."""
+        """Replace the columns. Raises UserError if they differ in length."""
         self.columns = {name: _column(name, column) for name, column in columns.items()}
         sizes = {name: len(column) for name, column in self.columns.items()}
         if len(set(sizes.values())) > 1:
             raise UserError(f"the columns differ in length: {sizes}; every sample needs each of them")
 
     def checksums(self) -> dict[str, tuple]:
-        """Return what tells by name if a column of `given` has changed since; one that nobody may write into counts as
-        it is."""
+        """Return a fingerprint of every column of `given`, by name, to detect changes.
+
+        A read-only or object array is identified by its id, without reading its content.
+        """
         found: dict[str, tuple] = {}
         for name, column in (self.given or {}).items():
             array = np.asarray(column)
@@ -68,7 +70,7 @@ def _column(name: str, value: Any) -> np.ndarray:
 
 
 def _is_dataset(value: Any) -> bool:
-    """Tell whether a dict's entry is a dataset by itself: numpy would read through all of its samples."""
+    """Return True if a dict's entry is itself a dataset; numpy would read all of its samples to convert it."""
     return hasattr(type(value), "__getitems__") or _is_torchs(value) and not hasattr(value, "__array__")
 
 
@@ -77,28 +79,28 @@ def _is_torchs(value: Any) -> bool:
 
 
 class BucketedSource:
-    """Samples of different sizes that a batch brings to one of a few shapes; a base class for a task's own source.
+    """Base class for a task's own source whose samples differ in size and are padded to one of a few batch shapes.
 
-    batch_shapes: how many different shapes may come, each compiled once. The shape is a function of all positions of
-    a global batch, so that every process pads its rows alike; the batches of one call of several steps share it.
+    batch_shapes: the number of different shapes, each compiled once. The shape is a function of all positions of a
+    global batch, so that every process pads its rows alike; the batches of one call of several steps share it.
     """
 
     batch_shapes: int = 1
 
     def collate_for(self, indices: np.ndarray) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """The collate function for a batch of which `indices` are the positions (of all processes)."""
+        """Return the collate function for a batch. indices: the positions of the batch on all processes."""
         raise TypeError(f"{type(self).__name__} must define collate_for")
 
 
 def describe_size(source: Any) -> str:
-    """How many samples a source has, in words."""
+    """Return the number of samples of a source as text, for messages."""
     if isinstance(source, SequentialSource):
         return "an unknown number of" if source.size is None else f"{source.size:,}"
     return f"{len(source):,}"
 
 
 def batch_shapes(source: Any) -> int:
-    """How many shapes the batches of a source come in."""
+    """Return the number of different shapes that the batches of a source have."""
     return source.batch_shapes if isinstance(source, BucketedSource) else 1
 
 

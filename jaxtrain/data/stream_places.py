@@ -1,7 +1,7 @@
-"""Keep where a stream stands after each batch, so that a resumed run goes on there instead of reading it again.
+"""Keep a stream's place after each batch, so that a resumed run continues there instead of reading the stream again.
 
-A dataset tells its place by `state_dict()` and goes back to it by `load_state_dict()`, as for torchdata's
-StatefulDataLoader and in Hugging Face's streams. The reader puts the place into the batch, as the bytes of its JSON.
+A dataset returns its place by `state_dict()` and goes back to it by `load_state_dict()`, as for torchdata's
+StatefulDataLoader and in Hugging Face's streams. The reader puts the place into the batch, as JSON in bytes.
 Needs no jax.
 """
 
@@ -18,18 +18,18 @@ from jaxtrain.data import row_keys
 from torch_bridge.sources import SequentialSource
 
 KEY = row_keys.PREFIX + "place"
-CALLS_KEPT = 64  # more than are read ahead
-SHARDS = row_keys.PREFIX + "shards"  # the place of a stream that is read in shards: that of each
-TRIED = 16  # samples
+CALLS_KEPT = 64  # more than are ever read ahead
+SHARDS = row_keys.PREFIX + "shards"  # key of the shards' places in the place of a stream that is read in shards
+TRIED = 16  # samples read again to test whether a place leads back to them
 
 
 def mark(batch: Any, place: Any) -> None:
-    """Put a place into a batch."""
+    """Store a place in a batch."""
     batch[KEY] = np.frombuffer(json.dumps(place).encode(), np.uint8)
 
 
 def take_mark(batch: Any) -> Any:
-    """Take the place out of a batch; None where it holds none."""
+    """Remove the place from a batch and return it; None if it holds none."""
     found = batch.pop(KEY, None)
     return None if found is None else json.loads(np.asarray(found).tobytes())
 
@@ -43,52 +43,56 @@ class Places:
         self._resumed: dict[str, Any] | None = None
 
     def remember(self, step: int, epoch: int, batches: int, place: Any) -> None:
-        """Keep where the stream stands before `step`: after so many batches of an epoch."""
+        """Keep the stream's place before `step`, which follows so many batches of an epoch."""
         if place is not None:
             kept = list(self._known.items())[1 - CALLS_KEPT :]
             found = {"step": step, "epoch": epoch, "batches": batches, "batch_size": self.batch_size, "place": place}
             self._known = dict([*kept, (step, found)])
 
     def forget(self, steps: range) -> None:
-        """Drop the places before steps that no call begins with."""
+        """Drop the places before these steps, because no call begins with them."""
         for step in steps:
             self._known.pop(step, None)
 
     def state(self, step: int) -> dict[str, Any] | None:
-        """Give what a checkpoint keeps of the place before `step`; None where the stream is to be read again."""
+        """Return the checkpoint's entry for the place before `step`; None if the stream must be read again."""
         return self._known.get(step)
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Take what a checkpoint kept."""
+        """Take the entry of a checkpoint."""
         self._resumed = state
 
     def before(self, step: int) -> dict[str, Any] | None:
-        """Give the place to go on from at `step`, once; None where the stream is read again from its epoch's start."""
+        """Return the checkpoint's place for `step`, once; None if the stream must be read from its epoch's start."""
         found, self._resumed = self._resumed, None
         return found if found and (found["step"], found["batch_size"]) == (step, self.batch_size) else None
 
 
 class Trial:
-    """Tries once in a process whether a stream's places lead back to the same samples: the second batch of a pass is
-    read again from the place after the first, by a copy of the dataset made before the pass."""
+    """Tests once whether a stream's places lead back to the same samples.
+
+    A copy of the dataset, made before the pass, reads the second batch again from the place after the first.
+    """
 
     def __init__(self, source: SequentialSource):
-        self.source = source  # of the pass
+        self.source = source  # that the current pass reads
         self._whole = source
-        self._copy = copy_of(source) if source.tells_places else None  # now, while no other thread looks at it
+        self._copy = copy_of(source) if source.tells_places else None  # now, while no other thread uses it
         self.works: bool | None = None if self._copy else False  # None: not known yet
         self._first: Any = None
 
     def begin(self, place: Any = None) -> SequentialSource:
-        """Give the source of a pass: the dataset, or a copy that goes on from a place."""
+        """Return the source to read in a pass: the dataset, or a copy to continue from a place."""
         self.source, self._first = self._whole, None
-        if place is not None:  # of a run in which places worked
+        if place is not None:  # from a run in which places worked
             self.source, self._copy, self.works = self._copy or copy.deepcopy(self._whole), None, True
         return self.source
 
     def place_after(self, batch: Any, again: Callable[[SequentialSource, Any], Any]) -> Any:
-        """Give the place after the batch that was read last, None where it is not known to work. again: (source, place)
-        -> the batch that comes there."""
+        """Return the place after `batch`, the one read last; None unless places are known to work.
+
+        again: (source, place) -> the batch read from that place.
+        """
         if self.works is False:
             return None
         place = _plain(self.source.place())
@@ -103,9 +107,9 @@ class Trial:
 
 
 def leads_back(part: Callable[[], SequentialSource], seeded: Callable[[], contextlib.AbstractContextManager]) -> bool:
-    """Try whether the places of a stream lead back: TRIED samples after the first TRIED are read again from there.
+    """Return True if the place after the first TRIED samples leads back to the same next TRIED samples.
 
-    part: gives the same part of the stream anew. seeded: a context in which it draws the same numbers.
+    part: returns a new source for the same part of the stream. seeded: a context in which it draws the same numbers.
     """
     try:
         first, again = part(), part()
@@ -120,7 +124,7 @@ def leads_back(part: Callable[[], SequentialSource], seeded: Callable[[], contex
             return False
         with seeded():
             return _same(wanted, list(itertools.islice(_items(again, place=place), TRIED)))
-    except Exception:  # of a dataset that does not go back: it is read again from its start
+    except Exception:  # the dataset cannot go back to a place: a resumed run reads it from its start
         return False
 
 
@@ -129,12 +133,12 @@ def _items(source: SequentialSource, **place: Any) -> Iterator[Any]:
 
 
 def plain_place(source: SequentialSource) -> Any:
-    """Return where a stream stands, None where JSON does not hold it."""
+    """Return a stream's place, None if JSON does not preserve it."""
     return _plain(source.place())
 
 
 def merged(state: dict[str, Any] | None, shares: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what a checkpoint keeps of a stream that several processes divide. shares: `share` of each other one's."""
+    """Return the checkpoint's entry for a stream that several processes divide. shares: `share` of the others."""
     if state is None:
         return None
     shards = dict(state["place"][SHARDS])
@@ -144,13 +148,13 @@ def merged(state: dict[str, Any] | None, shares: Sequence[dict[str, Any]]) -> di
 
 
 def share(state: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the places that this process alone may know."""
+    """Return the places of this process's shards, which no other process may know."""
     place = state["place"] if state else None
     return place[SHARDS] if isinstance(place, dict) and SHARDS in place else {}
 
 
 def copy_of(source: SequentialSource) -> SequentialSource | None:
-    """Copy a stream; None where it holds what cannot be copied: an open file, a connection."""
+    """Return a copy of a stream; None if it cannot be copied, as with an open file or a connection."""
     try:
         return copy.deepcopy(source)
     except Exception:
@@ -160,12 +164,12 @@ def copy_of(source: SequentialSource) -> SequentialSource | None:
 def _leads_to(batch: Any, read: Callable[[], Any]) -> bool:
     try:
         return _same(batch, read())
-    except Exception:  # of a dataset that does not go back: it is read again from its start
+    except Exception:  # the dataset cannot go back to a place: a resumed run reads it from its start
         return False
 
 
 def _plain(place: Any) -> Any:
-    """The place, where JSON gives it back as it is; else None."""
+    """Return the place if JSON preserves it, else None."""
     try:
         return place if place is not None and json.loads(json.dumps(place)) == place else None
     except (TypeError, ValueError):

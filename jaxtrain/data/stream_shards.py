@@ -1,8 +1,8 @@
 """Read a stream in a fixed number of shards, each by one process or worker, pass after pass.
 
-Every batch takes as many samples from each shard, or one of each of as many shards as it has samples, in an order that
-depends neither on the number of processes nor on that of workers. A shard that ends begins again at once, whatever the
-others do. Needs no jax.
+Every batch takes the same number of samples from each shard; if there are more shards than samples in a batch, it takes
+one sample from each of some of them, in turn. The order depends neither on the number of processes nor on that of
+workers. A shard that ends restarts at once, independently of the others. Needs no jax.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from jaxtrain.data.collate import joined, picked, row_shapes
 from jaxtrain.errors import UserError
 from torch_bridge.sources import SequentialSource
 
-SKIPPED = 256  # samples that are dropped in one go
+SKIPPED = 256  # samples that are read and dropped at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """Which shard each row of a batch comes from.
+    """Maps each row of a batch to the shard that it comes from.
 
-    A batch has one lane for each row; those of one shard lie side by side, so a process whose rows do so has shards of
-    its own. buffer: samples of a shard to hold and give shuffled. accumulate: micro-batches, over which the rows of a
-    lane's neighbours are dealt, so that every process's rows of each of them come from the same shards.
+    Each row of a batch has a lane. The lanes of one shard are adjacent, so a process with adjacent lanes has shards of
+    its own. buffer: samples of a shard's shuffle buffer. accumulate: number of micro-batches; adjacent lanes are dealt
+    out over them, so that a process's rows come from the same shards in each of them.
     """
 
     shards: int
@@ -49,12 +49,12 @@ class Sharding:
 
     @property
     def piece(self) -> int:
-        """The number of samples that a batch takes from a shard."""
+        """The number of samples that a batch takes from each of its shards."""
         return max(1, self.batch_size // self.shards)
 
     @property
     def turns(self) -> int:
-        """The number of batches in which every shard has its turn."""
+        """The number of batches until every shard has been read from once."""
         return max(1, self.shards // self.batch_size)
 
     def lanes(self, rows: np.ndarray) -> np.ndarray:
@@ -74,8 +74,11 @@ class Sharding:
 
 @dataclasses.dataclass(frozen=True)
 class Take:
-    """Asks a worker for some lanes of a batch, ascending. start: from the places given, by shard; a shard without one
-    is read from its beginning and what the batches before took is dropped."""
+    """Request to a worker for some lanes of a batch, in ascending order.
+
+    start: begin from `places`, by shard; a shard without a place is read from its beginning, and the samples that
+    earlier batches took are dropped.
+    """
 
     sharding: Sharding
     step: int
@@ -85,18 +88,18 @@ class Take:
 
 
 class Shards:
-    """The shards that a worker reads. begun: what it was first asked for."""
+    """The shards that a worker reads. begun: the first request to the worker."""
 
     def __init__(self, source: SequentialSource, seed: int, begun: Take):
         self.source, self.seed, self.begun = source, seed, begun
         self._open: dict[int, Shard] = {}
         self._reading: Shard | None = None
-        self._tells: bool | None = None  # whether the places that the dataset tells lead back; None: not tried yet
+        self._tells: bool | None = None  # True if the dataset's places lead back; None: not tested yet
         if any(place["state"] is not None for place in begun.places.values()):
-            self._tells = True  # of a run in which they did
+            self._tells = True  # tested in the run that kept these places
 
     def batch(self, request: Take, collate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Return these lanes, collated shard by shard: the same for whoever reads it, whatever the function draws."""
+        """Return the requested lanes, collated shard by shard with seeded generators: the same on any process."""
         pieces, places = [], {}
         shards = request.sharding.shards_of(request.step, request.lanes)
         for number in dict.fromkeys(shards.tolist()):
@@ -116,7 +119,7 @@ class Shards:
 
     @property
     def where(self) -> str:
-        """Which sample is being read, in words."""
+        """Describe the sample that is being read, for messages."""
         return "the first sample" if self._reading is None else self._reading.described
 
     def _own(self, piece: dict[str, Any], own: np.ndarray, count: int) -> dict[str, Any]:
@@ -151,10 +154,10 @@ class Shards:
 
 
 class Shard:
-    """One shard, pass after pass, through its shuffle buffer.
+    """Reads one shard, pass after pass, through its shuffle buffer.
 
-    A pass is read in blocks of `sharding.buffer` samples, each of which is given in an order of its own while the next
-    is read. tells: the places that the source tells lead back. place: where to go on, as `place` gave it.
+    A pass is read in blocks of `sharding.buffer` samples; each block is yielded in a shuffled order while the next one
+    is read. tells: the source's places lead back to the same samples. place: where to continue, as returned by `place`.
     """
 
     def __init__(
@@ -171,15 +174,18 @@ class Shard:
         self._begin(place or {"pass": 0, "taken": 0, "block": 0, "used": 0, "state": None})
 
     def _begin(self, at: Mapping[str, Any]) -> None:
-        """at: pass; samples of it before the present block; the block's number; how many of it are given; the dataset's
-        own state before the block, None where those before are to be read again."""
+        """Begin reading at a place.
+
+        at: number of the pass; samples of the pass before the current block (taken); number of the block; samples of
+        the block already yielded (used); the dataset's own state before the block, None to read the pass from 0 on.
+        """
         self._at = dict(at)
-        self._seeds: tuple[int, ...] = (self.seed, at["pass"], self.number)  # until the first sample
+        self._seeds: tuple[int, ...] = (self.seed, at["pass"], self.number)  # used for the first sample only
         self._given = at["taken"] + at["used"]
         self._items = self._unbuffered() if self.sharding.buffer is None else self._shuffled()
 
     def take(self, count: int) -> list[Any]:
-        """Return the next samples. Raises UserError where a pass gives none."""
+        """Return the next `count` samples. Raises UserError if a pass has none."""
         items: list[Any] = []
         while True:
             with self._random.in_force(*self._seeds):
@@ -202,7 +208,7 @@ class Shard:
             self.take(min(SKIPPED, count - first))
 
     def place(self) -> dict[str, Any]:
-        """Return where the shard stands, in values that JSON holds."""
+        """Return the shard's place, in values that JSON can hold."""
         if self.sharding.buffer is None:
             return self._at | {"state": self._state()}
         return self._at | ({"state": None} if self._random.moved else {})
@@ -212,7 +218,7 @@ class Shard:
         return f"sample {self._given} of shard {self.number} in pass {self._at['pass']}"
 
     def _read(self) -> Iterator[Any]:
-        """The samples of the pass from the present block on."""
+        """Return an iterator over the samples of the pass from the current block on."""
         seeded = lambda epoch: random_state.seeded(self.source, self.seed, epoch, self.number)
         state = self._at["state"]
         place = {} if state is None else {"place": state}
@@ -243,7 +249,7 @@ class Shard:
             block, done = following, 0
 
     def _state(self) -> Any:
-        """The dataset's own; None where it does not lead back, as where it drew numbers, which it does not hold."""
+        """Return the dataset's own state; None if it doesn't lead back. It lacks the generators, if any has drawn."""
         return stream_places.plain_place(self.source) if self.tells and not self._random.moved else None
 
 
@@ -253,7 +259,7 @@ def shapes_of_rows(batch: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 
 def differing(step: int, first: Mapping[str, Any], second: Mapping[str, Any]) -> UserError:
-    """Return the error for rows of one shape beside those of another."""
+    """Return the error for rows of two different shapes."""
     name = next(name for name in {**first, **second} if first.get(name) != second.get(name))
     said = lambda shapes: f"shape {list(shapes[name][0])} ({shapes[name][1]})" if name in shapes else "none"
     return UserError(

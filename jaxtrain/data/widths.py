@@ -1,4 +1,4 @@
-"""The 32 bits that JAX computes in: batches narrowed to them, and what that would lose."""
+"""Narrow batches to the 32 bits that JAX computes in, and detect values that would lose by it."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ _KEEPS_FLOAT64 = contextvars.ContextVar("keeps_float64", default=False)
 
 
 class TooLarge(UserError):
-    """An integer that 32 bits do not hold. row: of the batch."""
+    """Raised for an integer that does not fit into 32 bits. row: its row of the batch."""
 
     def __init__(self, value: int, row: int):
         super().__init__(f"an integer of the dataset ({value}) does not fit into 32 bits, which JAX counts in")
@@ -22,7 +22,7 @@ class TooLarge(UserError):
 
 @contextlib.contextmanager
 def float64_kept() -> Iterator[None]:
-    """Make batches whose float64 entries stay float64, for a look at what float32 loses of them."""
+    """Keep float64 entries of batches as float64 in this context, to check what float32 would lose."""
     token = _KEEPS_FLOAT64.set(True)
     try:
         yield
@@ -31,7 +31,8 @@ def float64_kept() -> Iterator[None]:
 
 
 def narrow(array: np.ndarray) -> np.ndarray:
-    """JAX computes in 32 bits: int64 -> int32, float64 -> float32. Raises UserError where a value does not fit."""
+    """Convert to the 32 bits JAX computes in: int64 -> int32, float64 -> float32. Raises UserError if a value doesn't
+    fit."""
     if array.dtype == np.float64:
         return array if _KEEPS_FLOAT64.get() else array.astype(np.float32)
     if array.dtype in (np.int64, np.uint64):
@@ -44,7 +45,10 @@ def narrow(array: np.ndarray) -> np.ndarray:
 
 
 def float32_may_lose(batch: Mapping[str, Any]) -> bool:
-    """Tell whether a batch has float64 entries that are far larger than they differ, or are large and no integers."""
+    """Return True if float32 may lose information of a batch's float64 entries.
+
+    That is so if they lose more than 1e-3, or if neighbouring values differ by less than 1e-4 of the largest.
+    """
     return any(_may_lose(value) for value in _entries(batch) if getattr(value, "dtype", None) == np.float64)
 
 

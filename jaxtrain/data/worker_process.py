@@ -1,4 +1,4 @@
-"""The main loop of a worker process: read the requested samples, hand them over, end when the parent does.
+"""The main loop of a worker process: read the requested samples, send them to the parent, end when the parent does.
 
 The fork server imports this module first, so it needs no jax.
 """
@@ -21,20 +21,20 @@ from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.preemption import SIGNALS
 
-# A stream that shards itself by rank is read whole: every process of the run takes its rows of the same batches.
+# These make a stream that shards itself by rank yield all samples: every process takes its rows of the same batches.
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 ONE_PROCESS |= {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
 READY, BATCH, END, FAILED = "ready", "batch", "end", "failed"
 
 
 def main(connection: Connection, frozen: Any, progress: Any, worker: int, workers: int) -> None:
-    """Serve (message, free segment) until the parent closes the connection or sends None.
+    """Serve requests (message, free segment) until the parent closes the connection or sends None.
 
-    frozen: a Ticket for the reader, or the reader itself after fork. progress: shared integers; the worker's own says
-    which position it reads.
+    frozen: a Ticket for the reader, or the reader itself after fork. progress: shared integers, one per worker: the
+    position that it is reading.
     """
     threading.Thread(target=_end_with_parent, name="jaxtrain-parent", daemon=True).start()
-    for number in SIGNALS:  # of the whole job, or a Ctrl-C: the parent saves first, and it kills to end
+    for number in SIGNALS:  # sent to the whole job, or Ctrl-C: the parent saves first, then kills its workers
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ["JAX_PLATFORMS"] = "cpu"  # a dataset that uses jax.numpy computes on the CPU here
@@ -56,7 +56,7 @@ def main(connection: Connection, frozen: Any, progress: Any, worker: int, worker
 
 
 def _end_with_parent() -> None:
-    """Also in the middle of a sample that never ends, as one that waits for the network."""
+    """Exit when the parent does, even while a sample never finishes, for example waiting for the network."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -88,7 +88,7 @@ def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
 
 
 def _send(connection: Connection, answer: tuple, handle: int | None = None) -> bool:
-    """With the descriptor of a new segment, which is closed here."""
+    """Send an answer, and the descriptor of a new segment, which is then closed. Return False if the parent is gone."""
     try:
         connection.send(answer)
         if handle is not None:
@@ -102,7 +102,7 @@ def _send(connection: Connection, answer: tuple, handle: int | None = None) -> b
 
 
 def receive(connection: Connection) -> tuple:
-    """The parent's side of `_send`: a BATCH's descriptor is valid in its own process."""
+    """Receive an answer of `_send` in the parent; a BATCH's descriptor is one of the parent's own."""
     answer = connection.recv()
     if answer[0] != BATCH or answer[2] is None:
         return answer
@@ -110,7 +110,7 @@ def receive(connection: Connection) -> tuple:
 
 
 def explain(error: BaseException, what: str) -> str:
-    """The error in words, and where in the user's code its cause was raised."""
+    """Return the text of an error, and where its cause was raised (the last three frames)."""
     cause = error.__cause__ or error
     words = str(error) if isinstance(error, (UserError, MemoryError)) else f"{what}: {type(error).__name__}: {error}"
     frames = traceback.extract_tb(cause.__traceback__)[-3:]

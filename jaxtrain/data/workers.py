@@ -1,7 +1,8 @@
-"""Pools that read samples: the calling thread, or worker processes that are safe beside JAX's threads.
+"""Pools that read samples, in the calling thread or in worker processes that are safe to use with JAX's threads.
 
-Workers come from a fork server (or are spawned): forking a process in which JAX runs copies its locked locks and hangs,
-sooner or later. They live as long as the run, hand batches over through shared memory, and end when their parent does.
+Workers come from a fork server (or are spawned): forking a process in which JAX runs copies locks in their locked state
+and hangs sooner or later. They live as long as the run, return batches through shared memory, and end when their parent
+does.
 """
 
 import atexit
@@ -26,8 +27,8 @@ from jaxtrain.data.sources import ForeignSource
 from jaxtrain.errors import DataError, UserError
 from jaxtrain.runtime.preemption import SIGNALS
 
-AHEAD = 2  # requests that every worker has at hand
-START_S = 300.0  # for a worker to import what the dataset needs
+AHEAD = 2  # requests queued at every worker
+START_S = 300.0  # extra time for a worker to start and import what the dataset needs
 NAP_S = 0.2
 
 
@@ -40,11 +41,11 @@ class WorkerPool(Protocol):
     def send(self, worker: int, message: Any) -> None: ...
 
     def receive(self, worker: int) -> Any:
-        """The next answer of a worker: a batch, or None at the end of its sequence."""
+        """Return the next answer of a worker: a batch, or None at the end of its sequence."""
         ...
 
     def reading(self) -> str:
-        """Which sample is being read, in words."""
+        """Describe the samples that are being read, for messages."""
         ...
 
     def start(self) -> None: ...
@@ -53,7 +54,7 @@ class WorkerPool(Protocol):
 
 
 class InlinePool:
-    """Reads in the calling thread, when the answer is asked for."""
+    """Reads in the calling thread, when the answer is received."""
 
     workers = ahead = 1
 
@@ -82,10 +83,11 @@ class InlinePool:
 
 
 class ProcessPool:
-    """Worker processes. timeout_s: a batch that takes longer is an error. method: forkserver, spawn or fork. of: how
-    many they hear that there are, where these are only the first.
+    """Pool of worker processes.
 
-    Raises UserError where the dataset cannot go to other processes, DataError where a worker raises, dies or hangs.
+    timeout_s: the longest time for a batch. method: forkserver, spawn or fork. of: the number of workers to report to
+    the dataset, if there are only the first few of them. Raises UserError if the dataset cannot be sent to other
+    processes, DataError if a worker raises an error, dies or hangs.
     """
 
     ahead = AHEAD
@@ -96,7 +98,7 @@ class ProcessPool:
         self._processes: _WorkerProcesses | None = None
 
     def start(self) -> None:
-        """Start the processes if there are none, and forget what an earlier iteration left unanswered."""
+        """Start the processes if there are none, and discard outstanding answers of an earlier iteration."""
         if self._processes is None:
             self._processes = _WorkerProcesses(self.reader, self.workers, self.method, self.of)
             weakref.finalize(self, self._processes.close)
@@ -148,7 +150,7 @@ class _WorkerProcesses:
         self.owed = [0] * workers
         self.ready = [False] * workers
         self.connections, self.processes = [], []
-        atexit.register(self.close)  # before multiprocessing's own, which would wait for SIGTERM to end them
+        atexit.register(self.close)  # runs before multiprocessing's handler, which would send SIGTERM and wait
         for worker in range(workers):
             ours, theirs = context.Pipe()
             carried = reader if self.frozen is None else self.frozen.ticket()
@@ -228,13 +230,13 @@ class _WorkerProcesses:
 
 
 def freeze(reader: Any) -> shared_memory.Frozen:
-    """Pickle a reader for worker processes. Raises UserError where it cannot go there."""
+    """Pickle a reader for worker processes. Raises UserError if it cannot be sent there."""
     source = reader.source
     table = source.reducers() if isinstance(source, ForeignSource) else None
     try:
         frozen = shared_memory.Frozen(reader, table)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-        if "through inheritance" in str(error):  # of multiprocessing's own objects
+        if "through inheritance" in str(error):  # multiprocessing's message for its own objects
             raise UserError(
                 f"data.num_workers: the dataset cannot be sent to worker processes: {error}. It holds a Value, Array, "
                 "Lock or Queue of multiprocessing; to tell workers a value change a plain attribute in a callback's "
@@ -254,14 +256,14 @@ def freeze(reader: Any) -> shared_memory.Frozen:
 
 
 def _main_is_a_file() -> bool:
-    """Return whether another process can import the main script (multiprocessing.spawn.get_preparation_data)."""
+    """Return True if another process can import the main script (multiprocessing.spawn.get_preparation_data)."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     return spec is not None or getattr(main, "__file__", None) is not None
 
 
 def refuse_fork(method: str) -> None:
-    """Raises UserError where forking would copy the locks of JAX's threads."""
+    """Raise UserError if the start method is fork and forking would copy locks of JAX's or other threads."""
     from jax._src import distributed, xla_bridge
 
     started = xla_bridge.backends_are_initialized() or distributed.global_state.client is not None
@@ -274,7 +276,7 @@ def refuse_fork(method: str) -> None:
 
 
 def warm_up(source: Any) -> None:
-    """Start the fork server now, with what the source needs, while the parent is busy elsewhere."""
+    """Start the fork server now, with the modules the source needs preloaded, while the parent does other work."""
     needed = ["torch"] if isinstance(source, ForeignSource) else []
     forkserver.set_forkserver_preload([worker_process.__name__, *needed])
     with block_signals(), _cpu_children():
@@ -283,7 +285,7 @@ def warm_up(source: Any) -> None:
 
 @contextlib.contextmanager
 def _cpu_children() -> Iterator[None]:
-    """Start processes whose JAX stays off the accelerators, also while they import the main script."""
+    """Set JAX_PLATFORMS=cpu for processes started in this context, in time for their import of the main script."""
     before = os.environ.get("JAX_PLATFORMS")
     os.environ["JAX_PLATFORMS"] = "cpu"
     try:
@@ -297,8 +299,10 @@ def _cpu_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Processes started meanwhile are born with the preemption signals blocked: a job's SIGTERM goes to all of its
-    processes, and the run still needs its workers. They end with their parent."""
+    """Block the preemption signals in this context, so that processes started in it have them blocked.
+
+    A job's SIGTERM goes to all of its processes, but the run still needs its workers; they end with their parent.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -307,8 +311,10 @@ def block_signals() -> Iterator[None]:
 
 
 def iterate_epoch(pool: WorkerPool, epoch: int, given: int = 0, place: Any = None) -> Iterator[Any]:
-    """One epoch of a sequence that the workers share: a batch from each in turn, until all have ended. place: of a
-    stream that one worker reads, to go on from after `given` batches."""
+    """Yield the batches of one epoch of a sequence that the workers share, one from each in turn, until all have ended.
+
+    place: for a stream that one worker reads, the place to continue from after `given` batches.
+    """
     pool.start()
     active = list(range(pool.workers))
     for i, worker in enumerate(active * pool.ahead):
@@ -324,7 +330,7 @@ def iterate_epoch(pool: WorkerPool, epoch: int, given: int = 0, place: Any = Non
 
 
 def round_robin(pool: WorkerPool, messages: Iterable[Any]) -> Iterator[Any]:
-    """The answers to `messages`, in their order, read ahead by all workers."""
+    """Yield the answers to `messages`, in order, read ahead by all workers."""
     pool.start()
     sent = answered = 0
     for message in messages:

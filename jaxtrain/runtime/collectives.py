@@ -20,8 +20,8 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a program. count: times per call. size: bytes of its full operand or result on one device;
-    sent: bytes one device sends in a ring, all counts together."""
+    """One collective of a program. count: executions per call of the program. size: bytes of its full operand or result
+    on one device. sent: bytes that one device sends in a ring, summed over all executions."""
 
     kind: str
     dtype: str
@@ -37,7 +37,7 @@ class Collective:
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Every collective of an optimised HLO module, those in loops counted by their trip count."""
+    """List the collectives of an optimised HLO module; those in loops are counted by trip count."""
     bodies, entry = _computations(hlo)
     times: dict[str, int] = defaultdict(int)
     _count(bodies, entry, 1, times)
@@ -53,7 +53,7 @@ def collectives(hlo: str) -> list[Collective]:
 
 
 def summary(found: list[Collective]) -> dict[str, dict[str, int]]:
-    """Count and bytes sent per device, by kind."""
+    """Return the count and the bytes sent per device, by kind of collective."""
     total: dict[str, dict[str, int]] = {}
     for collective in found:
         entry = total.setdefault(collective.kind, {"count": 0, "bytes": 0})
@@ -93,13 +93,13 @@ def _count(bodies: dict[str, list[str]], name: str, factor: int, times: dict[str
 def _read(match: re.Match, line: str, count: int) -> Collective:
     result, kind, start = match.groups()
     shapes = [(dtype, _bytes(dtype, dims)) for dtype, dims in _SHAPE.findall(result) if dtype in BYTES]
-    pairs = kind != "all-reduce" or result.startswith("((")  # whose operands XLA lists from jax 0.11 on
+    pairs = kind != "all-reduce" or result.startswith("((")  # an all-reduce lists its operands from jax 0.11 on
     if start and pairs and len(shapes) > 1:  # (operands, results): the results are the latter half
         shapes = shapes[len(shapes) // 2 :]
     group = _group(line)
     size = sum(size for _, size in shapes)
     if kind == "reduce-scatter":
-        size *= group  # its operand
+        size *= group  # the operand is `group` times the result
     return Collective(kind, shapes[0][0] if shapes else "?", group, size, count)
 
 

@@ -1,4 +1,4 @@
-"""XLA's persistent compile cache, on by default, and a count of what it saved."""
+"""Enable XLA's persistent compile cache (on by default) and count compilations and cache hits."""
 
 import dataclasses
 import logging
@@ -14,7 +14,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # loading from the cach
 
 @dataclasses.dataclass
 class Totals:
-    """Of the whole process so far."""
+    """Compilation counts of the process so far."""
 
     requests: int = 0
     hits: int = 0
@@ -23,7 +23,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class CompileCount:
-    """Compilations since `watch`: requests, how many came from the cache, seconds spent. It goes on rising."""
+    """Compilations since `watch`: requests, hits and misses of the cache, seconds spent. The numbers keep counting."""
 
     start: Totals
 
@@ -52,10 +52,10 @@ _listening = False
 
 
 def enable() -> pathlib.Path | None:
-    """Use the folder of JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxtrain/xla, for everything however quick.
+    """Cache every compilation, however quick, in JAX_COMPILATION_CACHE_DIR or ~/.cache/jaxtrain/xla; return the folder.
 
-    What it holds is machine code, which runs when it is read: a folder that others own or could have written to is not
-    used, and None returned.
+    The cache holds machine code that will run in this process. So a folder that another user owns or could have written
+    to is not used, and None is returned.
     """
     path = folder()
     reason = _made_private(path)
@@ -69,20 +69,21 @@ def enable() -> pathlib.Path | None:
 
 
 def folder() -> pathlib.Path:
-    """Local to the machine: XLA's autotuning results are kept there too, and a shared one would be slow."""
+    """Return the cache folder. It is local to the machine, because it also holds XLA's autotuning results, and a shared
+    folder would be slow."""
     given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if given:
         return pathlib.Path(given).expanduser() if "HOME" in os.environ else pathlib.Path(given)
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         home = pathlib.Path(home) if home else pathlib.Path.home() / ".cache"
-    except RuntimeError:  # no HOME, and a user that the system does not know: as in a container
+    except RuntimeError:  # no HOME, and a user unknown to the system, as in a container
         home = pathlib.Path(tempfile.gettempdir()) / f"jaxtrain-cache-{os.geteuid()}"
     return home / "jaxtrain" / "xla"
 
 
 def _made_private(path: pathlib.Path) -> str:
-    """Make the folder, for its owner alone; why it cannot be relied upon, or nothing."""
+    """Create the folder, accessible to its owner only. Return why it cannot be trusted, or an empty string."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = path.stat()
@@ -101,7 +102,7 @@ def _made_private(path: pathlib.Path) -> str:
 
 
 def watch() -> CompileCount:
-    """A count of the compilations of this process from now on."""
+    """Return a count of the compilations of this process from now on."""
     global _listening
     if not _listening:
         jax.monitoring.register_event_listener(_on_event)

@@ -1,4 +1,4 @@
-"""How many threads compute where XLA runs on a CPU."""
+"""Limit the number of threads that XLA's CPU backend computes with."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ VARIABLE = "NPROC"  # XLA reads it once, when its CPU backend starts
 
 @contextlib.contextmanager
 def limited(threads: int | None) -> Iterator[None]:
-    """A backend that starts in here computes with so many threads; None: with one per core.
+    """Make a backend that starts in this context compute with so many threads; None: one per core.
 
-    Small operations wait longer for a second thread than it saves them. The limit holds for the life of the process,
-    so a backend that has started keeps what it has, with a warning. Nothing is changed with a GPU, nor where NPROC is
-    set already, as by a surrounding `limited`.
+    For small operations, waiting for a second thread costs more than it saves. The limit holds for the life of the
+    process. A backend that has started already keeps its number of threads, with a warning. Does nothing with a GPU, or
+    if NPROC is set already, for example by a surrounding `limited`.
     """
     if threads is None or has_gpus() or VARIABLE in os.environ:
         yield
@@ -36,9 +36,9 @@ def limited(threads: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[VARIABLE]  # child processes decide for themselves
+        del os.environ[VARIABLE]  # the limit is not for child processes
         if xla_bridge.backends_are_initialized():
             _started_with.append(threads)
 
 
-_started_with: list[int] = []  # what this process's backend was given, once it is
+_started_with: list[int] = []  # the limit with which this process's backend started, if any

@@ -1,4 +1,4 @@
-"""The accelerators of this process: CUDA's version, and which number formats their hardware computes in."""
+"""Describe the accelerators: the devices, the CUDA version, and the number formats of the hardware."""
 
 import re
 from typing import Any
@@ -10,10 +10,10 @@ from jaxtrain.errors import UserError, one_line
 
 
 def all_devices() -> list[Any]:
-    """Return the devices of all processes. Raises UserError where this machine lacks what JAX_PLATFORMS asks for."""
+    """Return the devices of all processes. Raises UserError if this machine lacks the devices of JAX_PLATFORMS."""
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where the plugin of JAX finds no GPU
+    except (RuntimeError, AssertionError) as error:  # AssertionError if JAX's plugin finds no GPU
         platforms = jax.config.jax_platforms
         if not platforms:
             raise
@@ -24,7 +24,7 @@ def all_devices() -> list[Any]:
 
 
 def cuda_version() -> str | None:
-    """CUDA's version that JAX's GPU backend was built for, as "13.0"; None without a GPU."""
+    """Return the CUDA version that JAX's GPU backend was built for, such as "13.0"; None without a GPU."""
     if jax.default_backend() != "gpu":
         return None
     found = re.search(r"cuda\s+(\d+)", backend.get_backend().platform_version)
@@ -32,6 +32,6 @@ def cuda_version() -> str | None:
 
 
 def formats(capability: str | None) -> dict[str, bool]:
-    """By compute capability, as "9.0": whether TF32 products (Ampere and later) and bfloat16 are in the hardware."""
+    """Return whether the hardware has TF32 products and bfloat16 (Ampere and later). capability: such as "9.0"."""
     ampere = capability is not None and float(capability) >= 8.0
     return {"TF32": ampere, "bfloat16": ampere}

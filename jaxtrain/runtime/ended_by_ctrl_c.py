@@ -1,5 +1,8 @@
-"""The KeyboardInterrupt of a run that was saved: a script ends by it as by any other (by SIGINT, for which shells have
-130 and stop their loops), but with one line in place of a traceback."""
+"""The KeyboardInterrupt of a run that was saved.
+
+It ends a script like any other KeyboardInterrupt (by SIGINT, so that shells report 130 and stop their loops), but
+prints one line instead of a traceback.
+"""
 
 import contextlib
 import logging
@@ -8,11 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 _MARK = "jaxtrain_saved_the_run"
-_shown_before: list[Callable[..., None]] = []  # what shows all other exceptions, once `_show` stands before it
+_shown_before: list[Callable[..., None]] = []  # the previous sys.excepthook, once `_show` is installed
 
 
 def marked(message: str) -> KeyboardInterrupt:
-    """Return one that says `message`, of exactly this class: CPython ends a process by SIGINT for no subclass."""
+    """Return a marked KeyboardInterrupt with a message. It is no subclass: for those CPython doesn't exit by SIGINT."""
     if not _shown_before:
         _shown_before.append(sys.excepthook)
         sys.excepthook = _show
@@ -22,7 +25,7 @@ def marked(message: str) -> KeyboardInterrupt:
 
 
 def is_marked(error: BaseException) -> bool:
-    """Tell whether `marked` made it."""
+    """Return True if the exception was made by `marked`."""
     return hasattr(error, _MARK)
 
 
@@ -30,11 +33,11 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if not is_marked(error):
         _shown_before[0](kind, error, trace)
     elif not _logged():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stream, or nobody to read it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be missing or closed
             print(error, file=sys.stderr, flush=True)
 
 
 def _logged() -> bool:
-    """Tell whether the run's log has shown the line already: with run.quiet it goes to train.log alone."""
+    """Return True if the run's log has shown the line already; with run.quiet it goes to train.log only."""
     handlers = logging.getLogger("jaxtrain").handlers
     return any(hasattr(handler, "stream") and handler.level <= logging.INFO for handler in handlers)

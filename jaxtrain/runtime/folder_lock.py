@@ -1,6 +1,6 @@
-"""One run per folder: `run.lock` says who trains there, and the system's lock on it ends with its process.
+"""Allow one run per folder. `run.lock` names the process that trains there; its OS lock ends with that process.
 
-Where the filesystem's locks do not reach other hosts, the file's sign of life (rewritten every few seconds) decides.
+If the filesystem's locks don't reach other hosts, a heartbeat in the file (rewritten every few seconds) decides.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from jaxtrain.runtime.kept_file import KeptFile
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 
 NAME = "run.lock"
-ALIVE_S = 5.0  # between two signs of life
-SILENT_S = 20.0  # a holder on another host without one for so long is gone
-PATIENCE_S = 5.0  # for what a killed process has left behind, as its data workers, to end
+ALIVE_S = 5.0  # between two heartbeats
+SILENT_S = 20.0  # a holder on another host without a heartbeat for so long is taken for dead
+PATIENCE_S = 5.0  # wait for the children of a killed process to end, such as its data workers
 
 
 class FolderLock:
-    """Held from `acquire` to `release`. say: hears of a stale lock.
+    """Lock on a run folder, held from `acquire` to `release`. info: called with messages about a stale lock.
 
-    Raises UserError where another process trains in the folder, or the folder cannot be written.
+    Raises UserError if another process trains in the folder, or if the folder cannot be written to.
     """
 
     def __init__(self, folder: pathlib.Path, info: Callable[[str], None] = print):
@@ -60,17 +60,17 @@ class FolderLock:
         threading.Thread(target=self._show_life, name="jaxtrain-lock", daemon=True).start()
 
     def release(self) -> None:
-        """Leaves an empty file: removing it could take away the lock of whoever waits for it."""
+        """Release the lock. Leaves an empty file: removing it could destroy the lock of a process that waits for it."""
         self._released.set()
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # who finds the name of a process that has ended takes the lock over
+            with contextlib.suppress(OSError):  # not needed: a new run takes over the lock of a process that has ended
                 os.ftruncate(file.descriptor(), 0)
             file.close()
 
     def leave_to_parent(self) -> None:
-        """In a child that this process forked; the lock would last for as long as the child has the file open."""
-        self._released = threading.Event()  # a thread that the child lacks may have been about to read it
+        """Close the file in a forked child; the lock would last as long as the child has the file open."""
+        self._released = threading.Event()  # the old one may be in use by a thread that the child doesn't have
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -90,7 +90,7 @@ class FolderLock:
                 return
             except OSError as error:
                 if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    return  # no locks on this filesystem: the sign of life decides
+                    return  # no locks on this filesystem: the heartbeat decides
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise
             holder = self._read()
@@ -99,7 +99,8 @@ class FolderLock:
             time.sleep(0.2)
 
     def _await_silence(self) -> None:
-        """The lock is ours, but a holder on another host may not know of it."""
+        """Raise UserError if the recorded holder is alive; on another host, where locks may not reach, watch its
+        heartbeat."""
         holder = self._read()
         if not holder:
             return
@@ -136,9 +137,9 @@ class FolderLock:
         try:
             word = json.loads(os.pread(self._file.descriptor(), 4096, 0))
         except (ValueError, RecursionError):
-            return None  # empty, or cut off by a crash while it was written
+            return None  # empty, or truncated by a crash during a write
         if not isinstance(word, dict) or type(word.get("pid")) is not int or not isinstance(word.get("host"), str):
-            return None  # no holder of this lock wrote it
+            return None  # not written by a FolderLock
         return {"started": None, **word}
 
     def _sign(self, count: int) -> None:
@@ -160,7 +161,7 @@ class FolderLock:
             try:
                 self._sign(count)
             except OSError:
-                continue  # a full or read-only disk: the checkpoints say so
+                continue  # a full or read-only disk: saving checkpoints will report it
 
 
 _OPEN: weakref.WeakSet[FolderLock] = weakref.WeakSet()
@@ -191,9 +192,9 @@ def _runs_here(holder: dict[str, Any]) -> bool:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process of this host started, in the kernel's ticks; None where there is no such process.
+    """Return when a process of this host started, in kernel ticks; None if there is no such process.
 
-    Without /proc (not Linux) the number alone has to do.
+    Without /proc (not Linux), return "alive" for any process with this pid.
     """
     stat = pathlib.Path(f"/proc/{pid}/stat")
     if pathlib.Path("/proc/self/stat").exists():

@@ -1,12 +1,12 @@
-"""Tell whose handler a signal has: `signal.getsignal` knows only of those that were set through it."""
+"""Find out who handles a signal: `signal.getsignal` only knows handlers that were set through Python."""
 
 import ctypes
 import signal
 
 
 def can_be_taken(number: int) -> bool:
-    """Return False for a signal that is ignored, or that C code handles, as after faulthandler.register: Python could
-    not give that one back."""
+    """Return True if the signal's handler can be replaced and restored later. Not so if the signal is ignored, or
+    handled by C code, as after faulthandler.register: Python could not restore that handler."""
     known = signal.getsignal(number)
     if known is None or known == signal.SIG_IGN:
         return False
@@ -14,7 +14,7 @@ def can_be_taken(number: int) -> bool:
 
 
 def address(number: int) -> int:
-    """Return that of the function which the system calls: one and the same for all handlers set through Python."""
+    """Return the address of the C function that handles the signal; it is the same for all Python handlers."""
     ask = ctypes.pythonapi.PyOS_getsig
     ask.restype, ask.argtypes = ctypes.c_void_p, [ctypes.c_int]
     return ask(number) or 0

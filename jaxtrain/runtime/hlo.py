@@ -1,4 +1,4 @@
-"""An optimised XLA program, read from its text: instructions, shapes, and the lines of Python that they come from."""
+"""Parse the text of an optimised XLA program: instructions, shapes, and the Python lines that they come from."""
 
 import dataclasses
 import functools
@@ -10,13 +10,13 @@ from jaxtrain.runtime.collectives import BYTES
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _HEAD = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_LIBRARIES = re.compile(r"/(?:jax|jaxlib|flax|optax|numpy)/|<")  # whose frames are not what a reader looks for
+_LIBRARIES = re.compile(r"/(?:jax|jaxlib|flax|optax|numpy)/|<")  # frames of these are skipped
 _OWN = re.compile(r".*/(?=(?:jaxtrain|torch_bridge)/)|.*/site-packages/")
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """shapes: (dtype, dims) of each result. text: what follows the operands."""
+    """An HLO instruction. shapes: (dtype, dims) of each result. text: the rest of the line after the operands."""
 
     name: str
     opcode: str
@@ -35,7 +35,7 @@ class Instruction:
         return math.prod(self.shapes[0][1]) if self.shapes else 0
 
     def attribute(self, name: str) -> str:
-        """Its value without quotes, "" where there is none."""
+        """Return the value of an attribute without quotes, "" if there is none."""
         found = re.search(rf"\b{name}=([^,\s{{}}]+)", self.text)
         return found.group(1).strip('"%') if found else ""
 
@@ -49,7 +49,7 @@ Computation = dict[str, Instruction]
 
 
 class Program:
-    """computations: by name, instructions by name. entry: the name of the first."""
+    """A parsed program. computations: name -> instructions by name. entry: name of the entry computation."""
 
     def __init__(self, text: str):
         self.computations: dict[str, Computation] = {}
@@ -79,7 +79,8 @@ class Program:
         return self.computations.get(instruction.attribute(attribute), {})
 
     def source(self, instruction: Instruction) -> str:
-        """ "nn/linear.py:35 linear": the innermost line outside JAX that it comes from, and its caller."""
+        """Return the innermost line outside JAX that an instruction comes from, and that line's caller, as
+        "nn/linear.py:35 linear < ..."; the end of op_name if unknown."""
         candidates = [instruction, *self.called(instruction).values()]
         for each in candidates:
             frames = self._frames(each)
@@ -123,7 +124,7 @@ def _read(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the bracket that closes the one at `start`."""
+    """Return the position after the bracket that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += text[place] in "({["

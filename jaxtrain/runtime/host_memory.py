@@ -1,4 +1,4 @@
-"""Host memory of this process, as glibc hands it out. Elsewhere these functions do nothing."""
+"""Tune how glibc's malloc manages this process's host memory. Without glibc, these functions do nothing."""
 
 import contextlib
 import ctypes
@@ -12,16 +12,16 @@ DEFAULT_TRIM_THRESHOLD, DEFAULT_MMAP_MAX, NEVER = 128 * 1024, 65536, -1  # mallo
 
 
 def one_arena() -> None:
-    """Threads share one heap: those of others end at 64 MB, and map what is larger. Before JAX starts its threads."""
+    """Make all threads share one heap: other arenas end at 64 MB and map larger blocks. Call before JAX starts."""
     _set(M_ARENA_MAX, 1)
 
 
 def keep() -> None:
-    """Memory freed from now on stays with this process, for whichever thread asks next.
+    """Keep memory that is freed from now on in this process, for reuse by any thread.
 
-    XLA's CPU backend allocates a step's temporaries anew in every call. glibc would map them and give them back each
-    time, and the system fill every page with zeros: a quarter of a step, in the worst case. Nothing is changed with a
-    GPU, nor where malloc has settings of its own in the environment (MALLOC_..., GLIBC_TUNABLES). Source: mallopt(3).
+    XLA's CPU backend allocates a step's temporaries anew in every call. glibc would map and unmap them each time, and
+    the system would zero every page: a quarter of a step, in the worst case. Does nothing with a GPU, nor if the
+    environment has settings for malloc (MALLOC_..., GLIBC_TUNABLES). Source: mallopt(3).
     """
     _set(M_MMAP_MAX, 0)
     _set(M_TRIM_THRESHOLD, NEVER)
@@ -29,7 +29,7 @@ def keep() -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """As `keep`, and afterwards malloc is as it was."""
+    """Apply `keep` in this context, then restore malloc's defaults and release freed memory."""
     keep()
     try:
         yield
@@ -40,7 +40,7 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return freed memory to the system; glibc would keep most of it, in one arena per thread."""
+    """Return freed memory to the system; glibc would keep most of it, in an arena for each thread."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""Settings of JAX's, by code or environment, under which torch code cannot be computed as torch does."""
+"""Reject JAX settings (from code or environment) under which torch code cannot compute as in torch."""
 
 import jax
 
@@ -15,7 +15,7 @@ _WANTED = {
 
 
 def check() -> None:
-    """Raise UserError for a setting that a training cannot go by."""
+    """Raise UserError for a JAX setting that training does not support."""
     for name, (wanted, reason) in _WANTED.items():
         value = getattr(jax.config, name)
         if value not in wanted:

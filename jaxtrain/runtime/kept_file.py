@@ -1,5 +1,8 @@
-"""A file that a run keeps open. The user's code may close its descriptor, as scripts do that turn into a daemon, and
-the number may be another file's since: that one is never written to."""
+"""A file that a run keeps open, safe against code that closes its descriptor.
+
+User code may close the descriptor, as scripts do that become a daemon. Its number may then belong to another file, and
+that file must never be written to.
+"""
 
 import contextlib
 import errno
@@ -10,10 +13,10 @@ from jaxtrain.runtime import plain_files
 
 
 class KeptFile:
-    """Raises OSError where the file cannot be opened."""
+    """An open file that is reopened if its descriptor was closed. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: pathlib.Path, flags: int):
-        self.path, self._flags = path.absolute(), flags  # wherever the process goes
+        self.path, self._flags = path.absolute(), flags  # absolute: the process may change its directory
         self._open()
 
     def _open(self) -> None:
@@ -21,7 +24,7 @@ class KeptFile:
         self._file = self._place()
 
     def _place(self) -> tuple[int, int] | None:
-        """Return what the number stands for now."""
+        """Return (device, inode) of the file that the descriptor now refers to, None if it is closed."""
         try:
             told = os.fstat(self._number)
         except OSError:
@@ -34,7 +37,7 @@ class KeptFile:
         return self._place() != self._file
 
     def descriptor(self) -> int:
-        """Return an open one, the file opened anew where it was lost. Raises OSError, also once it was closed."""
+        """Return an open descriptor; reopen the file if its descriptor was lost. Raises OSError, also after `close`."""
         if self._number < 0:
             raise OSError(errno.EBADF, "it was closed", str(self.path))
         if self.lost:

@@ -1,8 +1,9 @@
-"""How long a GPU takes for a compiled program, kernel by kernel, from its text: no GPU needed.
+"""Predict the time of a compiled program on a GPU, kernel by kernel, from its text; no GPU needed.
 
-A kernel takes the longer of its products at the rate that tensor cores reach and its bytes at the bandwidth that memory
-reaches, 2 us at least; between kernels there are gaps. Sums are good to about a quarter either way: what a GPU's own
-choice of kernels brings is not in them. One has been measured: 21.1 ms of the fMRI autoencoder's step on an H200.
+A kernel's time is the longer of its products at the rate that tensor cores reach and its bytes at the bandwidth that
+memory reaches, at least 2 us; between kernels there are gaps. Totals are accurate to about a quarter either way: they
+ignore what a GPU's own choice of kernels gains. One has been measured: 21.1 ms of the fMRI autoencoder's step on an
+H200.
 """
 
 import collections
@@ -15,13 +16,13 @@ from jaxtrain.runtime.collectives import BYTES, KINDS
 from jaxtrain.runtime.hlo import Computation, Instruction, Program
 
 GAP_S, GAP_OUTSIDE_S = 0.8e-6, 3e-6  # between kernels in a CUDA graph, and around those that run outside of one
-LEAST_S, SYNC_S = 2e-6, 12e-6  # of a kernel; of the host reading a loop's or branch's condition
-# Of the data sheet's peaks. memory: read off a trace of the fMRI autoencoder's step on one H200, where reductions reach
-# 0.94, products of few rows 0.8 to 0.9, and optimizer, casts and pads 0.88 to 0.90.
+LEAST_S, SYNC_S = 2e-6, 12e-6  # shortest kernel; time of the host to read a loop's or branch's condition
+# Fractions of the data sheet's peaks. memory: from a trace of the fMRI autoencoder's step on one H200, where reductions
+# reach 0.94, products of few rows 0.8 to 0.9, and optimizer, casts and pads 0.88 to 0.90.
 REACHED = {"half": 0.8, "single": 0.8, "memory": 0.93, "link": 0.8}
-COPIED = 0.95  # of the reached bandwidth, by kernels that are not one long copy
-FUSED_ATTENTION = {"forward": 0.55, "backward": 0.45, "triton": 0.35}  # of the reached rate
-INTEGER_SHARE = 2.0  # how much longer 32-bit integers take than floats outside tensor cores
+COPIED = 0.95  # fraction of the reached bandwidth, for kernels that are not one long copy
+FUSED_ATTENTION = {"forward": 0.55, "backward": 0.45, "triton": 0.35}  # fractions of the reached rate
+INTEGER_SHARE = 2.0  # 32-bit integer operations take this many times as long as float ones outside tensor cores
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "opt-barrier", "partition-id",
     "replica-id", "add-dependency",
@@ -41,8 +42,8 @@ TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 128, 0.75), (12
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """Peaks of one GPU. half, single: FLOP/s of its tensor cores; plain: of its other units. memory, link: B/s, link of
-    NVLink or PCIe in one direction."""
+    """Peaks of one GPU. half, single: FLOP/s of its tensor cores. plain: FLOP/s of its other units. memory: B/s. link:
+    B/s of NVLink or PCIe in one direction."""
 
     half: float
     single: float
@@ -61,8 +62,9 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """kind: "product", "elementwise", ... count: times per call. flops, size: of one; size in bytes read and written.
-    seconds: of one, without gaps. gap: after it. launches: kernels it really is."""
+    """A kernel, or a group of launches. kind: "product", "elementwise", ... count: executions per call. flops, size:
+    per execution; size is bytes read and written. seconds: per launch, without gaps. gap: seconds after each launch.
+    launches: kernels per execution."""
 
     kind: str
     dtype: str
@@ -77,14 +79,15 @@ class Kernel:
 
     @property
     def total(self) -> float:
-        """Seconds of a call, gaps included."""
+        """Seconds per call of the program, gaps included."""
         return self.count * (self.seconds + self.launches * self.gap)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Of one optimizer step on each device. compute_s: its kernels; sending_s: its collectives, which run beside them;
-    step_s: the longer of the two. launches: kernels. dearest: see `dearest`."""
+    """Prediction for one optimizer step on each device. compute_s: time of its kernels. sending_s: time of its
+    collectives, which overlap with the kernels. step_s: the longer of the two. launches: number of kernels. dearest:
+    see `dearest`."""
 
     compute_s: float
     sending_s: float
@@ -97,8 +100,8 @@ class Prediction:
 
 
 def predict(text: str, card: Card, sent: int, steps: int = 1, count: int = 10) -> Prediction:
-    """Predict one step of a program that makes so many from its text. sent: bytes that a device sends in all of them.
-    count: of dearest kernels."""
+    """Predict the time of one step from the text of a program that makes `steps` of them. sent: bytes that a device
+    sends in all steps. count: number of most expensive kernels to list."""
     found = kernels(Program(text), card)
     launches = sum(kernel.count * kernel.launches for kernel in found) // steps
     of_one = lambda row: row | {name: row[name] / steps for name in ("launches", "ms", "flops", "bytes")}
@@ -107,17 +110,17 @@ def predict(text: str, card: Card, sent: int, steps: int = 1, count: int = 10) -
 
 
 def kernels(program: Program, card: Card) -> list[Kernel]:
-    """List what a call of the program launches, loops counted by their length."""
+    """List the kernels that a call of the program launches; loops are counted by their length."""
     return list(_walk(program, card, program.entry, 1))
 
 
 def seconds(found: list[Kernel]) -> float:
-    """Sum the seconds of a call, without collectives."""
+    """Return the seconds of a call, without collectives."""
     return sum(kernel.total for kernel in found)
 
 
 def dearest(found: list[Kernel], count: int) -> list[dict]:
-    """Merge the kernels of one kind, shape and place together, the dearest first."""
+    """Merge kernels of the same kind, dtype, shape and source line; return the `count` most expensive, in order."""
     merged: dict[tuple, list] = collections.defaultdict(lambda: [0, 0.0, 0.0, 0])
     for kernel in found:
         entry = merged[kernel.kind, kernel.dtype, kernel.shape, kernel.source]
@@ -192,7 +195,7 @@ def _text(each: Instruction) -> str:
 
 
 def _sort_of(program: Program, each: Instruction) -> Instruction | None:
-    """Return the instruction itself where it sorts, or the sort in a fusion."""
+    """Return the instruction if it is a sort, or the sort inside a fusion; else None."""
     if each.opcode == "sort":
         return each
     return _inner(program, each, "sort") if each.opcode == "fusion" else None
@@ -206,7 +209,7 @@ def _inner(program: Program, fusion: Instruction, opcode: str) -> Instruction | 
 
 
 def _product(each: Instruction, near: Computation):
-    """FLOPs, dtype, (batch, m, n, k) and bytes of a call of cuBLAS."""
+    """Return FLOPs, dtype, (batch, m, n, k) and bytes of a cuBLAS call."""
     (dtype, left), (_, right) = (near[name].shapes[0] for name in each.operands[:2])
     numbers = {
         name: [int(n) for n in re.findall(r"\d+", value)]
@@ -215,14 +218,14 @@ def _product(each: Instruction, near: Computation):
     of = lambda name: math.prod(left[axis] for axis in numbers.get(name, []))
     k, batch = of("lhs_contracting_dimensions"), of("lhs_batch_dimensions")
     m, n = math.prod(left) // (k * batch), math.prod(right) // (k * batch)
-    results = [shape for shape in each.shapes if shape[0] != "s8" or len(each.shapes) == 1]  # int8: work space
+    results = [shape for shape in each.shapes if shape[0] != "s8" or len(each.shapes) == 1]  # int8: workspace
     written = sum(BYTES[kind] * math.prod(dims) for kind, dims in results)
     size = written + sum(near[name].size for name in each.operands if name in near)
     return 2.0 * batch * m * n * k, dtype, (batch, m, n, k), size
 
 
 def _filled(batch: int, m: int, n: int, k: int, cores: int) -> float:
-    """Share of the cores' time that a product fills, by the best of a few tiles and cuts of a long sum."""
+    """Return the fraction of the cores' time that a product uses, for the best of a few tile sizes and splits of k."""
     best = 0.0
     for cuts, quality in ((1, 1.0), (2, 0.93), (3, 0.9), (4, 0.87), (8, 0.8)):
         if cuts > 1 and k // cuts < 1024:
@@ -257,7 +260,7 @@ def _fused_attention(each: Instruction):
 
 
 def _dropped_attention(each: Instruction, near: Computation):
-    """FLOPs, dtype and scores of one of the kernels of jaxtrain.nn.dropped_attention."""
+    """Return FLOPs, dtype and number of scores of a kernel of jaxtrain.nn.dropped_attention."""
     (dtype, query), (_, key) = (near[name].shapes[0] for name in each.operands[5:7])
     batch, queries, heads, width = query
     scores = batch * heads * queries * key[1]
@@ -279,7 +282,7 @@ def _dots(body: Computation):
 
 
 def _sort_passes(sort: Instruction) -> int:
-    """Launches of XLA's bitonic sort: up to 2^12 elements in one kernel."""
+    """Return the number of launches of XLA's bitonic sort: one kernel sorts up to 2^12 elements."""
     along = int(re.search(r"dimensions=\{(\d+)\}", sort.text).group(1))
     beyond = max(0, math.ceil(math.log2(max(2, sort.shapes[0][1][along]))) - 12)
     return beyond * (beyond + 1) // 2 + beyond or 1
@@ -311,7 +314,7 @@ def _fusion_kind(body: Computation) -> str:
 
 
 def _fusion_size(body: Computation) -> int:
-    """Bytes read and written; slices, look-ups and updates in place count what they touch."""
+    """Return bytes read and written; slices, gathers and in-place updates count only the elements they touch."""
     users: dict[str, list[tuple[Instruction, int]]] = collections.defaultdict(list)
     for each in body.values():
         for place, operand in enumerate(each.operands):
@@ -349,7 +352,7 @@ def _written(result: Instruction, body: Computation) -> int:
 
 
 def _work(body: Computation) -> float:
-    """Operations outside tensor cores: one per element and instruction, more for functions and integers."""
+    """Return the operations outside tensor cores: one per element and instruction, more for functions and integers."""
     total = 0.0
     for each in body.values():
         if each.opcode in NO_WORK or not each.shapes:

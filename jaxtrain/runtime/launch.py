@@ -1,7 +1,7 @@
-"""One command under any launcher: which process this is, who coordinates, and whether everybody came.
+"""Start a run under any launcher: find this process's rank and the coordinator, and check that all processes joined.
 
-Recognised by their environment, in this order: explicit JAXTRAIN_* variables, torchrun / accelerate, Slurm, OpenMPI,
-Kubernetes indexed jobs. Nothing recognised means one process.
+Launchers are recognised by their environment, in this order: explicit JAXTRAIN_* variables, torchrun / accelerate,
+Slurm, OpenMPI, Kubernetes indexed jobs. Otherwise the run is a single process.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from jaxtrain.runtime import devices, host_memory, rendezvous
 from jaxtrain.runtime.gpus import gpus_of_process, has_gpus, visible_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
-DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, as a large checkpoint
+DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, such as a large checkpoint
 GOODBYE_TIMEOUT_S = 5  # for the other processes to end before process 0 does
-CHECK_TIMEOUT_S = 60  # until every process has told its versions, and until the first all-reduce returns
+CHECK_TIMEOUT_S = 60  # until every process has reported its versions, and until the first all-reduce returns
 
 
-_decisions = itertools.count()  # all processes take them in the same order
+_decisions = itertools.count()  # numbers broadcasts; all processes make them in the same order
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Describe this process as its launcher does.
+    """This process's rank and its group, as described by the launcher.
 
-    local: its number on this machine; locals: processes on this machine. With more than one process per machine each
-    takes the one GPU of its local number, or the only one that its launcher shows it; a lone one takes all GPUs.
+    local: local rank on this machine. locals: number of processes on this machine. With several processes per machine,
+    each uses the GPU of its local rank, or the only GPU visible to it; a single process uses all GPUs.
     """
 
     launcher: str
@@ -54,7 +54,7 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch:
-    """The launch that the environment describes. Raises UserError where it contradicts itself."""
+    """Return the launch that the environment describes. Raises UserError if it is inconsistent."""
     for find in (_explicit, _torchrun, _slurm, _openmpi, _kubernetes):
         launch = find(environ)
         if launch is not None:
@@ -63,17 +63,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
 
 
 def setup_distributed(launch: Launch | None = None, timeout_s: float | None = None) -> Launch:
-    """Connect this process to the others; call before anything touches a device. One process: does nothing.
+    """Connect this process to the others; call it before any code uses a device. Does nothing for a single process.
 
-    timeout_s: until all processes are there; JAXTRAIN_START_TIMEOUT_S or two minutes if left out.
+    timeout_s: how long to wait for all processes; by default JAXTRAIN_START_TIMEOUT_S or two minutes.
 
-    Raises UserError where the coordinator cannot be reached, its port is taken, or a process is missing.
+    Raises UserError if the coordinator cannot be reached, its port is taken, or a process is missing.
     """
     launch = launch or detect()
     timeout_s = timeout_s or _number(os.environ, "JAXTRAIN_START_TIMEOUT_S", START_TIMEOUT_S)
     if launch.processes == 1 or jax.distributed.is_initialized():
         return launch
-    host_memory.one_arena()  # before the connection's threads have heaps of their own
+    host_memory.one_arena()  # before the connection's threads get heaps of their own
     bind, coordinator = None, launch.coordinator
     assert coordinator is not None  # several processes have one
     if launch.process == 0:
@@ -111,12 +111,12 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
 
 
 def not_joined(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Tell that a launcher started several processes and that this one trains alone, in a sentence; else nothing."""
+    """Return a warning (in a list) if a launcher started several processes but this one trains alone; else []."""
     if jax.process_count() > 1:
         return []
     try:
         launch = detect(environ)
-    except UserError:  # a leftover of another program's
+    except UserError:  # left over from another program
         return []
     in_batch_script = launch.launcher == "Slurm" and "SLURM_STEP_NODELIST" not in environ  # srun sets it
     if launch.processes == 1 or in_batch_script:
@@ -135,10 +135,10 @@ def cleanup_distributed() -> None:
 
 
 def preflight(config_text: str, timeout_s: float = CHECK_TIMEOUT_S) -> None:
-    """All processes run the same versions of the same config on the same kind of device, and can add up a number.
+    """Check that all processes have the same versions, config and kind of devices, and that an all-reduce works.
 
-    config_text: the resolved config. Raises UserError where the devices that JAX_PLATFORMS asks for are not there, and
-    one that names the processes that differ, or are missing.
+    config_text: the resolved config. Raises UserError if the devices of JAX_PLATFORMS are missing, and if processes
+    differ or are missing; the message names them.
     """
     devices.all_devices()
     if jax.process_count() == 1:
@@ -173,31 +173,34 @@ def preflight(config_text: str, timeout_s: float = CHECK_TIMEOUT_S) -> None:
 
 
 def wait_for_all(name: str, timeout_s: float = 3600) -> None:
-    """Until every process is here; does nothing for a single one."""
+    """Wait until every process has reached this barrier; does nothing for a single process."""
     if jax.process_count() > 1:
         coordination().wait_at_barrier(f"jaxtrain/{name}", int(timeout_s * 1000))
 
 
 def say_goodbye(timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
-    """Before a process ends with an error: the others often end with the same one, and process 0, which keeps the
-    coordination service, lets them; without the service they would be aborted before they could say why."""
+    """Let the other processes end before process 0 does; call it before a process ends with an error.
+
+    Often all processes end with the same error. Process 0 runs the coordination service, and without the service the
+    others would be aborted before they could report why they end. So it waits up to `timeout_s` for them.
+    """
     from jax._src.distributed import global_state
 
     deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(Exception):  # a lost process never says it: the time is up, whatever the client raises
+    with contextlib.suppress(Exception):  # a lost process never answers: end at the timeout, whatever the client raises
         if global_state.process_id != 0:
             coordination().key_value_set(f"jaxtrain/left/{global_state.process_id}", "", allow_overwrite=True)
             return
         for process in range(1, global_state.num_processes):
             left = max(0.01, deadline - time.monotonic())
             coordination().blocking_key_value_get(f"jaxtrain/left/{process}", int(left * 1000))
-        time.sleep(0.2)  # from the word to the end
+        time.sleep(0.2)  # time for the others to exit after their message
 
 
 def broadcast_from_process_zero(topic: str, decide: Callable[[], Any]) -> Any:
-    """Return process 0's decision (JSON) on every process: a shared filesystem may look different to each of them.
+    """Return process 0's decision (JSON) on every process, because a shared filesystem may look different to each.
 
-    A UserError there is raised on every process.
+    If `decide` raises a UserError on process 0, every process raises it.
     """
     if jax.process_count() == 1:
         return decide()
@@ -215,7 +218,7 @@ def broadcast_from_process_zero(topic: str, decide: Callable[[], Any]) -> Any:
 
 
 def agree(topic: str, word: str) -> bool:
-    """Return whether every process says the same word under a topic, which each of them uses once."""
+    """Return True if every process passes the same word for a topic. Use each topic only once."""
     store, prefix = coordination(), f"jaxtrain/said/{topic}"
     store.key_value_set(f"{prefix}/{jax.process_index()}", word, allow_overwrite=True)
     said = {
@@ -226,7 +229,7 @@ def agree(topic: str, word: str) -> bool:
 
 
 def coordination():
-    """The client of JAX's coordination service: a small key-value store that all processes share."""
+    """Return the client of JAX's coordination service, a small key-value store that all processes share."""
     from jax._src.distributed import global_state
 
     return global_state.client
@@ -332,7 +335,7 @@ def _slurm(environ) -> Launch | None:
     if "SLURM_PROCID" not in environ or _number(environ, "SLURM_NTASKS", 1) == 1:
         return None
     job = _number(environ, "SLURM_JOB_ID", 0)
-    tasks = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")  # as 4(x2): of the first node
+    tasks = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")  # the first node's, as in 4(x2)
     if tasks is None:
         raise UserError(
             f"launch: SLURM_STEP_TASKS_PER_NODE is {environ['SLURM_STEP_TASKS_PER_NODE']!r}, wanted a number, or 4(x2)"
@@ -378,7 +381,7 @@ def _kubernetes(environ) -> Launch | None:
 
 
 def first_host(nodelist: str) -> str:
-    """`node[003-005,7],other` -> `node003`: the first host of a Slurm node list."""
+    """Return the first host of a Slurm node list: `node[003-005,7],other` -> `node003`."""
     match = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodelist)
     return match.group(1) + (match.group(2) or "") if match else nodelist
 

@@ -1,4 +1,4 @@
-"""Leave the process at once, without what Python does at its end, and take along what multiprocessing started."""
+"""Exit the process at once, without Python's shutdown, and kill the processes that multiprocessing started."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ import pathlib
 import signal
 from typing import NoReturn
 
-HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.spawn")  # in the command line, that of forked workers too
+HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.spawn")  # in their command lines, also for forked workers
 
 
 def leave(code: int) -> NoReturn:
-    """End with this exit code now. Worker processes and their fork server would end by themselves, but only after what
-    they are in the middle of, as importing torch."""
+    """Exit now with this code. Kills worker processes and their fork server: they would end by themselves, but only
+    after their current task, such as importing torch."""
     for pid in _helpers():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -19,13 +19,13 @@ def leave(code: int) -> NoReturn:
 
 
 def _helpers() -> list[int]:
-    """This process's descendants that multiprocessing started, children first. Empty without /proc (not Linux)."""
+    """List this process's descendants that multiprocessing started, children first; [] without /proc (not Linux)."""
     parents: dict[int, int] = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     mine, found = [os.getpid()], []
-    for pid in mine:  # grows
+    for pid in mine:  # the list grows in the loop
         mine += [child for child, parent in parents.items() if parent == pid]
     for pid in mine[1:]:
         with contextlib.suppress(OSError):

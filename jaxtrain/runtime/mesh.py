@@ -1,4 +1,4 @@
-"""One mesh, and where every array of a run lives on it."""
+"""The device mesh of a run, and the placement of its arrays on it."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from jaxtrain.runtime.devices import all_devices
 from jaxtrain.runtime.spread import spread
 
 BATCH_AXES = ("replica", "fsdp")  # a batch is split over both
-PIECES = ("fsdp", "sequence")  # parameters and moments that are kept in pieces are split over both
+PIECES = ("fsdp", "sequence")  # sharded parameters and moments are split over both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Layout:
 
     @property
     def batch_devices(self) -> int:
-        """Into how many pieces a batch is split."""
+        """The number of pieces that a batch is split into."""
         return self.mesh.shape["replica"] * self.mesh.shape["fsdp"]
 
     @property
     def shards(self) -> int:
-        """Into how many pieces fsdp splits an array: devices that hold other tokens of a sample hold other pieces."""
+        """The number of pieces that fsdp splits an array into, over the fsdp and sequence axes together."""
         return self.mesh.shape["fsdp"] * self.mesh.shape["sequence"]
 
     @property
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def whole_on_gpus(self) -> bool:
-        """Return True if every device is a GPU and holds all of every array that the optimizer updates."""
+        """Return True if the devices are GPUs and each holds the whole of every array that the optimizer updates."""
         whole = self.mesh.size == 1 or (self.strategy in ("ddp", "ddp_local") and self.mesh.shape["tensor"] == 1)
         return whole and self.mesh.devices.flat[0].platform == "gpu"
 
@@ -53,24 +53,25 @@ class Layout:
         return NamedSharding(self.mesh, P())
 
     def spread(self) -> contextlib.AbstractContextManager:
-        """Tell layers that are written per device, inside, where a batch is cut. Traced."""
+        """Return a context that tells layers written per device how a batch is divided over the devices. Traced."""
         whole = self.per_device or self.mesh.size == 1
         return spread(None if whole else self.mesh, BATCH_AXES, ("tensor",), ("sequence",))
 
     def batch(self, leading: int = 0) -> NamedSharding:
-        """Rows over the batch axes; `leading` axes (steps per call, accumulation) before them stay whole."""
+        """Return the sharding that splits rows over the batch axes; `leading` axes before the rows (steps per call,
+        accumulation) are not split."""
         return NamedSharding(self.mesh, P(*(None,) * leading, BATCH_AXES))
 
     def rows(self, size: int, leading: int = 0) -> NamedSharding:
-        """As `batch`; a batch of a size that does not divide over the batch axes is held by every device."""
+        """Return `batch(leading)`, or `replicated` if `size` is not divisible by the number of batch devices."""
         return self.replicated if size % self.batch_devices else self.batch(leading)
 
     def parameter(self, key: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Where a parameter is kept between steps."""
+        """Return the sharding of a parameter between steps."""
         return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp"))
 
     def moment(self, key: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Where the optimizer's arrays of a parameter's shape are kept; gradients are reduced to the same place."""
+        """Return the sharding of a parameter's moments in the optimizer; gradients are reduced to the same sharding."""
         return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp", "shard_grad_op"))
 
     @property
@@ -79,11 +80,11 @@ class Layout:
         return self.strategy in ("fsdp", "hsdp") and self.shards > 1
 
     def is_split(self, key: str, shape: tuple[int, ...]) -> bool:
-        """Return True if a parameter is kept in pieces that are gathered for use."""
+        """Return True if a parameter is stored sharded and gathered for use."""
         return PIECES in self.parameter(key, shape).spec
 
     def gather(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Whole parameters for one forward or backward pass; their gradients come back in pieces. Traced.
+        """Gather the parameters for one forward or backward pass; their gradients are sharded again. Traced.
 
         Source: Zhao et al. 2023 (FSDP), full sharding.
         """
@@ -98,10 +99,10 @@ class Layout:
         apart = lambda _, g: (jax.lax.with_sharding_constraint(g, kept),)
         gather = jax.custom_vjp(together)
         gather.defvjp(lambda x: (together(x), None), apart)
-        return gather(jax.lax.optimization_barrier(value))  # XLA would gather first and cast to bf16 after
+        return gather(jax.lax.optimization_barrier(value))  # else XLA would gather before the cast to bf16
 
     def scatter(self, grads: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Gradients where the optimizer keeps its moments. Traced."""
+        """Reduce-scatter gradients to the sharding of the moments if the strategy is shard_grad_op. Traced."""
         if self.strategy != "shard_grad_op":
             return dict(grads)
         place = lambda key, value: jax.lax.with_sharding_constraint(value, self.moment(key, value.shape))
@@ -119,7 +120,7 @@ class Layout:
         return NamedSharding(self.mesh, P(*spec))
 
     def _checked(self, key: str, shape: tuple[int, ...], axes: tuple) -> list[Any]:
-        """The axes that a rule gives a parameter. Raises UserError where they do not fit its shape."""
+        """Return a rule's axes for a parameter. Raises UserError if they do not fit its shape."""
         tensor = self.mesh.shape["tensor"]
         if len(axes) != len(shape):
             raise UserError(f"shard.rules: {key} has {len(shape)} axes, its rule names {len(axes)}")
@@ -130,7 +131,7 @@ class Layout:
 
 
 def refuse_whole(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError where `shard.tensor` is to split layers, and no rule fits any parameter."""
+    """Raise UserError if `shard.tensor` should split layers but no rule matches a parameter."""
     if layout.mesh.shape["tensor"] == 1:
         return
     for pattern in layout.rules:
@@ -146,9 +147,9 @@ def refuse_whole(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: list | None = None) -> Layout:
-    """The layout for a `shard` section over all devices of all processes (or the given ones).
+    """Return the layout of a `shard` config section over all devices of all processes (or the given ones).
 
-    Raises UserError where the devices cannot be divided as asked.
+    Raises UserError if the devices cannot be divided as requested.
     """
     devices = list(all_devices() if devices is None else devices)
     if config.devices is not None:
@@ -169,7 +170,7 @@ def make_layout(config: Any, rules: Mapping[str, tuple] | None = None, devices: 
 
 
 def _first_of_each_process(devices: list, count: int) -> list:
-    """Raises UserError where a process has fewer."""
+    """Return the first `count` devices of each process. Raises UserError if a process has fewer."""
     own: dict[int, list] = {}
     for device in devices:
         own.setdefault(device.process_index, []).append(device)
@@ -180,7 +181,7 @@ def _first_of_each_process(devices: list, count: int) -> list:
 
 
 def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.batch_size") -> None:
-    """Raises UserError, with the nearest sizes that fit, where a batch cannot be divided over the devices."""
+    """Raise UserError, naming the nearest sizes that fit, if a batch cannot be divided over the devices."""
     unit = accumulate * layout.batch_devices
     if size % unit:
         below, above = size // unit * unit, -(-size // unit) * unit
@@ -192,7 +193,7 @@ def check_batch(size: int, accumulate: int, layout: Layout, key: str = "data.bat
 def local_rows(size: int, layout: Layout) -> np.ndarray:
     """Return the rows of a global batch of `size` that this process reads, in order."""
     if not any(device.process_index == jax.process_index() for device in layout.mesh.devices.flat):
-        return np.arange(size)  # stand-ins for devices that are elsewhere
+        return np.arange(size)  # descriptions of devices that this machine does not have
     rows: set[int] = set()
     for slices in layout.rows(size).addressable_devices_indices_map((size,)).values():
         if slices is not None:

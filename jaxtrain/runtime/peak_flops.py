@@ -1,4 +1,4 @@
-"""Peak arithmetic of accelerators, dense, from the vendors' data sheets: what a utilisation is measured against."""
+"""Peak FLOP/s of accelerators (dense), from the vendors' data sheets, as the reference for utilisation."""
 
 import jax.numpy as jnp
 
@@ -30,9 +30,9 @@ _PEAKS = {
 
 
 def peak_flops(device_kind: str, compute: jnp.dtype, matmul: str = "default") -> float | None:
-    """FLOP/s of one device for products in `compute`, or None where it is not known.
+    """Return the FLOP/s of one device for products in dtype `compute`, None if unknown.
 
-    matmul: `precision.matmul`; float32 products take TF32 unless it is "highest".
+    matmul: `precision.matmul`; float32 products use TF32 unless it is "highest".
     """
     for part, (half, tf32, full) in _PEAKS.items():
         if part in device_kind:

@@ -1,4 +1,4 @@
-"""Write within a run folder only: in one that came from elsewhere, any name may be a link to a file of the user's."""
+"""Write only inside a run folder. In a folder from elsewhere, any name may be a link to one of the user's own files."""
 
 import errno
 import os
@@ -9,16 +9,16 @@ import stat
 from jaxtrain.errors import UserError
 
 FOLDERS = ("checkpoints", "exports", "reports", "tensorboard", "mlflow_artifacts", "wandb")  # that a run writes into
-LINES = ("run.lock", "train.log", "metrics.jsonl", "mlflow.db", "mlflow_run.txt", "report.html")  # files of its own
+LINES = ("run.lock", "train.log", "metrics.jsonl", "mlflow.db", "mlflow_run.txt", "report.html")  # files it writes
 NAMED = ("exports", "reports")  # folders in which commands write files by name
 
 
 def open_plain(path: str | os.PathLike, flags: int) -> int:
-    """os.open, made where it is missing, of a plain file and never through a link; an opener of `open`, too.
+    """Open (or create) a plain file like os.open, never following a link. Also usable as the `opener` of `open`.
 
-    Raises OSError.
+    Raises OSError, also if the path is no plain file.
     """
-    extra = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe nobody reads would not be opened at all
+    extra = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nonblocking: a pipe without a reader would hang
     descriptor = os.open(path, flags | extra, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -27,7 +27,7 @@ def open_plain(path: str | os.PathLike, flags: int) -> int:
 
 
 def refuse_links(folder: pathlib.Path) -> None:
-    """Raises UserError where a name that a run or a command on it writes to is a link, a pipe or a device."""
+    """Raise UserError if a name that a run or one of its commands writes to is a link, a pipe or a device."""
     for name in (*FOLDERS, *LINES):
         path = folder / name
         try:
@@ -53,7 +53,7 @@ def refuse_links(folder: pathlib.Path) -> None:
 
 
 def delete(path: pathlib.Path) -> None:
-    """A folder, as far as that is possible; a link goes, not what it leads to."""
+    """Delete a file or a folder, ignoring errors inside the folder. For a link, delete only the link."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

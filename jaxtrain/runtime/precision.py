@@ -1,7 +1,7 @@
-"""Which dtype holds the weights, which one computes.
+"""Precision policies: the dtype that stores the weights, and the dtype that computes.
 
-A layer of `jaxtrain.nn` computes in its weight's dtype and normalisations in float32, so a policy only casts the
-weights of two and more axes for the forward pass; gains and biases stay in float32, as under torch autocast.
+A layer of `jaxtrain.nn` computes in its weight's dtype, and normalisations in float32. So a policy only casts weights
+with two or more axes for the forward pass; gains and biases stay in float32, as under torch autocast.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """params: dtype of the weights between steps. compute: dtype of the forward and backward pass."""
+    """A precision policy. params: dtype of the weights between steps. compute: dtype of forward and backward pass."""
 
     params: jnp.dtype
     compute: jnp.dtype

@@ -1,9 +1,10 @@
-"""Preemption: SIGTERM, SIGUSR1 or SIGHUP ends a run with exit code 75, its state saved, whatever it is doing. Ctrl-C
-does the same with exit code 130; a second one ends it at once.
+"""Preemption: on SIGTERM, SIGUSR1 or SIGHUP, save the run and exit with code 75, whatever it is doing. Ctrl-C does the
+same with exit code 130; a second Ctrl-C ends the run at once.
 
-A thread hears of the signal at once, also while the main thread compiles. The main thread asks `proceed` before every
-piece of work and leaves by `Interrupted`, at the same piece on every process: processes vote. Where it does not come to
-ask within half the grace period, and its state is at rest (compiling, evaluating, waiting for data), the thread saves.
+A thread receives the signal at once, even while the main thread compiles. The main thread calls `proceed` before every
+piece of work and leaves by `Interrupted`, at the same piece on every process: processes vote. If it does not call
+`proceed` within half the grace period, and its state is at rest (compiling, evaluating, waiting for data), the thread
+saves.
 """
 
 import contextlib
@@ -21,31 +22,32 @@ from jaxtrain.runtime import ended_by_ctrl_c, handlers
 from jaxtrain.runtime.leaving import leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
-EXIT_CODE = 75  # sysexits' EX_TEMPFAIL: start me again
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it: whoever pressed Ctrl-C does not want it started again
+EXIT_CODE = 75  # sysexits' EX_TEMPFAIL: the job should be started again
+INTERRUPTED = 130  # 128 + SIGINT, as in shells: after Ctrl-C the job should not be started again
 GRACE_S = 30.0
-POLL_S = 0.5  # how often a process looks whether another one was told
+POLL_S = 0.5  # how often a process checks if another one got a signal
 
 
 class Interrupted(Exception):
-    """The run is to be saved now; raised where its state is whole."""
+    """Raised when the run must be saved now, at a point where its state is consistent."""
 
 
 class Preempted(SystemExit):
-    """The run was saved; the process ends with exit code 75, or 130 after a Ctrl-C."""
+    """Raised once the run is saved; the process ends with exit code 75, or 130 after a Ctrl-C."""
 
     def __init__(self, code: int = EXIT_CODE):
         super().__init__(code)
 
 
 def was_saved(error: BaseException) -> bool:
-    """Tell whether an exception ends a run that was saved: Preempted, or the KeyboardInterrupt of `saved`."""
+    """Return True if an exception ends a run that was saved: Preempted, or the KeyboardInterrupt of `saved`."""
     return isinstance(error, Preempted) or ended_by_ctrl_c.is_marked(error)
 
 
 @dataclasses.dataclass
 class _Run:
-    """A run that can be saved. emergency_save: saves it from another thread. last: names its last checkpoint."""
+    """A run that can be saved. emergency_save: saves it from another thread. last: names its last checkpoint.
+    resting: its state is consistent and not in use. stopped: `proceed` has raised Interrupted."""
 
     grace_s: float
     emergency_save: Callable[[], None]
@@ -55,55 +57,60 @@ class _Run:
 
 
 class Preemption:
-    """Handle the signals of this process. They concern the innermost run of the main thread: one that a callback
-    trains while it lasts, then the run around it. Without a run there is nothing to save; one in another thread neither
-    hears of them nor changes what they do.
+    """Handles the signals of this process.
 
-    Before `listen` and outside the main thread, where Python takes no signals, it never interrupts anybody. In a
-    command (`listen(command=True)`) the signals are the run's alone, at any moment of the process; a script or notebook
-    that calls Trainer.train() gets a KeyboardInterrupt after a Ctrl-C instead of its end, and the second one at once.
+    Signals concern the innermost run of the main thread: a run that a callback trains, and after it the run around it.
+    Without a run there is nothing to save. A run in another thread is not told of signals and does not change what they
+    do. Before `listen` and outside the main thread, where Python takes no signals, nothing is interrupted.
+
+    In a command (`listen(command=True)`) the signals belong to the run at any moment of the process. In a script or
+    notebook that calls Trainer.train(), a Ctrl-C leads to a KeyboardInterrupt instead of ending the process; a second
+    Ctrl-C raises it at once.
     """
 
     def __init__(self):
         self._command, self._process = False, os.getpid()
-        self._interrupts = 0  # Ctrl-Cs so far
-        self.why = ""  # "SIGTERM", once told
+        self._interrupts = 0  # number of Ctrl-Cs so far
+        self.why = ""  # "SIGTERM", once a signal has come
         self.told = threading.Event()
-        self._ended = threading.Event()  # nobody is left to be saved: the deadline no longer ends the process
+        self._ended = threading.Event()  # no run is left to be saved: the deadline no longer ends the process
         self._deadline = float("inf")
         self._run: _Run | None = None
-        self._turn = threading.RLock()  # held by whoever decides about the state
-        self._pieces = 0  # of work that the main thread has gone on to
-        self._stop_at: int | None = None  # it may not go on to this one
+        self._turn = threading.RLock()  # protects the decision to save, and the fields that it depends on
+        self._pieces = 0  # pieces of work that the main thread has begun
+        self._stop_at: int | None = None  # number of the piece that it must not begin
         self._reader, self._writer = -1, -1
-        self._before: dict[int, Any] = {}  # handlers
+        self._before: dict[int, Any] = {}  # previous handlers
         self._pythons: dict[int, int] = {}  # addresses of the function that calls Python's handlers
 
     # --- signals ------------------------------------------------------------------------------------------------
 
     def listen(self, command: bool = False) -> bool:
-        """Take the signals from now on; False where that is not possible or done already. One that is ignored (nohup,
-        a script's background job) stays so, and so does one that C code handles (faulthandler.register)."""
+        """Handle the signals from now on; return False if that is not possible or already done.
+
+        A signal that is ignored (nohup, a script's background job) or handled by C code (faulthandler.register) is left
+        as it is.
+        """
         if self._before or not _in_main_thread():
             return False
-        self.told.clear()  # of an earlier run in this process, which has ended
+        self.told.clear()  # left from an earlier run in this process, which has ended
         self._command, self._interrupts, self._process = command, 0, os.getpid()
-        self._ended = threading.Event()  # a thread that sees an earlier signal through keeps that run's
+        self._ended = threading.Event()  # a thread that still handles an earlier signal keeps the old event
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         taken = [number for number in SIGNALS if handlers.can_be_taken(number)]
         self._before = {number: signal.signal(number, self._wake) for number in taken}
         self._pythons = {number: handlers.address(number) for number in taken}
-        # A process is born with the signals blocked that its parent, perhaps a fork server, had blocked.
+        # A process starts with the signals blocked that its parent, perhaps a fork server, had blocked.
         self._blocked_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) & set(SIGNALS)
-        # A Python handler waits until the main thread is back from C++; the pipe is written at once.
+        # A Python handler runs only when the main thread returns from C++; the pipe is written at once.
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=[self._reader], name="jaxtrain-preemption", daemon=True).start()
         return True
 
     @contextlib.contextmanager
     def listening(self, command: bool = False) -> Iterator[None]:
-        """Signals are taken within, and given back after; a process that obeys one has ended with it."""
+        """Handle signals in this context and restore the handlers afterwards, unless Preempted ends the process."""
         mine, obeyed = self.listen(command), False
         try:
             yield
@@ -115,7 +122,7 @@ class Preemption:
                 self.close()
 
     def close(self) -> None:
-        """Give the signals back; one that somebody has taken meanwhile stays theirs."""
+        """Restore the previous handlers, except for signals whose handler other code has changed since."""
         self._ended.set()
         if not self._before:
             return
@@ -128,12 +135,15 @@ class Preemption:
         os.close(self._writer)
 
     def _has(self, number: int) -> bool:
-        """Tell whether the handler is the one that was set by `listen`."""
+        """Return True if the signal's handler is still the one that `listen` set."""
         return signal.getsignal(number) == self._wake and handlers.address(number) == self._pythons[number]
 
     def forget(self) -> None:
-        """In a child that this process forked: it has no run, and its signals are not the run's. SIGTERM, by which
-        multiprocessing ends it, is as it was; the others go to all of a job, whose run needs its helpers still."""
+        """Reset the state in a forked child: it has no run, and its signals are not the run's.
+
+        SIGTERM gets its previous handler, because multiprocessing ends the child by it. The other signals stay handled:
+        they go to all processes of a job, and the run still needs its helpers.
+        """
         self._turn, self._run, self._stop_at = threading.RLock(), None, None
         self._ended.set()
         if not self._before:
@@ -147,7 +157,7 @@ class Preemption:
             os.close(self._writer)
 
     def _wake(self, number: int, frame: object) -> None:
-        """In the main thread, when it is back from C++. The pipe has told the other thread already."""
+        """Handle a signal in the main thread, once it is back from C++. The pipe has told the other thread already."""
         if number == signal.SIGINT and not self._command:
             self._interrupts += 1
             if self._interrupts > 1 or (self._run is None and os.getpid() == self._process):
@@ -162,7 +172,7 @@ class Preemption:
                     self._interrupts += 1
                     if self._interrupts > 1:
                         self._exit("interrupted again: left at once", INTERRUPTED)
-                if not self.told.is_set():  # the first one says why
+                if not self.told.is_set():  # the first signal is the reason
                     self._tell(signal.Signals(number).name)
         os.close(reader)
 
@@ -182,7 +192,7 @@ class Preemption:
 
     @property
     def what(self) -> str:
-        """The end in words: "preempted (SIGTERM)"."""
+        """The reason of the end for messages, such as "preempted (SIGTERM)"."""
         return f"{'interrupted' if self.why.startswith('SIGINT') else 'preempted'} ({self.why})"
 
     @property
@@ -190,8 +200,8 @@ class Preemption:
         return INTERRUPTED if self.why.startswith("SIGINT") else EXIT_CODE
 
     def saved(self) -> BaseException:
-        """Return the exception to raise once the run is saved. After a Ctrl-C a script or notebook is told as of any
-        other Ctrl-C."""
+        """Return the exception to raise once the run is saved: Preempted, or a KeyboardInterrupt after Ctrl-C in a
+        script or notebook."""
         if not self._may_wait(self.why):
             return Preempted(self.exit_code)
         last = "" if self._run is None else f": {self._run.last()}. Start it again to go on"
@@ -201,15 +211,17 @@ class Preemption:
 
     @contextlib.contextmanager
     def attached(self, grace_s: float, emergency_save: Callable[[], None], last: Callable[[], str]) -> Iterator[None]:
-        """A run that can be saved, within another one perhaps, which can be saved again afterwards. emergency_save:
-        saves it from another thread. last: names its last checkpoint, in words."""
+        """Register a run that can be saved in this context; an outer run becomes current again afterwards.
+
+        emergency_save: saves the run from another thread. last: returns text that names its last checkpoint.
+        """
         if not _in_main_thread():
             yield
             return
         mine = self.listen()
         with self._turn:
             outer, self._run = self._run, _Run(grace_s, emergency_save, last)
-            if outer is None:  # pieces of work are counted through, so that all processes stop at the same one
+            if outer is None:  # an inner run continues the count of pieces, so that all processes stop at the same one
                 self._pieces, self._stop_at = 0, None
         ended = threading.Event()
         if _processes() > 1 and outer is None:
@@ -226,7 +238,10 @@ class Preemption:
                     self.close()
 
     def proceed(self) -> None:
-        """Before every piece of work that all processes do in the same order. Raises Interrupted where it must not."""
+        """Call this before every piece of work that all processes do in the same order.
+
+        Raises Interrupted if the run must stop before this piece.
+        """
         with self._turn:
             if self.due:
                 if self._run is not None:
@@ -241,7 +256,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """While the state is whole and the main thread does not touch it."""
+        """Mark a context in which the run's state is consistent and the main thread does not use it."""
         run = self._run if _in_main_thread() else None
         if run is None:
             yield
@@ -251,7 +266,7 @@ class Preemption:
         try:
             yield
         finally:
-            with self._turn:  # whoever saves meanwhile ends the process and never gives it back
+            with self._turn:  # blocks forever if the thread is saving: it then ends the process
                 run.resting = False
 
     # --- the end ------------------------------------------------------------------------------------------------
@@ -280,7 +295,10 @@ class Preemption:
             )
 
     def _save_for_main(self, run_ended: threading.Event) -> None:
-        """The main thread has not come to ask. Several processes do this together or not at all."""
+        """Save the run from this thread, because the main thread has not called `proceed`, and exit.
+
+        With several processes, all of them save or none does.
+        """
         with self._turn:
             if run_ended.is_set():
                 return
@@ -294,9 +312,9 @@ class Preemption:
             self._exit(f"{self.what}: {run.last()}. Start the same command again to go on", self.exit_code)
 
     def _hear_others(self, ended: threading.Event) -> None:
-        """Tell all processes of a signal that one of them got, and get to know of theirs."""
+        """Tell the other processes of this process's signal, and learn of theirs."""
         key = f"jaxtrain/told/{_process()}"
-        with contextlib.suppress(Exception):  # the coordinator is gone: the watchdog's matter
+        with contextlib.suppress(Exception):  # the coordinator is gone: the watchdog handles that
             while not ended.wait(POLL_S):
                 if self.told.is_set():
                     _store().key_value_set(key, f"{self.why} on process {_process()}", allow_overwrite=True)
@@ -316,14 +334,14 @@ class Preemption:
 
     @property
     def left_s(self) -> float:
-        """Seconds left of the grace period; infinite where there is none."""
+        """Seconds left of the grace period; infinite if there is no deadline."""
         return max(0.0, self._deadline - time.monotonic())
 
     def _exit(self, message: str, code: int) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone has sent the SIGHUP
+        with contextlib.suppress(OSError, ValueError):  # SIGHUP may mean that the terminal is gone
             print(message, file=sys.stderr, flush=True)
         if _processes() > 1 and _process() == 0:
-            time.sleep(0.5)  # the others hear the last answers of the store that lives in this process
+            time.sleep(0.5)  # let the others read their last answers from the store, which this process runs
         leave(code)
 
 
@@ -332,7 +350,7 @@ def _in_main_thread() -> bool:
 
 
 def _processes() -> int:
-    """1 until this process has connected to the others. Asking jax.process_count() would start its backend."""
+    """Return the number of processes, 1 until this process has connected. jax.process_count() would start a backend."""
     state = _distributed()
     return 1 if state is None else state.num_processes or 1
 
@@ -347,8 +365,10 @@ def _store():
 
 
 def _distributed():
-    """JAX's state of the group, None where it is not imported whole: a thread that imported it while the main thread
-    is about to would break that import."""
+    """Return JAX's state of the process group, None unless it has been imported completely.
+
+    Importing it in this thread could break an import of JAX that is in progress in the main thread.
+    """
     return getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
 
 

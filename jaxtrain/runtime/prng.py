@@ -1,4 +1,4 @@
-"""Random keys: for one call of a model, and for the weights it begins with."""
+"""Random keys for one call of a model, and for its initial weights."""
 
 import jax
 from flax import nnx
@@ -7,18 +7,18 @@ from jaxtrain.runtime import threefry
 
 
 def install() -> None:
-    """Generate random bits as straight code in the programs that this process compiles for a CPU from now on.
+    """Generate random bits by loop-free code in the programs that this process compiles for a CPU from now on.
 
-    The bits are the same; see runtime/threefry.py for what it saves. The Trainer calls it before it compiles.
+    The bits are the same; runtime/threefry.py says what it saves. The Trainer calls this before it compiles.
     """
     threefry.install()
 
 
 class Rngs:
-    """A source of fresh keys inside one traced call; `None` in its place means evaluation mode.
+    """A source of new random keys inside one traced call; passing `None` instead means evaluation mode.
 
-    The counter is a Python number, so the n-th request of a trace always folds in n: the same step with the same key
-    draws the same dropout, on any number of devices, and `jax.checkpoint` replays it.
+    The counter is a Python int, so the n-th request of a trace always folds in n. So the same step with the same key
+    draws the same dropout on any number of devices, and `jax.checkpoint` replays it.
     """
 
     def __init__(self, key: jax.Array):
@@ -30,16 +30,16 @@ class Rngs:
         return jax.random.fold_in(self._key, self._count)
 
     def fold(self, index: int | jax.Array) -> "Rngs":
-        """An independent source, for the index-th layer of a scan or the index-th micro-batch."""
+        """Return an independent source, for the index-th layer of a scan or the index-th micro-batch."""
         return Rngs(jax.random.fold_in(self(), index))
 
 
 def initial_rngs(seed: int | jax.Array) -> nnx.Rngs:
-    """`nnx.Rngs(seed)`, the same keys in the same order, for a model that is built inside a trace.
+    """Return an equivalent of `nnx.Rngs(seed)`, with the same keys in the same order, for a model built inside a trace.
 
-    At every draw flax compares the devices of the counter's old and new value. A traced value has none, and jax answers
-    with an error whose text looks through all operations so far: the time grows with the square of the model. For the
-    same reason a model writes what it draws or moves itself with `variable.set_value(x)`, not `variable[...] = x`.
+    At every draw flax compares the devices of the counter's old and new value. A traced value has none, and jax raises
+    an error whose text searches all operations so far: the time grows with the square of the model's size. For the same
+    reason a model writes its own variables with `variable.set_value(x)`, not `variable[...] = x`.
     """
     rngs = nnx.Rngs(seed)
     rngs.default = _Stream(rngs.default.key.get_value(), tag=rngs.default.tag)

@@ -1,4 +1,4 @@
-"""Offer the random keys of `jaxtrain.runtime.prng` under the first version's name."""
+"""Re-export `jaxtrain.runtime.prng` under its old module name."""
 
 from jaxtrain.runtime.prng import Rngs, initial_rngs
 

@@ -1,7 +1,7 @@
-"""All processes of a run meet at the coordinator's port before JAX connects them there: where one is missing, JAX
-aborts the others with a C++ stack (SIGABRT), and cannot say who it is.
+"""Let all processes of a run meet at the coordinator's port before JAX connects them there.
 
-Each process says `jaxtrain <number> <host>`; process 0 answers `go`, or `no <reason>` once the time is up, to all.
+If a process is missing, JAX aborts the others with a C++ stack trace (SIGABRT) and cannot say which one it is. So each
+process sends `jaxtrain <number> <host>`, and process 0 answers all of them with `go`, or with `no <reason>` on timeout.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from typing import cast
 from jaxtrain.errors import UserError
 
 HELLO = re.compile(rb"jaxtrain (\d{1,7}) ([^\n]{0,255})\n")
-MOST_BYTES = 300  # of a hello; whoever says more is not one of us
+MOST_BYTES = 300  # of a hello; a longer message doesn't come from a process of the run
 NAP_S = 0.2
 
 
 def open_port(coordinator: str, one_machine: bool) -> socket.socket:
-    """A socket that listens at the coordinator's own address, so that no other network reaches it.
+    """Return a socket that listens at the coordinator's own address, so that no other network can reach it.
 
-    At all addresses where that address is not one of this machine's (a service's, a translated one), and where its name
-    means only this machine to itself, as Debian's /etc/hosts has it, while others are to come. one_machine: all
-    processes are on this one. Raises UserError where the port is taken.
+    It listens at all addresses if that address is not this machine's own (a service's, a translated one), or if the
+    host's name resolves to loopback here, as in Debian's /etc/hosts, although other machines must connect. one_machine:
+    all processes are on this machine. Raises UserError if the port is taken.
     """
     host, port = split(coordinator)
     for family, address in _addresses(host, port):
@@ -42,7 +42,7 @@ def open_port(coordinator: str, one_machine: bool) -> socket.socket:
 
 
 def gather(listener: socket.socket, coordinator: str, processes: int, timeout_s: float) -> None:
-    """Process 0 waits for all others. Raises UserError that names who is missing; the listener is closed."""
+    """Wait on process 0 for all other processes; close the listener. Raises UserError naming the missing ones."""
     deadline = time.monotonic() + timeout_s
     come: dict[int, tuple[socket.socket, str]] = {}
     with contextlib.ExitStack() as stack:
@@ -66,19 +66,19 @@ def gather(listener: socket.socket, coordinator: str, processes: int, timeout_s:
                     selector.register(guest, selectors.EVENT_READ, bytearray())
                 else:
                     reason = reason or _hear(key, selector, come, processes)
-        listener.close()  # JAX's service takes the port
+        listener.close()  # free the port for JAX's service
         for guest, _ in come.values():
             _say(guest, f"no {reason}\n" if reason else "go\n")
         if reason:
             raise UserError(reason)
-        for guest, _ in come.values():  # they hang up first: the port is free at once then
+        for guest, _ in come.values():  # if the others disconnect first, the port is free at once
             guest.settimeout(NAP_S)
             with contextlib.suppress(OSError):
                 guest.recv(1)
 
 
 def report(coordinator: str, process: int, timeout_s: float) -> None:
-    """Another process says that it is here, and waits for all to be. Raises UserError where that does not happen."""
+    """Report to process 0 that this process has started, and wait for all others. Raises UserError on failure."""
     deadline = time.monotonic() + timeout_s
     host, port = split(coordinator)
     reason = ""
@@ -105,14 +105,14 @@ def report(coordinator: str, process: int, timeout_s: float) -> None:
 
 
 def split(coordinator: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `[::1]:port`."""
+    """Split `host:port` or `[::1]:port` into host and port."""
     host, _, port = coordinator.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def _hear(key: selectors.SelectorKey, selector: selectors.BaseSelector, come: dict, processes: int) -> str:
-    """Take in what a guest says; a reason to give up, or nothing. A stranger on the port is sent away."""
-    guest, said = cast(socket.socket, key.fileobj), key.data  # what `gather` has registered
+    """Read a connection's message; return a reason to give up, or "". Connections of other programs are closed."""
+    guest, said = cast(socket.socket, key.fileobj), key.data  # as registered by `gather`
     try:
         received = guest.recv(MOST_BYTES)
     except OSError:
@@ -139,7 +139,7 @@ def _hear(key: selectors.SelectorKey, selector: selectors.BaseSelector, come: di
 
 
 def _hung_up(guest: socket.socket) -> bool:
-    """Return True if a process that had connected is gone: it was restarted."""
+    """Return True if a connected process has disconnected, because it was restarted."""
     try:
         return guest.recv(1) == b""
     except BlockingIOError:
@@ -154,7 +154,7 @@ def _say(guest: socket.socket, words: str) -> None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, str]]:
-    """(family, address) of a host, IPv4 first. Raises UserError where it has none."""
+    """Return (family, address) pairs of a host, IPv4 first. Raises UserError if it has none."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -172,7 +172,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(family: int, address: str, port: int) -> socket.socket | None:
-    """None where the address is not this machine's."""
+    """Return a listening socket, None if the address is not this machine's. Raises UserError if the port is taken."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:

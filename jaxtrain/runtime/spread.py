@@ -1,7 +1,7 @@
-"""How the batch of the program being traced is spread over devices, for what must be written per device.
+"""Describe how the batch of the traced program is spread over devices, for code that must be written per device.
 
-XLA's partitioner divides products and element-wise work by itself. A sort, or a kernel that is one call to it, it would
-run on the whole batch everywhere; `parts` and `over_devices` say where the cuts are.
+XLA's partitioner divides products and element-wise operations by itself. But it would run a sort, or a custom kernel
+call, on the whole batch on every device; `parts` and `over_devices` divide those.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-Axes = tuple[str | None, ...]  # what each axis of an array is: "batch", "sequence", "heads" or none of these
+Axes = tuple[str | None, ...]  # the kind of each axis of an array: "batch", "sequence", "heads", or None
 Spread = tuple[Mesh, tuple[tuple[str, tuple[str, ...]], ...]]
 _spread: contextvars.ContextVar[Spread | None]
 _spread = contextvars.ContextVar("spread", default=None)
@@ -24,20 +24,22 @@ _spread = contextvars.ContextVar("spread", default=None)
 def spread(
     mesh: Mesh | None, batch: tuple[str, ...] = (), heads: tuple[str, ...] = (), sequence: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Say, inside, over which axes of the mesh a batch lies, what a layer splits, and over which the tokens of a sample
-    lie; None: on one device."""
+    """Set, for this context, the mesh axes that split the batch, a layer's heads, and the tokens of a sample.
+
+    mesh None: a single device.
+    """
     with resumed(None if mesh is None else (mesh, (("batch", batch), ("heads", heads), ("sequence", sequence)))):
         yield
 
 
 def current() -> Spread | None:
-    """Give what is in force, for a derivative that is traced after its function's scope has ended."""
+    """Return the current setting, for a derivative that is traced after its function's context has ended."""
     return _spread.get()
 
 
 @contextlib.contextmanager
 def resumed(found: Spread | None) -> Iterator[None]:
-    """Put what `current` gave in force again, inside."""
+    """Restore, for this context, a setting returned by `current`."""
     token = _spread.set(found)
     try:
         yield
@@ -46,7 +48,7 @@ def resumed(found: Spread | None) -> Iterator[None]:
 
 
 def parts(kind: str = "batch") -> int:
-    """Count the pieces that a batch is cut into, or the tokens of a sample ("sequence")."""
+    """Return the number of pieces that a batch, or the tokens of a sample ("sequence"), is split into."""
     return 1 if _spread.get() is None else _size(kind)
 
 
@@ -59,7 +61,7 @@ def in_parts(x: jax.Array) -> jax.Array:
 
 
 def apart(x: jax.Array, batch: int, sequence: int) -> jax.Array:
-    """Cut x [sample, token, ...] into what each device holds: [batch * sequence, entries, ...]."""
+    """Cut x [sample, token, ...] into the pieces of the devices: [batch * sequence, entries, ...]."""
     samples, tokens, *inner = x.shape
     blocks = x.reshape(batch, samples // batch, sequence, tokens // sequence, *inner)
     return in_parts(blocks.swapaxes(1, 2).reshape(batch * sequence, -1, *inner))
@@ -75,9 +77,12 @@ def split_tokens(x: jax.Array) -> jax.Array:
 
 
 def over_devices(function: Callable, arrays: Sequence[Any], kinds: Sequence[Axes], result: Axes) -> Any:
-    """Run function(*arrays) on every device's part: kinds says which axes of each array are batch, sequence or heads
-    (one of length 1 is everywhere), result the same of what it gives. An axis that the devices do not divide is whole
-    on each. Called as it is where none is cut."""
+    """Run function(*arrays) on every device's part of the arrays.
+
+    kinds: which axes of each array are batch, sequence or heads; an axis of length 1 is replicated. result: the same
+    for the function's result. An axis whose length the devices do not divide is replicated. If no axis is split, the
+    function is called directly.
+    """
     spread = _spread.get()
     if spread is None or math.prod(spread[0].shape.values()) == 1:
         return function(*arrays)

@@ -1,7 +1,7 @@
 """Rules that split linear layers over the devices of `shard.tensor`.
 
-A layer that is split by columns makes a part of the outputs on every device, one that is split by rows takes a part of
-the inputs and sums the products. One of each in turn sends once. Source: Shoeybi et al. 2019 (Megatron-LM), sec. 3.
+A layer split by columns computes a part of the outputs on every device. One split by rows takes a part of the inputs,
+and the products are summed. A pair of them communicates only once. Source: Shoeybi et al. 2019 (Megatron-LM), sec. 3.
 """
 
 import math
@@ -13,7 +13,8 @@ Rules = Mapping[str, tuple[str | None, ...]]  # pattern of a parameter's key -> 
 
 
 def columns(layers: str) -> Rules:
-    """Split the outputs of the Linear layers whose names fit a pattern: weight [out, in], bias [out], LoRA's B."""
+    """Return rules that split the outputs of the Linear layers whose names match a pattern: weight [out, in], bias
+    [out], LoRA's B."""
     return {
         rf"(?:{layers})\.(base_layer\.)?weight": ("tensor", None),
         rf"(?:{layers})\.(base_layer\.)?bias": ("tensor",),
@@ -22,7 +23,8 @@ def columns(layers: str) -> Rules:
 
 
 def rows(layers: str) -> Rules:
-    """Split the inputs of the Linear layers whose names fit a pattern: weight [out, in], LoRA's A; the bias stays."""
+    """Return rules that split the inputs of the Linear layers whose names match a pattern: weight [out, in], LoRA's A;
+    the bias is not split."""
     return {
         rf"(?:{layers})\.(base_layer\.)?weight": (None, "tensor"),
         rf"(?:{layers})\.lora_A(\.\w+\.weight)?": (None, "tensor"),
@@ -30,7 +32,7 @@ def rows(layers: str) -> Rules:
 
 
 def check_divides(tensor: int, sizes: Mapping[str, int]) -> None:
-    """Raises UserError where shard.tensor does not divide one of the sizes, given by the names of their settings."""
+    """Raise UserError if shard.tensor does not divide one of the sizes. sizes: name of the setting -> size."""
     for name, size in sizes.items():
         if size % tensor:
             common = math.gcd(*sizes.values())

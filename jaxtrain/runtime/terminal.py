@@ -1,4 +1,4 @@
-"""Tell what the standard streams can do: some programs replace them by a logger, or have none."""
+"""Handle standard streams with care: some programs replace them by a logger, or have none."""
 
 import contextlib
 import errno
@@ -9,25 +9,27 @@ from typing import Any
 
 
 def is_terminal(stream: Any) -> bool:
-    """Tell whether a person looks at a stream; False for None and for one without `isatty`."""
+    """Return True if a stream is a terminal; False for None and for a stream without `isatty`."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return bool(stream.isatty())
     return False
 
 
 def take_any_text() -> None:
-    """Let the standard streams write what their encoding lacks as escapes, where an ASCII locale would raise."""
+    """Make the standard streams escape characters that their encoding lacks, instead of raising (ASCII locale)."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")
 
 
-_LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO}  # EIO: of a terminal that was closed
+_LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO}  # EIO: the terminal was closed
 
 
 class _Unread:
-    """The standard output of a command whose work goes on when nobody reads on, as behind `| head -1`, or when the disk
-    behind it is full: it is then directed to nowhere."""
+    """Standard output that switches to /dev/null if its reader has ended, as with `| head -1`, or its disk is full.
+
+    The command's work then continues.
+    """
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -59,7 +61,7 @@ class _Unread:
 
 @contextlib.contextmanager
 def outliving_its_reader() -> Iterator[None]:
-    """Have nothing that is printed within fail because its reader has ended."""
+    """Keep prints in this context from failing because the reader of standard output has ended."""
     if sys.stdout is None:
         yield
         return

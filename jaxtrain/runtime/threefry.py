@@ -1,7 +1,7 @@
-"""jax's generator of random bits on a CPU as straight code: the same bits, without the loops that jax lowers it to.
+"""jax's random bit generator for CPUs as loop-free code: the same bits, without the loops that jax lowers it to.
 
-A loop keeps the state of the whole array in memory and is a dozen kernels to compile; straight code is fused into what
-uses the bits, as on a GPU. Source: Salmon et al. 2011 (Threefry-2x32, 20 rounds).
+A loop keeps the state of the whole array in memory and compiles to a dozen kernels. Loop-free code is fused into the
+operations that use the bits, as on a GPU. Source: Salmon et al. 2011 (Threefry-2x32, 20 rounds).
 """
 
 import functools
@@ -15,21 +15,24 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
 
-@functools.cache  # a second lowering would be traced anew
+@functools.cache  # installing again would trace it again
 def install() -> None:
-    """For every program of this process that is compiled for a CPU from now on. A jax without these names keeps its
-    own: the bits are the same."""
+    """Use `threefry` in every program that this process compiles for a CPU from now on.
+
+    A jax version without the imported names keeps its own code; the bits are the same.
+    """
     try:
         from jax.extend.core.primitives import threefry2x32_p
         from jax.interpreters import mlir
     except ImportError:
         return
-    once_a_shape = jax.jit(threefry)  # traced and lowered; XLA puts the code where it is called
+    once_a_shape = jax.jit(threefry)  # traced and lowered once per shape; XLA inlines it
     mlir.register_lowering(threefry2x32_p, mlir.lower_fun(once_a_shape, multiple_results=True), platform="cpu")
 
 
 def threefry(key0, key1, x0, x1) -> tuple[jax.Array, jax.Array]:
-    """uint32 arrays that broadcast -> two of bits. In jax.lax, which is traced in a third of jax.numpy's time."""
+    """Return two uint32 arrays of random bits from four that broadcast. Uses jax.lax: it traces three times as fast as
+    jax.numpy."""
     shape = jnp.broadcast_shapes(*map(jnp.shape, (key0, key1, x0, x1)))
     keys = (key0, key1, lax.bitwise_xor(lax.bitwise_xor(key0, key1), np.uint32(PARITY)))
     *keys, x0, x1 = (jnp.broadcast_to(word, shape) for word in (*keys, x0, x1))

@@ -1,6 +1,6 @@
-"""Describe GPUs that this machine does not have, to compile for them.
+"""Describe GPUs that you don't have, to compile programs for them.
 
-Needs the extra `plan` (jax's CUDA compiler plug-in, none of CUDA's libraries) and ptxas from a CUDA toolkit.
+Needs the extra `plan` (jax's CUDA compiler plug-in, without CUDA's libraries) and ptxas from a CUDA toolkit.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ TARGETS = {
 # B/s of the link between the GPUs of one machine, and of one GPU's share of the network between machines
 LINKS = {"h200": 450e9, "h100": 450e9, "a100": 300e9, "a6000": 28e9, "l40s": 28e9}
 NETWORK = {"h200": 50e9, "h100": 50e9, "a100": 25e9, "a6000": 12.5e9, "l40s": 12.5e9}
-# Names by which jax (from 0.11 on) knows what a Triton kernel is lowered for, by compute capability
+# Device kinds by which jax (from 0.11 on) knows the GPU that a Triton kernel is lowered for, by compute capability
 _KINDS = {(8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40", (9, 0): "NVIDIA H100"}
 FLAGS = (
     "--xla_gpu_enable_triton_gemm=false",  # its tile sizes are autotuned on a real device
@@ -37,7 +37,8 @@ FLAGS = (
 
 
 def prepare() -> None:
-    """Set what the GPU compiler needs; call before jax touches a device."""
+    """Set the options that the GPU compiler needs; call it before jax uses a device. Raises UserError without the
+    plug-in."""
     if not list(_plugin_folders()):
         raise UserError("plan: jax's CUDA compiler is not installed; pip install 'jaxtrain[plan]'")
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
@@ -45,7 +46,7 @@ def prepare() -> None:
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
     os.environ["JAX_PLATFORMS"] = "cpu"  # the plug-in checks for a driver unless it is told to leave the GPU alone
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # a program for elsewhere cannot be loaded from it here
+    jax.config.update("jax_enable_compilation_cache", False)  # programs for other GPUs cannot be loaded here
 
 
 def _plugin_folders():
@@ -55,7 +56,7 @@ def _plugin_folders():
 
 
 def devices(target: str, count: int, hosts: int | None = None) -> list:
-    """`count` stand-ins of one kind of GPU on `hosts` machines (8 to a machine if left out)."""
+    """Return descriptions of `count` GPUs of one kind on `hosts` machines (by default 8 per machine)."""
     if target not in TARGETS:
         raise UserError(f"--target {target}: unknown; known here: {', '.join(TARGETS)}")
     hosts = hosts or -(-count // 8)
@@ -72,7 +73,7 @@ def devices(target: str, count: int, hosts: int | None = None) -> list:
 
 
 def lowering_for(devices: Sequence[Any]) -> contextlib.AbstractContextManager:
-    """Return the context in which programs for such stand-ins are traced and lowered, where jax asks for their kind."""
+    """Return a context to trace and lower programs for such devices in. It tells jax their kind if jax asks for it."""
     kind = devices[0].device_kind
     if kind not in _KINDS.values() or not hasattr(jax.sharding, "AbstractDevice"):
         return contextlib.nullcontext()
@@ -86,7 +87,7 @@ def memory_bytes(target: str) -> int:
 
 
 def card(target: str, hosts: int) -> Card:
-    """Peaks of a target, of GPUs on so many machines."""
+    """Return the peaks of a target GPU, in a run on so many machines."""
     kind = target.upper().replace("A6000", "RTX A6000")
 
     def peak(dtype: Any, matmul: str) -> float:
@@ -102,7 +103,7 @@ def card(target: str, hosts: int) -> Card:
 
 
 def _describe(target: str) -> str:
-    """The card's public figures, in the form that XLA's GPU compiler reads (GpuTargetConfigProto)."""
+    """Return the GPU's public figures in the format that XLA's GPU compiler reads (GpuTargetConfigProto)."""
     (major, minor), cores, memory, bandwidth, shared, l2, clock = TARGETS[target]
     return f"""
 gpu_device_info {{

@@ -1,8 +1,8 @@
-"""Settings that a compiled program takes as arrays, so that runs that differ in them share it.
+"""Settings that a compiled program takes as arrays, so that runs that differ only in them share the program.
 
-A task names them in `Task.traced_hparams`. `put` hands a loss its coefficients: the config with arrays in their place.
-A value that a model keeps from its construction, such as a dropout rate, is a `TracedFloat` there: `current` gives the
-array that stands for it.
+A task names them in `Task.traced_hparams`. `put` gives a loss its coefficients: a config with arrays in place of the
+settings. A value that a model stores when it is built, such as a dropout rate, is a `TracedFloat`: `current` returns
+the array for it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ Arrays = Mapping[str, Any]  # float32 scalars, int32 for a seed, by the setting'
 
 
 class TracedFloat(float):
-    """A float that knows which setting it is. Arithmetic gives a plain float, which is code and not an array."""
+    """A float with the key of its setting. Arithmetic returns a plain float, which is compiled in as a constant."""
 
     key: str
 
@@ -34,7 +34,7 @@ _in_force: contextvars.ContextVar[Arrays] = contextvars.ContextVar("varied", def
 
 @contextlib.contextmanager
 def in_force(arrays: Arrays) -> Iterator[None]:
-    """Inside, `current` gives these arrays."""
+    """Make `current` return these arrays in this context."""
     token = _in_force.set(arrays)
     try:
         yield
@@ -43,12 +43,13 @@ def in_force(arrays: Arrays) -> Iterator[None]:
 
 
 def current(value: Any) -> Any:
-    """Return the array that stands for a TracedFloat inside `in_force`; return any other value as it is."""
+    """Return the array for a TracedFloat inside `in_force` (else its float); return any other value unchanged."""
     return _in_force.get().get(value.key, float(value)) if isinstance(value, TracedFloat) else value
 
 
 def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
-    """The settings among `keys` that can be arrays: numbers but 0, which compiles other code, and seeds."""
+    """Return the settings among `keys` that can be arrays: ints (seeds), and floats other than 0, which compiles
+    different code."""
     found = {key: _get(config, key.split(".")) for key in keys}
     arrays: dict[str, np.generic] = {}
     for key, value in found.items():
@@ -60,13 +61,13 @@ def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
 
 
 def marked(config: Any, keys: Sequence[str]) -> Any:
-    """The config that a model is built from: its varied floats are Numbers."""
+    """Return the config to build a model from: its traced float settings are TracedFloats."""
     found = {key: _get(config, key.split(".")) for key in given(config, keys)}
     return put(config, {key: TracedFloat(value, key) for key, value in found.items() if isinstance(value, float)})
 
 
 def put(config: Any, values: Mapping[str, Any]) -> Any:
-    """The config with other values, unchecked: they may be arrays."""
+    """Return the config with some values replaced, without validation: they may be arrays."""
     for key, value in values.items():
         config = _put(config, key.split("."), value)
     return config

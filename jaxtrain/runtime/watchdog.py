@@ -1,4 +1,4 @@
-"""Notice a hang: a process that makes no progress, or that has stopped answering, ends the run with its name."""
+"""Detect hangs: end the run if a process makes no progress or stops answering, and name that process."""
 
 import contextlib
 import faulthandler
@@ -21,11 +21,11 @@ from jaxtrain.runtime.plain_files import open_plain
 HEARTBEAT_S = 2.0
 LOST_S = 20.0  # a process without a heartbeat for so long is taken for dead or stopped
 SLACK = 20  # a step may take this many times the longest one so far
-LEAST_S = 300.0  # and at least this long: evaluations and checkpoints happen between steps
+LEAST_S = 300.0  # the limit is never shorter: evaluations and checkpoints happen between steps
 
 
 class ProcessLostError(UserError):
-    """Another process of the run was killed, stopped or cut off."""
+    """Raised if another process of the run was killed, stopped or disconnected."""
 
     exit_code = 1
 
@@ -33,8 +33,8 @@ class ProcessLostError(UserError):
 class Watchdog:
     """Watches this process's progress and the other processes' heartbeats from a thread.
 
-    folder: where Python stacks go (`stacks_<process>.txt`). limit_s: no progress for longer ends the process; None
-    learns it from the run's own steps.
+    folder: where Python stacks are written (`stacks_<process>.txt`). limit_s: end the process after so long without
+    progress; None: derive the limit from the durations of the run's steps.
     """
 
     def __init__(self, folder: pathlib.Path, limit_s: float | None = None):
@@ -45,7 +45,7 @@ class Watchdog:
         self._at_ease = False
         self._last = time.monotonic()
         self._beats = 0
-        self._seen: dict[int, tuple[dict, float]] = {}  # process -> its last heartbeat and when we saw it
+        self._seen: dict[int, tuple[dict, float]] = {}  # process -> its last heartbeat and the time we saw it
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="jaxtrain-watchdog", daemon=True)
 
@@ -58,7 +58,7 @@ class Watchdog:
             self._thread.join(HEARTBEAT_S * 2)
 
     def beat(self, step: int) -> None:
-        """Called by the loop: this step was dispatched."""
+        """Record that a step was dispatched; the training loop calls it."""
         now = time.monotonic()
         if self.step:
             self._longest = max(self._longest, now - self._last)
@@ -66,7 +66,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def at_ease(self) -> Iterator[None]:
-        """While the user's own code runs, which takes as long as it takes: only a limit that was given counts."""
+        """Suspend the derived limit in this context, in which the user's own code runs; an explicit limit_s holds."""
         self._at_ease = True
         try:
             yield
@@ -74,7 +74,7 @@ class Watchdog:
             self._at_ease, self._last = False, time.monotonic()
 
     def find_lost_process(self, wait_s: float = LOST_S + 2 * HEARTBEAT_S) -> str:
-        """After a failed collective: which process is gone, as soon as its heartbeat is missed."""
+        """Wait, after a failed collective, for a process to miss its heartbeat; describe it ("" on timeout)."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             lost = self._lost()
@@ -84,7 +84,7 @@ class Watchdog:
         return ""
 
     def explain(self, error: Exception) -> None:
-        """Raise ProcessLostError in place of an error that comes from a lost process, such as a failed collective's."""
+        """Raise ProcessLostError if an error, such as a failed collective, comes from a lost process."""
         lost = self.find_lost_process() if jax.process_count() > 1 and not isinstance(error, UserError) else ""
         if lost:
             raise ProcessLostError(f"{lost}. Start the same command again to go on from the last checkpoint") from error
@@ -103,7 +103,7 @@ class Watchdog:
                     self._end(lost)
 
     def _lost(self, publish: bool = False) -> str:
-        """Exchange heartbeats; a sentence about processes that have stopped answering, or nothing."""
+        """Exchange heartbeats; return a message about processes that have stopped answering, or ""."""
         now = time.monotonic()
         me = jax.process_index()
         try:
@@ -126,7 +126,7 @@ class Watchdog:
         )
 
     def _latest(self) -> str:
-        """Name the processes that are furthest behind."""
+        """Return a message that names the processes furthest behind; "" if there is one process only."""
         if len(self._seen) < 2:
             return ""
         steps = {p: w["step"] for p, (w, _) in self._seen.items()}

@@ -1,1 +1,1 @@
-"""Schedules, optimizer chain, plateau: step -> value, gradients -> updates."""
+"""Learning-rate schedules, optimizers (gradients -> updates) and ReduceLROnPlateau."""

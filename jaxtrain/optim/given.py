@@ -1,4 +1,4 @@
-"""An optimizer, or a schedule, of the user's own in the place of the one that `optim` describes."""
+"""Use the user's own optimizer or schedule object instead of the one that the config section `optim` describes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,16 +17,16 @@ from jaxtrain.optim.torch_optimizer import TorchUpdate
 from torch_bridge.lazy_array import to_host
 from torch_bridge.state_dict import place
 
-FREE = {"clip_norm", "ema_decay"}  # of the section `optim`: what an optimizer does not decide
+FREE = {"clip_norm", "ema_decay"}  # settings of `optim` that still apply with the user's own optimizer
 INTERVALS = ("step", "epoch")
 
 
 class TorchGiven:
-    """A torch.optim optimizer over a module's parameters, with its groups, options and present state.
+    """A torch.optim optimizer over a module's parameters, with its groups, options and current state.
 
-    names: every name of the module's parameters -> id of the parameter. scheduler: a torch lr_scheduler of it, or None;
-    interval: "step" where it is stepped after every update, "epoch" after every pass. clip_norm: of all its gradients.
-    Interface as optim.optimizer.Optimizer.
+    names: every name of the module's parameters -> id of the parameter. scheduler: its torch lr_scheduler, or None.
+    interval: step the scheduler after every update ("step") or after every epoch ("epoch"). clip_norm: limit of the
+    global gradient norm. The interface is that of optim.optimizer.Optimizer.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class TorchGiven:
         self._table: tuple[tuple, dict] | None = None
 
     def describe(self) -> str:
-        """Return the optimizer and its scheduler in words."""
+        """Describe the optimizer and its scheduler, for messages."""
         count = len(self.updates.groups)
         words = f"torch.optim.{self.updates.kind}" + (f" with {count} groups" if count > 1 else "")
         every = "epoch" if self.by_epoch else "step"
         return words if self.scheduler is None else f"{words}, {type(self.scheduler).__name__} every {every}"
 
     def holds(self, key: str) -> bool:
-        """Tell whether a parameter is the optimizer's; any other stays as it is."""
+        """Return True if the optimizer holds the parameter; other parameters are not changed."""
         return key in self._held
 
     def build(self, params: Mapping[str, jax.ShapeDtypeStruct], joined: bool = False) -> "TorchGiven":
-        """Learn under which keys the parameters are trained."""
+        """Map the optimizer's groups to the keys under which the parameters are trained; return self."""
         key_of = {self.names[key]: key for key in params if key in self.names}
         renamed = {name: key_of.get(number, name) for name, number in self.names.items()}
         self.updates.groups = [[renamed[name] for name in group] for group in self.updates.groups]
@@ -80,7 +80,7 @@ class TorchGiven:
         return self.updates.fresh(params)
 
     def taken_over(self, opt_state: Any) -> Any:
-        """A fresh state, with what the optimizer already has."""
+        """Return a fresh state, filled with the state that the torch optimizer already has."""
         saved = self.updates.saved()
         take = lambda key, name, old: place(np.asarray(saved[key][name], old.dtype).reshape(old.shape), old)
         return {
@@ -89,7 +89,7 @@ class TorchGiven:
         }
 
     def hyper(self, steps: int, steps_per_epoch: int) -> dict[str, Any]:
-        """The numbers of every update of a run, as `rates` reads them."""
+        """Return the numbers (lr, weight decay, ...) of every update of a run, for `rates`."""
         key = (steps, steps_per_epoch)
         if self._table is None or self._table[0] != key:
             rows = -(-steps // steps_per_epoch) if self.by_epoch else steps
@@ -100,7 +100,7 @@ class TorchGiven:
         return self._table[1]
 
     def rates(self, hyper: Mapping[str, Any], updates: jax.Array, step: jax.Array) -> tuple:
-        """Learning rates by group, all numbers by group, and the clipping norm of an update. Traced."""
+        """Return, for an update, the learning rates by group, all numbers by group, and the clipping norm. Traced."""
         index = step // hyper["steps_per_epoch"] if self.by_epoch else updates
         row = lambda column: column[jnp.minimum(index, column.size - 1)]
         numbers = jax.tree.map(row, hyper["groups"])
@@ -114,7 +114,7 @@ class TorchGiven:
         self, grads: Params, opt_state: Any, params: Params, lr: Any, numbers: Any, clip_norm: Any = None, *,
         norm: Any = None, accept: Any = True, loss: Any = None, idle: Any = frozenset(),
     ):  # fmt: skip
-        """As Optimizer.update. Source: torch.optim, by optim.torch_rules."""
+        """Return new parameters, state and gradient norm, as Optimizer.update. Source: torch.optim; see torch_rules."""
         norm = self.norm(grads) if norm is None else norm
         if self.clip_norm is not None:
             grads = optimizers.clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
@@ -123,7 +123,7 @@ class TorchGiven:
         return {key: keep(moved[key], params[key]) for key in params}, jax.tree.map(keep, after, opt_state), norm
 
     def write_back(self, opt_state: Any, updates: int, step: int, steps_per_epoch: int) -> None:
-        """Put the state into torch's optimizer, and step its scheduler to where the run stands."""
+        """Write the state into torch's optimizer, and step its scheduler to the run's current position."""
         host = jax.tree.map(to_host, opt_state)
         self.updates.write({key: entry for key, entry in host.items() if entry["step"] > 0})
         due = step // steps_per_epoch if self.by_epoch else updates
@@ -132,7 +132,7 @@ class TorchGiven:
             self._stepped = due
 
     def options(self) -> Any:
-        """Return what tells this optimizer from another: its rule, options and scheduler, without tensors."""
+        """Return what identifies this optimizer: its rule, options, keys and scheduler, without tensors."""
         groups = [dict(zip(("options", "keys"), pair, strict=True)) for pair in
                   zip(self.bridge.options_of(self.updates.optimizer), self.updates.groups, strict=True)]  # fmt: skip
         known = None if self.scheduler is None else self.scheduler.state_dict()
@@ -140,10 +140,11 @@ class TorchGiven:
 
 
 class OptaxGiven:
-    """An optax GradientTransformation with its learning rate in it. Interface as optim.optimizer.Optimizer.
+    """An optax GradientTransformation that includes its learning rate; the interface is that of
+    optim.optimizer.Optimizer.
 
-    It sees the parameters as one dict by their torch names, complex ones as pairs of real numbers, gradients in
-    float32, and may ask for `params`, `value` (the loss) and `grad`.
+    It gets the parameters as one dict by torch names, complex ones as pairs of real numbers, and gradients in float32.
+    It may take `params`, `value` (the loss) and `grad`.
     """
 
     def __init__(self, transform: Any, clip_norm: float | None):
@@ -151,14 +152,14 @@ class OptaxGiven:
         self.groups: dict[str, str] = {}
 
     def describe(self) -> str:
-        """Return the optimizer in words."""
+        """Describe the optimizer, for messages."""
         return "an optax transformation"
 
     def holds(self, key: str) -> bool:
         return True
 
     def build(self, params: Mapping[str, jax.ShapeDtypeStruct], joined: bool = False) -> "OptaxGiven":
-        """Try it on shapes alone. Raises UserError for one that cannot be called so."""
+        """Trace an update on shapes only; return self. Raises UserError if the transformation cannot be called."""
         self.groups = dict.fromkeys(params, "default")
 
         def once(params: Params) -> Any:
@@ -194,7 +195,7 @@ class OptaxGiven:
         self, grads: Params, opt_state: Any, params: Params, lr: Any, numbers: Any, clip_norm: Any = None, *,
         norm: Any = None, accept: Any = True, loss: Any = None, idle: Any = frozenset(),
     ):  # fmt: skip
-        """As Optimizer.update."""
+        """Return new parameters, state and gradient norm, as Optimizer.update."""
         norm = self.norm(grads) if norm is None else norm
         if self.clip_norm is not None:
             grads = optimizers.clip(grads, norm, self.clip_norm if clip_norm is None else clip_norm)
@@ -209,10 +210,10 @@ class OptaxGiven:
         return optimizers.as_before(params, kinds), jax.tree.map(keep, moved, opt_state), norm
 
     def write_back(self, opt_state: Any, updates: int, step: int, steps_per_epoch: int) -> None:
-        """Do nothing: the state is the run's."""
+        """Do nothing: an optax transformation holds no state of its own."""
 
     def options(self) -> Any:
-        """Return what tells this optimizer from another."""
+        """Return what identifies this optimizer: its functions."""
         return {"init": self.transform.init, "update": self.transform.update}
 
 
@@ -222,10 +223,10 @@ Given = TorchGiven | OptaxGiven
 def take(
     optimizer: Any, scheduler: Any, interval: str, config: OptimConfig, names: Callable[[], Mapping[str, int] | None]
 ) -> tuple[Given | None, Callable[[int], float] | None]:
-    """An optimizer of the user's own, and a schedule of factors on optim.lr; None for what the config decides.
+    """Return the user's own optimizer, and a schedule of factors on optim.lr; None for each that the config decides.
 
-    names: gives the names of a torch module's parameters, None for another model. Raises UserError for what has no
-    counterpart, and for settings that the objects decide.
+    names: returns the names of a torch module's parameters, None for another kind of model. Raises UserError for
+    objects without a counterpart, and for settings that conflict with the objects.
     """
     if interval not in INTERVALS:
         raise UserError(f"scheduler_interval: {interval!r}, wanted step or epoch")
@@ -239,7 +240,7 @@ def take(
             f"optim.{unused[0]} is set, but the optimizer that was given decides it; leave {', '.join(unused)} out of "
             f"`optim`. {' and '.join(sorted(FREE))} still hold"
         )
-    clip_norm = config.clip_norm if "clip_norm" in config.model_fields_set else None  # as torch: none unless asked for
+    clip_norm = config.clip_norm if "clip_norm" in config.model_fields_set else None  # torch does not clip by default
     if hasattr(optimizer, "param_groups"):
         known = names()
         if known is None:
@@ -268,7 +269,7 @@ def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
 
 
 def _factors(scheduler: Any, config: OptimConfig) -> Callable[[int], float]:
-    """An optax schedule, update -> learning rate, as factors on optim.lr."""
+    """Convert an optax schedule (update -> learning rate) to factors on optim.lr."""
     if not callable(scheduler) or hasattr(scheduler, "optimizer"):
         raise UserError(
             f"scheduler: {type(scheduler).__name__}; a torch lr_scheduler comes with optimizer=, its optimizer, and "

@@ -1,7 +1,7 @@
-"""Groups of parameters: which parameter is in which, at what rate it trains, and in which epochs.
+"""Parameter groups: which group each parameter is in, the group's learning rate, and the epochs in which it trains.
 
-A group of `optim.groups` takes parameters by pattern (`match`) or is one that the task names. With `optim.layer_decay`
-every group is divided by depth: `encoder@3` lies three layers below the top.
+A group of `optim.groups` selects parameters by pattern (`match`), or is a group that the task names. With
+`optim.layer_decay` every group is divided by depth: `encoder@3` lies three layers below the top.
 """
 
 import difflib
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from jaxtrain.errors import UserError
 
-if TYPE_CHECKING:  # a command's --help loads this file, and pydantic takes its time
+if TYPE_CHECKING:  # a command's --help imports this file, and pydantic is slow to import
     from jaxtrain.config import GroupConfig, OptimConfig
 
 DEPTH = "@"
 
 
 def name_of(optim: "OptimConfig", key: str, own: str) -> str:
-    """The group of a parameter: the first one whose pattern matches, else `own`, the task's."""
+    """Return the group of a parameter: the first one whose pattern matches, else `own`, the task's group."""
     for name, group in optim.groups.items():
         if any(fnmatch.fnmatchcase(key, pattern) for pattern in group.patterns):
             return name
@@ -26,18 +26,18 @@ def name_of(optim: "OptimConfig", key: str, own: str) -> str:
 
 
 def is_fixed(optim: "OptimConfig", name: str) -> bool:
-    """Tell whether a group never trains."""
+    """Return True if a group never trains."""
     return name in optim.groups and optim.groups[name].freeze
 
 
 def boundaries(optim: "OptimConfig") -> list[int]:
-    """Epochs, counted from 0, at whose beginning a group starts or stops training."""
+    """Return the epochs, counted from 0, at whose beginning a group starts or stops training."""
     groups = optim.groups.values()
     return sorted({n for group in groups for n in (group.freeze_until_epoch, group.freeze_after_epoch) if n})
 
 
 def rests(group: "GroupConfig | None", epoch: int) -> bool:
-    """Tell whether a group does not train in an epoch, counted from 0."""
+    """Return True if a group does not train in an epoch, counted from 0."""
     if group is None:
         return False
     begun = group.freeze_until_epoch is None or epoch >= group.freeze_until_epoch
@@ -45,7 +45,7 @@ def rests(group: "GroupConfig | None", epoch: int) -> bool:
 
 
 def check(optim: "OptimConfig", members: Mapping[str, str]) -> None:
-    """Raise UserError for a group of the config without a parameter. members: key -> group, of all parameters."""
+    """Raise UserError if a group of the config has no parameter. members: key -> group, for all parameters."""
     for name in optim.groups:
         if name in members.values():
             continue
@@ -67,11 +67,12 @@ def check(optim: "OptimConfig", members: Mapping[str, str]) -> None:
 
 
 def depths(order: Sequence[str]) -> dict[str, int]:
-    """How many layers each parameter lies below the top, for optim.layer_decay.
+    """Return how many layers each parameter lies below the top, for optim.layer_decay.
 
-    order: keys as the model registers them. Layers are the numbered entries of its longest list of blocks; what is
-    registered before the first is one layer below it (embeddings), what comes after the last is the top (norm, head).
-    Raises UserError for a model without such a list. Source: Bao et al. 2022 (BEiT), appendix; timm's param_groups.
+    order: keys in the order in which the model registers them. Layers are the numbered entries of its longest list of
+    blocks. Parameters registered before the first block are one layer below it (embeddings); those after the last block
+    are the top (norm, head). Raises UserError for a model without such a list. Source: Bao et al. 2022 (BEiT),
+    appendix; timm's param_groups.
     """
     lists: dict[str, dict[int, None]] = {}
     place: dict[str, tuple[str, int]] = {}
@@ -95,7 +96,7 @@ def depths(order: Sequence[str]) -> dict[str, int]:
 
 
 def labels(optim: "OptimConfig", members: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
-    """The group of every parameter with its depth, where there is layer decay."""
+    """Return the label of every parameter: its group, with its depth if there is layer decay."""
     if optim.layer_decay is None:
         return dict(members)
     depth = depths(order)
@@ -103,7 +104,7 @@ def labels(optim: "OptimConfig", members: Mapping[str, str], order: Sequence[str
 
 
 def rates(optim: "OptimConfig", names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Peak learning rate and weight decay by label."""
+    """Return the peak learning rate and the weight decay of each label."""
     found: dict[str, dict[str, float]] = {"lr": {}, "weight_decay": {}}
     for label in sorted(names):
         name, _, depth = label.partition(DEPTH)
@@ -115,7 +116,7 @@ def rates(optim: "OptimConfig", names: Iterable[str]) -> dict[str, dict[str, flo
 
 
 def describe(optim: "OptimConfig", members: Mapping[str, str], sizes: Mapping[str, int]) -> list[str]:
-    """Lines on every group for people. members, sizes: of all parameters, also those that never train."""
+    """Return a line of text on every group. members, sizes: of all parameters, also those that never train."""
     lines = []
     for name in dict.fromkeys([*optim.groups, *members.values()]):
         keys = [key for key, group in members.items() if group == name]

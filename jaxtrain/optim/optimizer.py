@@ -1,8 +1,8 @@
-"""Gradients -> new parameters, with torch's rules, over a flat dict of parameters.
+"""Optimizers with torch's rules: gradients -> new parameters, over a flat dict of parameters.
 
-Clipping, weight decay and learning rate are written here because torch's differ from optax's: epsilon 1e-6 in the
-clip, decay 1e-2 by default, L2 inside adam and sgd. Learning rates and decays are arrays, by parameter group, so that a
-search over them shares one compiled step.
+Clipping, weight decay and learning rate are implemented here because torch's rules differ from optax's: epsilon 1e-6 in
+the clip, decay 1e-2 by default, L2 inside adam and sgd. Learning rates and decays are arrays, by parameter group, so
+that a search over them shares one compiled step.
 """
 
 import dataclasses
@@ -22,15 +22,18 @@ from jaxtrain.optim.groups import DEPTH, rates
 __all__ = ["Optimizer", "build", "clip", "direction", "global_norm", "rates"]
 
 Params = dict[str, jax.Array]
-COUPLED = ("adam", "sgd")  # add weight decay to the gradient, as torch does; the others decay the parameter
-SMALL = 1 << 16  # elements of an array whose sum takes no longer than the launch of its kernel
+COUPLED = ("adam", "sgd")  # these add weight decay to the gradient, as torch does; the others decay the parameter
+SMALL = 1 << 16  # an array of at most so many elements is summed faster than a kernel is launched
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """A pure optimizer. groups: parameter key -> name of its group; decays: key -> whether weight decay applies.
-    joined: whether the norm joins small arrays first, which saves a GPU a kernel for each. apart: whether parameters
-    that begin later count their updates apart."""
+    """A pure optimizer.
+
+    groups: parameter key -> name of its group. decays: key -> True if weight decay applies. decoupled: weight decay
+    applies to the parameter, not to the gradient. joined: concatenate small arrays before computing the norm, which
+    saves a GPU one kernel for each. apart: parameters that start training later have their own update count.
+    """
 
     direction: transforms.Direction
     groups: Mapping[str, str]
@@ -47,11 +50,11 @@ class Optimizer:
         self, grads: Params, opt_state, params: Params, lr: Params, weight_decay: Params, clip_norm=None, *,
         norm=None, accept=True, loss=None, idle=frozenset(),
     ):  # fmt: skip
-        """New parameters, optimizer state and the gradients' global norm before clipping.
+        """Return the new parameters, the new optimizer state and the gradients' global norm before clipping.
 
-        lr, weight_decay: float scalars by group name. clip_norm: in place of the optimizer's own, where it has one.
-        norm: where the caller knows it. loss: unused here. idle: keys without gradients. accept: a bool scalar; if
-        false, parameters and state stay as they are. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
+        lr, weight_decay: float scalars by group name. clip_norm: replaces the optimizer's own, if it has one. norm: if
+        the caller knows it already. loss: unused here. idle: keys without gradients. accept: a bool scalar; if false,
+        parameters and state do not change. Source: torch.optim; torch.nn.utils.clip_grad_norm_.
         """
         norm = self.norm(grads) if norm is None else norm
         kinds = {key: param.dtype for key, param in params.items()}
@@ -66,13 +69,13 @@ class Optimizer:
         return as_before(params, kinds), opt_state, norm
 
     def rates(self, hyper: Mapping[str, Any], updates: jax.Array, step: jax.Array) -> tuple:
-        """Learning rate and weight decay by group, and the clipping norm, of an update. Traced."""
+        """Return the learning rates and weight decays by group, and the clipping norm, for an update. Traced."""
         factor = hyper["factor"][jnp.minimum(updates, hyper["factor"].size - 1)] * hyper["lr_scale"]
         lr = {group: peak * factor for group, peak in hyper["lr"].items()}
         return lr, hyper["weight_decay"], hyper.get("clip_norm")
 
     def norm(self, grads: Params) -> jax.Array:
-        """Compute the gradients' global norm."""
+        """Return the gradients' global norm."""
         return global_norm(_joined(grads) if self.joined else grads)
 
     def _with_l2(self, key: str, grad, param, weight_decay: Params):
@@ -88,7 +91,7 @@ class Optimizer:
 
 @jax.jit  # traced and lowered once for all arrays of a shape
 def _moved(param, update, rate, decay, accept):
-    """decay: decoupled from the gradient, or None."""
+    """Return the moved parameter. decay: decoupled weight decay, or None."""
     new = param.astype(jnp.float32)
     if decay is not None:
         new = new * (1 - rate * decay)
@@ -96,13 +99,13 @@ def _moved(param, update, rate, decay, accept):
 
 
 def as_real(arrays: Params) -> Params:
-    """Complex arrays as pairs of real ones, [..., 2], as torch's optimizers see them."""
+    """Convert complex arrays to real ones of shape [..., 2], as torch's optimizers do."""
     pair = lambda value: jnp.stack([value.real, value.imag], axis=-1)
     return {key: pair(value) if jnp.iscomplexobj(value) else value for key, value in arrays.items()}
 
 
 def as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
-    """Undo `as_real` for arrays of these kinds."""
+    """Undo `as_real`. kinds: the original dtypes by key."""
     whole = lambda value: jax.lax.complex(value[..., 0], value[..., 1])
     return {
         key: whole(value) if jnp.issubdtype(kinds[key], jnp.complexfloating) else value for key, value in arrays.items()
@@ -110,7 +113,7 @@ def as_before(arrays: Params, kinds: Mapping[str, jnp.dtype]) -> Params:
 
 
 def _joined(grads: Params) -> Params:
-    """Small arrays as one vector, float32."""
+    """Concatenate all small arrays to one float32 vector; large ones stay."""
     real = as_real(grads)
     small = [value.astype(jnp.float32).reshape(-1) for value in real.values() if value.size <= SMALL]
     large = {key: value for key, value in real.items() if value.size > SMALL}
@@ -118,13 +121,13 @@ def _joined(grads: Params) -> Params:
 
 
 def global_norm(grads: Params) -> jax.Array:
-    """L2 norm over all gradients together, in float32 whatever they are stored in."""
+    """Return the L2 norm over all gradients together, computed in float32."""
     values = as_real(grads).values()
     return jnp.sqrt(sum((jnp.sum(jnp.square(g.astype(jnp.float32))) for g in values), jnp.float32(0)))
 
 
 def clip(grads: Params, norm, max_norm) -> Params:
-    """Scale by min(1, max_norm / (norm + 1e-6)), torch's rule."""
+    """Scale gradients by min(1, max_norm / (norm + 1e-6)), torch's rule."""
     factor = jnp.minimum(1.0, max_norm / (norm + 1e-6))
     return {key: grad * factor.astype(grad.dtype) for key, grad in grads.items()}
 
@@ -135,8 +138,8 @@ def build(
     group: Mapping[str, str] | Callable[[str], str],
     joined: bool = False,
 ) -> Optimizer:
-    """Build the optimizer of a config for these parameters (shapes suffice). group: of every parameter. joined: see
-    Optimizer.
+    """Build the optimizer of a config for these parameters (shapes suffice). group: the group of every parameter.
+    joined: see Optimizer.
     """
     groups = {key: group[key] if isinstance(group, Mapping) else group(key) for key in params}
     decays = {key: config.decay_bias_and_norm or value.ndim > 1 for key, value in params.items()}
@@ -154,7 +157,7 @@ def build(
 def direction(config: OptimConfig) -> transforms.Direction:
     """Return the gradient transformation that `optim.name` selects.
 
-    Raises UserError for a function of the user's own that cannot be imported or returns something else.
+    Raises UserError if the user's own function cannot be imported, fails, or returns something else.
     """
     b1, b2, eps = config.beta1, config.beta2, config.eps
     known = {
@@ -193,10 +196,10 @@ def _imported(config: OptimConfig) -> transforms.Direction:
             one = {"probe": jnp.ones(1, jnp.float32)}
             updates: Any = made.update(one, made.init(one), one)[0]
             moved = float(updates["probe"][0])
-    except Exception as error:  # as of optax.adam, which takes the config for its learning rate
+    except Exception as error:  # as with optax.adam, which takes the config as its learning rate
         why = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"optim.name: {config.name} makes no update: {why}; {wanted}") from error
-    if moved < 0:  # a learning rate brings optax's minus sign
+    if moved < 0:  # optax's learning rate includes a minus sign
         raise UserError(
             f"optim.name: {config.name} returned an optimizer with its learning rate in it; wanted the direction "
             "alone, as optax.scale_by_adam gives it: optim.lr and optim.schedule multiply it"

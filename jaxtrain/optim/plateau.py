@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau with torch's exact rule, on the host; the learning rate reaches the step as a number."""
+"""ReduceLROnPlateau with torch's exact rule, on the host; the compiled step gets the learning rate as a number."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ class Plateau:
     bad: int = 0
 
     def update(self, value: float) -> float:
-        """Take in one evaluation; the learning rate from now on."""
+        """Record one evaluation; return the learning rate from now on."""
         if self.best is None:
             self.best = math.inf if self.mode == "min" else -math.inf
         if self.mode == "min":

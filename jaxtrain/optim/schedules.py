@@ -1,8 +1,8 @@
 """Learning-rate schedules as pure functions: 0-based optimizer step -> factor on the peak learning rate.
 
-They are evaluated on the host in float64 and handed to the compiled step as a table, so that they equal torch's to the
-last bit of float32 and a change of learning rate compiles nothing anew. The variants of the torch originals, their
-off-by-ones included, are in `systems/*/original/schedules.py`.
+They are evaluated on the host in float64 and passed to the compiled step as a table. So they equal torch's to the last
+bit of float32, and a change of learning rate needs no new compilation. The torch originals' variants, including their
+off-by-one errors, are in `systems/*/original/schedules.py`.
 """
 
 import math
@@ -22,12 +22,13 @@ def constant() -> Schedule:
 
 
 def cosine(total_steps: int, floor: float = 0.0) -> Schedule:
-    """1 at step 0, `floor` at total_steps and after. Source: Loshchilov & Hutter 2017; torch CosineAnnealingLR."""
+    """Return a cosine: 1 at step 0, `floor` from total_steps on. Source: Loshchilov & Hutter 2017; torch
+    CosineAnnealingLR."""
     return lambda step: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, total_steps))))
 
 
 def cosine_with_restarts(total_steps: int, cycles: int = 1, floor: float = 0.0) -> Schedule:
-    """`cycles` cosines one after another, each from 1 towards `floor`. Source: Loshchilov & Hutter 2017, SGDR."""
+    """Return `cycles` cosines in sequence, each from 1 towards `floor`. Source: Loshchilov & Hutter 2017, SGDR."""
 
     def value(step: int) -> float:
         progress = step / max(1, total_steps)
@@ -43,23 +44,23 @@ def linear(total_steps: int, floor: float = 0.0) -> Schedule:
 
 
 def polynomial(total_steps: int, power: float = 1.0, floor: float = 0.0) -> Schedule:
-    """`linear` bent by a power; 2 falls fast at first."""
+    """Return `linear` raised to a power; 2 falls fast at first."""
     return lambda step: floor + (1 - floor) * max(0.0, 1 - step / max(1, total_steps)) ** power
 
 
 def step_drops(every_steps: int, factor: float) -> Schedule:
-    """Source: torch StepLR."""
+    """Return a schedule that is multiplied by `factor` every `every_steps` steps. Source: torch StepLR."""
     return lambda step: factor ** (step // every_steps)
 
 
 def wsd(total_steps: int, stable_steps: int, floor: float = 0.0) -> Schedule:
-    """Warm-up (added by `with_warmup`), stable, decay: 1 for stable_steps, then a cosine to `floor`."""
+    """Return warm-up (added by `with_warmup`), stable, decay: 1 for stable_steps, then a cosine to `floor`."""
     decay = cosine(max(1, total_steps - stable_steps), floor)
     return lambda step: 1.0 if step < stable_steps else decay(step - stable_steps)
 
 
 def with_warmup(schedule: Schedule, warmup_steps: int, start: float = 0.0) -> Schedule:
-    """A straight line from `start` at step 0 to 1 at warmup_steps, from where `schedule` counts its own step 0."""
+    """Put a linear warm-up before a schedule: from `start` at step 0 to 1 at warmup_steps, where `schedule` begins."""
 
     def value(step: int) -> float:
         if step < warmup_steps:
@@ -70,9 +71,10 @@ def with_warmup(schedule: Schedule, warmup_steps: int, start: float = 0.0) -> Sc
 
 
 def momentum(start: float, end: float, total_steps: int, warmup_steps: int = 0, shape: str = "linear") -> Schedule:
-    """Momentum of an averaged (target) network: `start` through the warm-up, then to `end` at total_steps.
+    """Return the momentum of an averaged (target) network: `start` during the warm-up, then rising to `end` at
+    total_steps.
 
-    shape: "linear", or "cosine" as in Grill et al. 2020 (BYOL), sec. 3.1. A value, not a factor.
+    shape: "linear", or "cosine" as in Grill et al. 2020 (BYOL), sec. 3.1. The schedule returns a value, not a factor.
     """
 
     def value(step: int) -> float:
@@ -85,14 +87,14 @@ def momentum(start: float, end: float, total_steps: int, warmup_steps: int = 0, 
 
 
 def levels(schedules: list[Schedule]) -> Callable[[int], list[float]]:
-    """One value per level of a hierarchy."""
+    """Combine schedules into one that returns a value for each level of a hierarchy."""
     return lambda step: [schedule(step) for schedule in schedules]
 
 
 def build(config: ScheduleConfig, lr: float, total_steps: int, steps_per_epoch: int) -> Schedule:
-    """The schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations.
+    """Return the schedule that a config describes. `plateau` is constant here: the trainer scales it after evaluations.
 
-    Raises UserError where min_lr is above lr.
+    Raises UserError if min_lr is above lr.
     """
     warmup = warmup_steps(config, total_steps, steps_per_epoch)
     rest = max(0, total_steps - warmup)  # a run shorter than its warm-up never leaves it
@@ -121,7 +123,7 @@ def warmup_steps(config: ScheduleConfig, total_steps: int, steps_per_epoch: int)
 
 
 def table(schedule: Schedule, steps: int) -> np.ndarray:
-    """float32 [steps, rounded up to whole pages]: the factor of every step of a run, the last one repeated.
+    """Return the factor of every step of a run, float32 [steps rounded up to whole pages]; the last one is repeated.
 
     Runs whose lengths differ by less than a page share one compiled step.
     """

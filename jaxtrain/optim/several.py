@@ -1,4 +1,4 @@
-"""Several torch optimizers over one loss, Muon for the matrices and AdamW for the rest, stepped one after another."""
+"""Several torch optimizers for one loss, stepped in order, such as Muon for matrices and AdamW for the rest."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from jaxtrain.optim.torch_optimizer import Apply, Arrays, TorchUpdate
 
 
 class OptimizerList:
-    """Stand for several torch optimizers where one is expected. Raises UserError where one is of another kind."""
+    """Several torch optimizers with the interface of one. Raises UserError if an item is no torch optimizer."""
 
     def __init__(self, optimizers: Sequence[Any]):
         self.optimizers = list(optimizers)
@@ -49,7 +49,7 @@ class OptimizerList:
 
 
 class SchedulerList:
-    """Schedulers of several optimizers, stepped together."""
+    """The schedulers of several optimizers, stepped together."""
 
     def __init__(self, schedulers: Sequence[Any]):
         self.schedulers = list(schedulers)
@@ -67,9 +67,9 @@ class SchedulerList:
 
 
 class SeveralUpdates:
-    """The updates of several torch optimizers, in their order, by the same gradients. Interface as Updates.
+    """The updates of several torch optimizers, in order, with the same gradients. Implements Updates.
 
-    names: id of a torch parameter -> its name. Raises NoCounterpart and UserError as TorchUpdate.
+    names: id of a torch parameter -> its name. Raises NoCounterpart and UserError as TorchUpdate does.
     """
 
     def __init__(self, optimizers: Iterable[Any], names: Mapping[int, str]):

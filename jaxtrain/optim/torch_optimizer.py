@@ -1,4 +1,4 @@
-"""A torch.optim optimizer, or an optax transformation, as updates of a flat dict of parameters."""
+"""Apply a torch.optim optimizer, or an optax transformation, to a flat dict of parameters."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,53 +17,54 @@ Apply = Callable[[Arrays, Any, Arrays, Any], tuple[Arrays, Any]]
 
 
 class Updates(Protocol):
-    """How an optimizer moves its parameters inside a compiled step.
+    """Interface of an optimizer whose update runs inside a compiled step.
 
-    keys: the parameters that it holds.
+    keys: the parameters that the optimizer holds.
     """
 
     keys: list[str]
 
     @property
     def ahead(self) -> bool:
-        """The state on the device is newer than the user's object's."""
+        """Return True if the state on the device is newer than that of the user's object."""
         ...
 
     def trained(self) -> tuple[str, ...]:
-        """Those of its parameters that require a gradient now."""
+        """Return the optimizer's parameters that require a gradient now."""
         ...
 
     def state(self, params: Arrays) -> Any:
-        """The optimizer's state now, as arrays."""
+        """Return the optimizer's current state, as arrays."""
 
     def switches(self) -> Any:
-        """Hashable: what of the optimizer's options decides what is compiled."""
+        """Return the options that decide what is compiled, as a hashable value."""
 
     def numbers(self) -> Any:
-        """The options that enter the step as arrays: read anew at every step."""
+        """Return the options that enter the step as arrays; they are read at every step."""
 
     def compiled(self, keys: Sequence[str]) -> Apply:
-        """(gradients, state, parameters, numbers) -> parameters and state after one update of these keys. Traced."""
+        """Return a function (gradients, state, parameters, numbers) -> (parameters, state) that updates these keys.
+        Traced."""
         ...
 
     def after(self, keys: Iterable[str]) -> None:
-        """Called when an update of these keys is on its way."""
+        """Note that an update of these keys has been dispatched."""
 
     def regrouped(self) -> bool:
-        """Return True where the user's object holds other parameters than it did, or another step()."""
+        """Return True if the user's object holds other parameters than before, or has another step()."""
         ...
 
     def edited(self) -> bool:
-        """Return True where the user's object holds another state than was read or written last: after `write_back`,
-        `state` takes it."""
+        """Return True if the state of the user's object has changed since it was last read or written; after
+        `write_back`, `state` reads it."""
         ...
 
     def write_back(self, state: Any) -> None:
-        """Put the state into the user's object, where it has one and holds an older."""
+        """Write the state into the user's object, if there is one and its state is older."""
 
 
 class TorchUpdate:
-    """The update of a torch.optim optimizer: its groups, options and present state are taken over.
+    """The update of a torch.optim optimizer, with its groups, options and current state.
 
     names: id of a torch parameter -> its name. Raises NoCounterpart for an optimizer without a rule, and UserError for
     parameters that are not the module's.
@@ -102,7 +103,7 @@ class TorchUpdate:
         return fresh
 
     def fresh(self, params: Arrays) -> dict[str, torch_rules.State]:
-        """The state of these parameters before their first update."""
+        """Return the state of these parameters before their first update."""
         groups = zip(self.bridge.options_of(self.optimizer), self.groups, strict=True)
         return {
             key: torch_rules.init(self.rule, params[key], options)
@@ -112,7 +113,7 @@ class TorchUpdate:
         }
 
     def saved(self) -> dict[str, dict[str, np.ndarray]]:
-        """The state that the optimizer has now, of the parameters that have one. Raises UserError for unknown state."""
+        """Return the optimizer's current state for parameters that have one. Raises UserError for unknown entries."""
         saved = self.bridge.state_of(self.optimizer, self.groups)
         for options, keys in zip(self.bridge.options_of(self.optimizer), self.groups, strict=True):
             known = {"step", *self.rule.moments(options), *self.rule.scalars(options)}
@@ -122,7 +123,7 @@ class TorchUpdate:
                     raise UserError(
                         f"optimizer: {self.kind} keeps {', '.join(unknown)} of {key}, which is unknown here"
                     )
-                if saved.get(key) and not self.rule.counts:  # torch counts none, but a buffer means an update
+                if saved.get(key) and not self.rule.counts:  # no count in torch, but a buffer means an update
                     saved[key]["step"] = np.float32(1)
         return saved
 
@@ -140,10 +141,10 @@ class TorchUpdate:
         return found
 
     def table(self, scheduler: Any, rows: int) -> list[dict[str, np.ndarray]]:
-        """The numbers of each group for `rows` updates: float32 [rows], or [1] where a number stays.
+        """Return the numbers of each group for `rows` updates: float32 [rows], or [1] if a number is constant.
 
-        Row i holds them after i calls of `scheduler.step()`, of which copies are asked. Raises UserError for a
-        scheduler that ends before, or switches an option on or off.
+        Row i holds the numbers after i calls of `scheduler.step()`, made on copies. Raises UserError for a scheduler
+        that ends earlier, or that switches an option on or off.
         """
         columns: list[dict[str, list[float]]] = [{} for _ in self.groups]
         for row, groups in enumerate(self.bridge.options_ahead(self.optimizer, scheduler, rows)):
@@ -172,7 +173,7 @@ class TorchUpdate:
         return update
 
     def after(self, keys: Iterable[str]) -> None:
-        self.optimizer._opt_called = True  # torch's schedulers warn about a step that they did not see
+        self.optimizer._opt_called = True  # else torch's schedulers warn that step() was not called
         self._updated = {*keys, *self._updated}
         self.ahead = True
 
@@ -193,21 +194,24 @@ class TorchUpdate:
             return
         newest = {key: state[key] for key in self._updated}
         self.ahead = False
-        if self._edits.changed(values=False):  # what the user has put there stays, and `edited` tells of it
+        if self._edits.changed(values=False):  # keep the user's edits, which `edited` reports
             self.write(newest, wanted=self._edits.untouched)
         else:
             self.write(newest)
             self._edits.note()
 
     def write(self, state: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
-        """Put the state of updated parameters into torch's object. options: of `write_state`."""
+        """Write the state of updated parameters into torch's object. options: passed to `write_state`."""
         names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
         self.bridge.write_state(
             self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}, **options
         )
 
     def _compare(self) -> None:
-        """Run a class from elsewhere beside the rule of its name. Raises NoCounterpart where they differ."""
+        """Compare an optimizer class from outside torch with the rule of its name, on a small example.
+
+        Raises NoCounterpart if they differ.
+        """
         group, grads, values = self.bridge.probe(self.optimizer)
         param = jnp.asarray(values[0])
         state = torch_rules.init(self.rule, param, group)
@@ -224,7 +228,7 @@ class TorchUpdate:
 
 
 class _WithoutObject:
-    """Updates whose state lies in one place only: there is nothing to follow or to write back."""
+    """Base of Updates whose state exists in one place only, so that nothing must be followed or written back."""
 
     ahead = False
 
@@ -248,7 +252,7 @@ class _WithoutObject:
 
 
 class UpdateInTorch(_WithoutObject):
-    """The update of a torch optimizer that follows no rule known here: its own `step()`, in torch.
+    """The update of a torch optimizer without a rule here, by its own `step()` in torch.
 
     names: id of a torch parameter -> its name. reason: why it is not compiled. Raises UserError for parameters that are
     not the module's.

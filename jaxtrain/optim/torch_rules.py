@@ -1,8 +1,8 @@
-"""Update rules of torch.optim, parameter by parameter, in JAX: `RULES["AdamW"]` equals `torch.optim.AdamW`.
+"""Update rules of torch.optim in JAX, for one parameter each: `RULES["AdamW"]` equals `torch.optim.AdamW`.
 
 A rule reads the options of a torch parameter group. Numbers that schedulers change (lr, betas, momentum, weight decay)
-enter the compiled step as arrays; switches (amsgrad, nesterov, maximize, ...) decide what is compiled. Arithmetic is
-float32 whatever the parameters are. State keeps torch's names and is stored in the dtype that torch uses.
+enter the compiled step as arrays; switches (amsgrad, nesterov, maximize, ...) decide what is compiled. Arithmetic is in
+float32 for every parameter dtype. State keeps torch's names and is stored in the dtype that torch uses.
 
 Source of every rule: the single-tensor functions of torch.optim, PyTorch 2.13.
 """
@@ -23,14 +23,14 @@ Update = Callable[[jax.Array, jax.Array, State, Numbers, Switches], tuple[jax.Ar
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How one torch optimizer moves one parameter.
+    """The update rule of a torch optimizer for one parameter.
 
-    moments: names of the state tensors that have the parameter's shape -> the value they start from.
-    scalars: names of further scalar state -> start. `step` counts the updates of the parameter.
+    moments: a group's options -> {name of a state tensor of the parameter's shape: its initial value}.
+    scalars: a group's options -> {name of further scalar state: its initial value}. `step` counts the updates.
     numbers: a group's options -> the numbers of the update, computed in double precision on the host.
     switches: a group's options -> the names of those that are on.
-    update: (gradient, parameter, state, numbers, switches) -> parameter, state; `step` is already counted.
-    counts: torch keeps `step` in its state.
+    update: (gradient, parameter, state, numbers, switches) -> parameter, state; `step` is already incremented.
+    counts: True if torch keeps `step` in its state.
     """
 
     moments: Callable[[Mapping[str, Any]], dict[str, float]]
@@ -42,14 +42,14 @@ class Rule:
 
 
 def init(rule: Rule, param: jax.Array, group: Mapping[str, Any]) -> State:
-    """The state of a parameter that has seen no update."""
+    """Return the state of a parameter before its first update."""
     state = {name: jnp.full_like(param, value) for name, value in rule.moments(group).items()}
     scalars = {name: jnp.float32(value) for name, value in rule.scalars(group).items()}
     return {"step": jnp.float32(0), **scalars, **state}
 
 
 def switches_of(rule: Rule, group: Mapping[str, Any]) -> Switches:
-    """Options of a group that decide what is compiled; whether it decays is one of them."""
+    """Return the options of a group that decide what is compiled, including whether there is weight decay."""
     on = {name for name in ("maximize", "amsgrad", "nesterov", "centered") if group.get(name)}
     if group.get("weight_decay"):
         on.add("decay")
@@ -59,7 +59,7 @@ def switches_of(rule: Rule, group: Mapping[str, Any]) -> Switches:
 
 
 def numbers_of(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a group's next update: lr, weight_decay and the rule's own."""
+    """Return the numbers of a group's next update: lr, weight_decay and the rule's own."""
     return {
         "lr": float(group["lr"]),
         "weight_decay": float(group.get("weight_decay", 0.0)),
@@ -70,7 +70,7 @@ def numbers_of(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
 def apply(
     rule: Rule, grad: jax.Array, param: jax.Array, state: State, numbers: Numbers, switches: Switches
 ) -> tuple[jax.Array, State]:
-    """One update of one parameter. Complex ones move as pairs of real numbers, as in torch."""
+    """Apply one update to one parameter. Complex parameters are treated as pairs of real numbers, as in torch."""
     if jnp.iscomplexobj(param):
         pair = lambda x: jnp.stack([x.real, x.imag], -1) if jnp.iscomplexobj(x) else x
         whole = lambda x, like: jax.lax.complex(x[..., 0], x[..., 1]).astype(like.dtype)
@@ -91,7 +91,7 @@ def apply(
 
 
 def _betas(group: Mapping[str, Any]) -> dict[str, float]:
-    """Both betas, their complements and logarithms, before float32 takes digits of them."""
+    """Return both betas, their complements and logarithms, computed before the cast to float32 loses digits."""
     first, second = (float(beta) for beta in group["betas"])
     log = lambda beta: math.log(beta) if beta > 0 else -math.inf
     return {
@@ -106,13 +106,13 @@ def _betas(group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _correction(step: jax.Array, log_beta: jax.Array) -> jax.Array:
-    """1 - beta^step, with all digits also where beta is near 1."""
+    """Return 1 - beta^step, accurate also for beta near 1."""
     return -jnp.expm1(step * log_beta)
 
 
 def _sgd(grad, param, state, n, on):
     if "momentum" in on:
-        first = state["step"] == 1  # torch starts the buffer from the undamped gradient
+        first = state["step"] == 1  # torch initialises the buffer with the undamped gradient
         buffer = jnp.where(first, grad, n["momentum"] * state["momentum_buffer"] + n["undamped"] * grad)
         state = {"momentum_buffer": buffer}
         grad = grad + n["momentum"] * buffer if "nesterov" in on else buffer
@@ -181,7 +181,7 @@ def _radam(grad, param, state, n, on):
     mean = state["exp_avg"] + n["rest1"] * (grad - state["exp_avg"])
     square = n["beta2"] * state["exp_avg_sq"] + n["rest2"] * grad * grad
     unbiased = mean / _correction(state["step"], n["log1"])
-    # rho_t = rho_inf - 2 t b^t / (1 - b^t) loses its digits early in a run; with u = -t log b the difference is exact
+    # rho_t = rho_inf - 2 t b^t / (1 - b^t) loses digits early in a run; with u = -t log b the difference is accurate
     u = -state["step"] * n["log2"]
     small = u / 2 - u**2 / 12 + u**4 / 720 - u**6 / 30240
     rho = n["rho_rest"] - 2 / n["log2"] * jnp.where(u < 0.5, small, 1 - u / jnp.expm1(jnp.maximum(u, 0.25)))

@@ -1,13 +1,13 @@
-"""The direction each optimizer takes, before learning rate, decay and clipping: gradients -> updates.
+"""Directions of the optimizers, without learning rate, decay and clipping: gradients -> updates.
 
-Arithmetic is float32 whatever the parameters are; moments are stored in the parameters' dtype, as torch does. States
-carry optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads. Lion is
-optax's. The others are torch's rules: optax's adam takes 1 - 0.999^t in float32, 5e-5 off at the first step; its muon
-divides the momentum by 1 - beta^t; its adafactor factors the two largest axes instead of the last two; its trace gives
-other last bits, because XLA contracts its multiplication and addition.
+Arithmetic is in float32 for every parameter dtype; moments are stored in the parameters' dtype, as in torch. States use
+optax's names (`count`, `mu`, `nu`, `trace`), which the optimizer-state bridge reads. Lion is optax's. The others follow
+torch, because optax differs: its adam computes 1 - 0.999^t in float32, 5e-5 off at the first step; its muon divides the
+momentum by 1 - beta^t; its adafactor factors the two largest axes instead of the last two; its trace differs in its
+last bits, because XLA contracts its multiplication and addition.
 
-accept: whether the step is taken; else the state stays. It is decided here, before the updates are made from the new
-moments, so that XLA writes those in place: decided afterwards, the old ones are copied first.
+accept: True if the step is taken; otherwise the state does not change. It is applied to the moments before the updates
+are computed from them, so that XLA writes the moments in place; applied afterwards, XLA would copy the old ones first.
 """
 
 import math
@@ -29,7 +29,7 @@ class Direction(NamedTuple):
 
 
 def adam(beta1: float, beta2: float, eps: float) -> Direction:
-    """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps). Source: Kingma & Ba 2015; torch.optim.Adam."""
+    """Return Adam: m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps). Source: Kingma & Ba 2015; torch.optim.Adam."""
 
     def init(params: Arrays) -> optax.ScaleByAdamState:
         zeros = lambda: {key: jnp.zeros_like(value) for key, value in params.items()}
@@ -53,7 +53,8 @@ def adam(beta1: float, beta2: float, eps: float) -> Direction:
 
 
 def momentum(decay: float, nesterov: bool) -> Direction:
-    """b <- decay b + g, then b, or g + decay b. Source: torch.optim.SGD with dampening 0."""
+    """Return momentum: b <- decay b + g; the update is b, with nesterov g + decay b. Source: torch.optim.SGD with
+    dampening 0."""
     if not decay:
         return Direction(lambda params: optax.EmptyState(), lambda g, state, params=None, *, accept=True: (g, state))
 
@@ -70,14 +71,15 @@ def momentum(decay: float, nesterov: bool) -> Direction:
 
 
 def lion(beta1: float, beta2: float) -> Direction:
-    """sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2; optax."""
+    """Return Lion: sign(b1 m + (1 - b1) g), then m <- b2 m + (1 - b2) g. Source: Chen et al. 2023, algorithm 2;
+    optax."""
     return in_float32(optax.scale_by_lion(beta1, beta2))
 
 
 def in_float32(transformation: optax.GradientTransformation) -> Direction:
-    """Return a transformation of optax's that computes in float32 and keeps its state in the parameters' dtype.
+    """Wrap an optax transformation to compute in float32 and keep its state in the parameters' dtype.
 
-    A step that is not accepted leaves the state as it is.
+    A step that is not accepted leaves the state unchanged.
     """
 
     def update(grads: Arrays, state, params: Arrays | None = None, *, accept=True):
@@ -90,7 +92,7 @@ def in_float32(transformation: optax.GradientTransformation) -> Direction:
 
 
 class MuonState(NamedTuple):
-    """mu: momentum of every parameter. nu: Adam's second moment of those that are no matrices."""
+    """State of Muon. mu: momentum of every parameter. nu: Adam's second moment of parameters that are no matrices."""
 
     count: jax.Array
     mu: Arrays
@@ -98,7 +100,7 @@ class MuonState(NamedTuple):
 
 
 def muon(beta: float, beta1: float, beta2: float, eps: float) -> Direction:
-    """Matrices move by their orthogonalised momentum, all else by Adam, both on one learning rate.
+    """Return Muon: matrices move by their orthogonalised momentum, other parameters by Adam, at one learning rate.
 
     A matrix's update is scaled by 0.2 sqrt(max(rows, columns)), which gives it Adam's root mean square. Sources: Jordan
     2024 (Muon); Liu et al. 2025, sec. 2.2 (the scale); torch.optim.Muon(adjust_lr_fn="match_rms_adamw"), which
@@ -124,7 +126,8 @@ def muon(beta: float, beta1: float, beta2: float, eps: float) -> Direction:
 
 
 class AdafactorState(NamedTuple):
-    """row, column: averages of the squared gradient of arrays of two and more axes. full: of the others."""
+    """State of Adafactor. row, column: averages of the squared gradient of arrays with two or more axes. full: those of
+    the others."""
 
     count: jax.Array
     row: Arrays
@@ -133,7 +136,8 @@ class AdafactorState(NamedTuple):
 
 
 def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-30) -> Direction:
-    """Adam's second moment factored into rows and columns, no momentum, updates clipped to a root mean square of 1.
+    """Return Adafactor: Adam's second moment factored into rows and columns, no momentum, updates clipped to a root
+    mean square of clip_threshold.
 
     Source: Shazeer & Stern 2018, algorithms 4 and 5; equals transformers' Adafactor with scale_parameter=False and
     relative_step=False.
@@ -172,7 +176,7 @@ def adafactor(clip_threshold: float = 1.0, decay: float = 0.8, eps: float = 1e-3
 
 
 def of_optax(transformation: optax.GradientTransformation) -> Direction:
-    """Return an optax transformation whose state stays where the step is not accepted."""
+    """Wrap an optax transformation so that its state does not change if the step is not accepted."""
     inner = optax.with_extra_args_support(transformation)
 
     def update(grads: Arrays, state: Any, params=None, *, accept=True):
@@ -184,9 +188,9 @@ def of_optax(transformation: optax.GradientTransformation) -> Direction:
 
 
 def apart(direction: Direction, parts: Mapping[str, Sequence[str]]) -> Direction:
-    """Return a direction that counts the updates of every part of the parameters apart, as torch counts each one's.
+    """Return a direction with a separate update count for every part of the parameters; torch counts each parameter's.
 
-    parts: name -> keys. `update` takes `idle` too: a part all of whose keys are idle does not count.
+    parts: name -> keys. `update` also takes `idle`: a part whose keys are all idle does not count the update.
     """
 
     def init(params: Arrays) -> dict[str, Any]:
@@ -211,13 +215,13 @@ def _wide(value: jax.Array) -> jax.Array:
 
 
 def _average(mean: jax.Array, value: jax.Array, decay: jax.Array | float, accept: jax.Array | bool = True) -> jax.Array:
-    """The mean itself where the step is not accepted."""
+    """Return the updated moving average, or the old mean if the step is not accepted."""
     mean = _wide(mean)
     return jnp.where(accept, decay * mean + (1 - decay) * _wide(value), mean)
 
 
 def _gathered(beta: float, count: jax.Array) -> jax.Array:
-    """1 - beta^count, without the digits that 1 - 0.999 loses in float32."""
+    """Return 1 - beta^count, accurate although 1 - 0.999 loses digits in float32."""
     return -jnp.expm1(count.astype(jnp.float32) * math.log(beta)) if beta else jnp.float32(1)
 
 
@@ -226,7 +230,7 @@ def _stored(values: Arrays, like: Arrays | None) -> Arrays:
 
 
 def _orthogonal(matrix: jax.Array, steps: int = 5) -> jax.Array:
-    """About U V^T of the matrix's U S V^T, by a quintic Newton-Schulz iteration, scaled to Adam's size."""
+    """Return approximately U V^T of the matrix U S V^T, by a quintic Newton-Schulz iteration, scaled to Adam's size."""
     a, b, c = 3.4445, -4.7750, 2.0315  # Jordan 2024: the steepest slope at zero
     rows, columns = matrix.shape
     x = matrix.T if rows > columns else matrix

@@ -1,7 +1,7 @@
 """Layers with torch's numerics, torch's parameter layouts and torch's attribute names.
 
-Every layer is called as `layer(x, rngs=rngs)` where it differs between training and evaluation: `rngs=None` means
-evaluation (no dropout, running statistics used and kept), a `jaxtrain.runtime.prng.Rngs` means training.
+A layer that differs between training and evaluation is called as `layer(x, rngs=rngs)`. `rngs=None` means evaluation
+(no dropout; running statistics are used and not updated), a `jaxtrain.runtime.prng.Rngs` means training.
 """
 
 from jaxtrain.nn.activations import ACTIVATIONS, gelu

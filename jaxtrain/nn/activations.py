@@ -1,4 +1,4 @@
-"""Activations by torch's names."""
+"""Activation functions by torch's names."""
 
 import functools
 import math
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """0.5 x (1 + erf(x / sqrt 2)) of any shape, in float32 at least; jax.nn.gelu writes it with erfc, which takes a CPU
-    two to four times as long. Source: torch.nn.functional.gelu, whose default is the exact form."""
+    """Compute 0.5 x (1 + erf(x / sqrt 2)) for any shape, at least in float32. jax.nn.gelu uses erfc, which takes two to
+    four times as long on a CPU. Source: torch.nn.functional.gelu, whose default is the exact form."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 

@@ -15,14 +15,15 @@ from jaxtrain.runtime import traced_hparams
 def attention(
     q, k, v, *, mask=None, bias=None, lengths=None, causal=False, window=None, scale=None, dropout_rate=0.0, rngs=None
 ):
-    """Compute softmax(q k^T scale + bias) v, heads apart, in float32 inside the softmax.
+    """Compute softmax(q k^T scale + bias) v for each head, with the softmax in float32.
 
-    q: [batch or 1, query, head, width]; k, v: [batch or 1, key, kv_head, width], kv_head dividing head (query head i
-    reads kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a
+    q: [batch or 1, query, head, width]; k, v: [batch or 1, key, kv_head, width], where kv_head divides head (query head
+    i reads kv head i // (head / kv_head)). mask: bool, broadcastable to [batch, head, query, key], True = may attend; a
     row that may attend to nothing gives NaN, as in torch. bias: added to the scores, same shape. lengths: int [batch],
-    only the first so many keys of a sample are visible; a sample of length 0 gives 0. causal: the last query sees the
-    last key. window: a query sees its own place and the window - 1 before it. Gives [batch, query, head, width]. On a
-    GPU a fused kernel does what it takes (`fused_attention`); there a row that may attend to nothing gives 0.
+    the number of visible keys of each sample, from the first; length 0 gives 0. causal: aligned so that the last query
+    sees the last key. window: a query sees its own position and the window - 1 before it. Returns [batch, query, head,
+    width]. On a GPU a fused kernel computes the cases it supports (`fused_attention`); there a row that may attend to
+    nothing gives 0.
     Source: Vaswani et al. 2017; torch.nn.functional.scaled_dot_product_attention.
     """
     dropped = rngs is not None and dropout_rate != 0.0
@@ -70,11 +71,14 @@ class MultiheadAttention(nnx.Module):
         self, query, key=None, value=None, *, key_padding_mask=None, lengths=None, causal=False, mask=None, bias=None,
         rngs=None,
     ):  # fmt: skip
-        """query: [batch or 1, query, width]; key, value: [batch, key, width]; value is `key`, and both are `query`, if
-        left out. A query of batch 1 is asked of every key's batch.
-        key_padding_mask: bool [batch, key], True = ignore that key. lengths: int [batch], in its place where those are
-        a sample's last ones. mask: bool, broadcastable to [batch, head, query, key], True = may attend. bias: added to
-        the scores, same shape."""
+        """Return the attention's output [batch, query, width].
+
+        query: [batch or 1, query, width]; key, value: [batch, key, width]. By default value is `key`, and key is
+        `query`. A query of batch 1 is used for every sample of the keys. key_padding_mask: bool [batch, key], True =
+        ignore that key. lengths: int [batch], an alternative to it if the ignored keys are the last ones of a sample.
+        mask: bool, broadcastable to [batch, head, query, key], True = may attend. bias: added to the scores, same
+        shape.
+        """
         in_weight, in_bias = self.in_proj_weight[...], self.in_proj_bias[...]
         if key is None:
             q, k, v = jnp.split(layer(query, in_weight, in_bias), 3, axis=-1)
@@ -95,7 +99,8 @@ class MultiheadAttention(nnx.Module):
 
 
 def rotary_table(positions, width: int, theta: float = 10000.0):
-    """cos and sin [..., width] of positions [...] for `rotate`. Source: Su et al. 2021, in Hugging Face's layout."""
+    """Return cos and sin [..., width] of positions [...], for `rotate`. Source: Su et al. 2021, in Hugging Face's
+    layout."""
     frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate([angles, angles], axis=-1)

@@ -1,7 +1,8 @@
-"""One block of an attention whose keys come in several: its result with the log of its softmax's sum, by which blocks
-are put together, and its share of the gradients, given the whole result and the whole sum.
+"""One block of an attention whose keys are divided into blocks.
 
-Source: Dao 2023 (FlashAttention-2), sec. 3.1. The scores of a few queries exist at once; a GPU's kernel has none.
+Forward: the block's result, and the log of its softmax's sum, by which blocks are combined. Backward: the block's share
+of the gradients, given the result and the sum of all blocks. Source: Dao 2023 (FlashAttention-2), sec. 3.1. Only the
+scores of a few queries are in memory at a time; with the GPU kernel, none.
 """
 
 import functools
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 
 from jaxtrain.nn import cudnn, fused_attention
 
-MOST_SCORES = 1 << 26  # in one array: 256 MiB of float32
+MOST_SCORES = 1 << 26  # scores in one array: 256 MiB of float32
 
 
 def takes(q, k, v, tokens: int) -> bool:
-    """Tell whether cuDNN's kernel computes the blocks of so many tokens here."""
+    """Return True if cuDNN's kernel can compute blocks of so many tokens here."""
     return (
         tokens >= fused_attention.LEAST_TOKENS
         and fused_attention.takes(q, k, v, causal=True)
@@ -30,10 +31,11 @@ def _runs_here() -> bool:
 
 
 def forward(q, k, v, lengths, *, causal: bool, scale: float, fused: bool):
-    """y [batch, query, head, width] in v's dtype, and the log of the softmax's sum, float32 [batch, head, query].
+    """Return y [batch, query, head, width] in v's dtype, and the log of the softmax's sum, float32 [batch, head,
+    query].
 
     q: [batch, query, head, width]; k, v: [batch, key, kv head, width]. lengths: int [batch], visible keys, or None. A
-    query that sees nothing gives 0 and -inf."""
+    query that sees no key gives 0 and -inf."""
     if not fused:
         return _forward(q, k, v, lengths, causal, scale)
     some = None if lengths is None else jnp.maximum(lengths, 1)
@@ -45,7 +47,7 @@ def forward(q, k, v, lengths, *, causal: bool, scale: float, fused: bool):
 
 
 def backward(q, k, v, y, total, grad, lengths, *, causal: bool, scale: float, fused: bool):
-    """Gradients of q, k and v in float32. y, total: of all blocks together; grad: of y."""
+    """Return the gradients of q, k and v in float32. y, total: of all blocks together. grad: the gradient of y."""
     if not fused:
         return _backward(q, k, v, y, total, grad, lengths, causal, scale)
     some = None if lengths is None else jnp.maximum(lengths, 1)
@@ -98,14 +100,16 @@ def _product(equation: str, left, right):
 
 
 def _sees(places, k, lengths, causal: bool):
-    """bool, broadcastable to [batch, kv, group, query, key]. places: int [query]."""
+    """Return which keys a query sees, bool, broadcastable to [batch, kv, group, query, key]. places: the queries'
+    positions, int [query]."""
     keys = jnp.arange(k.shape[1])
     found = (keys <= places[:, None] if causal else jnp.ones((1, len(keys)), bool))[None, None, None]
     return found if lengths is None else found & (keys < lengths[:, None])[:, None, None, None]
 
 
 def _in_pieces(arrays, k):
-    """[piece, batch, query / piece, kv, group, ...] of [batch, query, head, ...], and the places of the queries."""
+    """Reshape [batch, query, head, ...] to [piece, batch, query / piece, kv, group, ...]; return also the queries'
+    positions."""
     batch, queries, heads = arrays[0].shape[:3]
     wanted = max(1, batch * heads * queries * k.shape[1] // MOST_SCORES)
     count = next(n for n in range(min(wanted, queries), queries + 1) if queries % n == 0)
@@ -118,13 +122,13 @@ def _whole(x, shape):
 
 
 def _whole_sum(x):
-    """[piece, batch, kv, group, query / piece] -> [batch, head, query]"""
+    """Reshape [piece, batch, kv, group, query / piece] to [batch, head, query]."""
     pieces, batch, kv, group, size = x.shape
     return jnp.moveaxis(x, 0, 3).reshape(batch, kv * group, pieces * size)
 
 
 def difference(fused: bool = True) -> float:
-    """Measure how far blocks in bfloat16 are from the formula's in float32, relative to their norm, at most."""
+    """Return the largest relative error (L2 norm) of blocks in bfloat16 against the formula in float32."""
     q, k, v, grad = (jax.random.normal(jax.random.key(i), (2, 64, n, 64)) for i, n in enumerate((4, 2, 2, 4)))
     worst = 0.0
     for causal, lengths in ((True, None), (False, None), (False, jnp.asarray([40, 64], jnp.int32))):

@@ -1,4 +1,4 @@
-"""Attention as two products and a softmax: on every device, and what a fused kernel is tried beside."""
+"""Attention as two products and a softmax, for every device; also the reference in the tests of fused kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxtrain.nn.dropout import dropout
 def formula(
     q, k, v, *, mask=None, bias=None, lengths=None, causal=False, window=None, scale=None, dropout_rate=0.0, rngs=None
 ):
-    """Compute `attention` as two products and a softmax."""
+    """Compute `jaxtrain.nn.attention` as two products and a softmax."""
     batch, (_, queries, heads, width) = max(len(q), len(k)), q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
@@ -29,10 +29,10 @@ def formula(
 
 
 def _visible(mask, lengths, causal, window, queries: int, keys: int):
-    """bool, broadcastable to [batch, head, query, key]; None where every query sees every key."""
-    own = jnp.arange(queries)[:, None] + (keys - queries)  # the key at each query's place
+    """Return which keys a query sees, bool, broadcastable to [batch, head, query, key]; None if all see all."""
+    own = jnp.arange(queries)[:, None] + (keys - queries)  # the key at each query's position
     found = mask
-    if lengths is not None:  # a sample of length 0 looks at its first key, and is 0 afterwards
+    if lengths is not None:  # a sample of length 0 sees its first key here; `formula` zeroes it
         found = (jnp.arange(keys) < jnp.maximum(lengths, 1)[:, None])[:, None, None]
     if causal:
         before = jnp.arange(keys)[None, :] <= own
@@ -43,13 +43,13 @@ def _visible(mask, lengths, causal, window, queries: int, keys: int):
     return found
 
 
-# The two products of attention, heads first. XLA's CPU backend is slow at a batched product whose left side is read
-# down its columns (up to six times), and that is how jax differentiates one of each; so the gradients are written here.
+# The two products of attention, heads first. XLA's CPU backend is up to six times slower for a batched product whose
+# left operand is transposed, and jax's derivative of each product contains one; so the gradients are written out here.
 
 
 @jax.custom_vjp
 def _scores(q, k):
-    """[batch, head, query, width], [batch, head, key, width] -> [batch, head, query, key]"""
+    """Multiply q [batch, head, query, width] by k [batch, head, key, width] to scores [batch, head, query, key]."""
     return jnp.einsum("bhqd,bhkd->bhqk", q, k)
 
 
@@ -61,7 +61,7 @@ def _scores_backward(kept, grad):
 
 @jax.custom_vjp
 def _weighted(weights, v):
-    """[batch, head, query, key], [batch, head, key, width] -> [batch, head, query, width]"""
+    """Multiply weights [batch, head, query, key] by v [batch, head, key, width] to [batch, head, query, width]."""
     return jnp.matmul(weights, v)
 
 
@@ -75,7 +75,7 @@ def _columns(x):
 
 
 def _copied_columns(x):
-    """XLA would take queries that all samples share as they are, and read them down their columns."""
+    """Transpose into a copy: without it, XLA reads queries that all samples share by columns, which is slow."""
     return jax.lax.optimization_barrier(_columns(x))
 
 

@@ -1,4 +1,4 @@
-"""Containers whose children carry torch's numeric keys."""
+"""Containers whose children have torch's numeric keys."""
 
 import inspect
 
@@ -6,7 +6,7 @@ from flax import nnx
 
 
 class Sequential(nnx.List):
-    """Call the modules (or plain functions wrapped as modules) one after another; keys are "0", "1", ...
+    """Calls modules (or plain functions wrapped as modules) in sequence; keys are "0", "1", ...
 
     Source: torch.nn.Sequential. `rngs` is passed to the children that take it.
     """
@@ -21,7 +21,7 @@ class Sequential(nnx.List):
 
 
 class Activation(nnx.Module):
-    """A function in a Sequential: takes a number there, has no parameters."""
+    """A function as a module for Sequential, where it takes up an index; it has no parameters."""
 
     def __init__(self, function):
         self.function = function

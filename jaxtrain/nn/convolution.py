@@ -50,7 +50,7 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(nnx.Module):
-    """The gradient of a convolution. weight: [in, out, *kernel]; bias: [out]. Source: torch.nn.ConvTranspose1d/2d."""
+    """Transposed convolution. weight: [in, out, *kernel]; bias: [out]. Source: torch.nn.ConvTranspose1d/2d."""
 
     rank: int
 
@@ -88,7 +88,7 @@ class ConvTranspose2d(_ConvTranspose):
 
 
 def avg_pool1d(x, window: int, axis: int = -1):
-    """Mean of non-overlapping windows along `axis`; the remainder is dropped. Source: torch avg_pool1d(k, stride=k)."""
+    """Average non-overlapping windows along `axis`; drop the remainder. Source: torch avg_pool1d(k, stride=k)."""
     axis %= x.ndim
     length = x.shape[axis] // window * window
     x = jax.lax.slice_in_dim(x, 0, length, axis=axis)

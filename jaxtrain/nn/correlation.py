@@ -1,7 +1,7 @@
-"""Cross-correlation of [batch, channel, *space], in the form each device computes fastest.
+"""Cross-correlation of [batch, channel, *space], in the form that each device computes fastest.
 
-XLA's CPU backend has a fast kernel for channels-last convolutions, and brings others to that form only outside of
-loops, so several steps in one call would pay twice over: here the form is spelt out, in both gradients too.
+XLA's CPU backend has a fast kernel for channels-last convolutions. It converts other layouts to that form only outside
+loops, so several steps in one call would cost twice the time. Here the form is written out, for both gradients too.
 """
 
 import functools
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a channel's own kernel, convolutions one after another
-MOST_NEIGHBOURS = 16  # copies of the input that a kernel's gradient holds at once
+MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a depthwise kernel; groups computed one after another
+MOST_NEIGHBOURS = 16  # copies of the input that a kernel's gradient holds at a time
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -29,10 +29,10 @@ def correlate(
     dilation: Sequence[int] | None = None,
     groups: int = 1,
 ) -> jax.Array:
-    """x: [batch, in, *space], weight: [out, in / groups, *kernel] -> [batch, out, *space].
+    """Correlate x [batch, in, *space] with weight [out, in / groups, *kernel] to [batch, out, *space].
 
-    pads: zeros before and after each spatial axis. gaps: spacing put between the input's elements (lhs dilation).
-    dilation: spacing of the kernel's elements. Source: jax.lax.conv_general_dilated; torch.nn.functional.conv2d.
+    pads: zeros before and after each spatial axis. gaps: spacing of the input's elements (lhs dilation). dilation:
+    spacing of the kernel's elements. Source: jax.lax.conv_general_dilated; torch.nn.functional.conv2d.
     """
     ones = (1,) * (x.ndim - 2)
     pads = tuple((before, after) for before, after in pads)
@@ -53,21 +53,21 @@ def correlate(
 
 
 def _is_pointwise(x, weight, stride, pads: Pads, gaps, dilation) -> bool:
-    """Return True for a kernel of one entry at each of enough places to make a matrix product of every sample."""
+    """Return True for a 1x1 kernel on enough positions that a matrix product per sample is worthwhile."""
     places = math.prod(x.shape[2:])
     plain = max(weight.shape[2:]) == max(stride) == max(gaps) == 1 and not any(map(any, pads))
     return plain and places >= min(weight.shape[:2])
 
 
 def _by_place(x, weight):
-    """A kernel of one entry, as a matrix product in each sample, which moves no axis."""
+    """Apply a 1x1 kernel as a matrix product per sample, which transposes nothing."""
     kernels = jnp.broadcast_to(weight.reshape(weight.shape[:2]), (x.shape[0], *weight.shape[:2]))
     return jnp.matmul(kernels, x.reshape(*x.shape[:2], -1)).reshape(x.shape[0], weight.shape[0], *x.shape[2:])
 
 
 def _by_tap(x, weight, stride, pads: Pads, dilation):
-    """Each channel by its own kernel, as a sum over the kernel's entries: XLA's CPU backend has no fast kernel for it,
-    and makes one loop of these."""
+    """Apply a depthwise kernel as a sum over its entries. XLA's CPU backend has no fast kernel for depthwise
+    convolutions, but fuses this sum into one loop."""
     padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(*pad, 0) for pad in pads])
     spans = [_span(k, d) for k, d in zip(weight.shape[2:], dilation, strict=True)]
     sizes = [(n - span) // s + 1 for n, span, s in zip(padded.shape[2:], spans, stride, strict=True)]
@@ -77,11 +77,11 @@ def _by_tap(x, weight, stride, pads: Pads, dilation):
         ends = [first + _span(n, s) for first, n, s in zip(starts, sizes, stride, strict=True)]
         seen = jax.lax.slice(padded, [0, 0, *starts], [*x.shape[:2], *ends], [1, 1, *stride])
         total = total + seen * weight[(slice(None), 0, *entry)].reshape(-1, *[1] * len(sizes))
-    return checkpoint_name(total, "correlation")  # dear to compute once more
+    return checkpoint_name(total, "correlation")  # expensive to recompute
 
 
 def _one_by_one(x, weight, shape, groups: int):
-    """A convolution per group, each in the fast form."""
+    """Compute a convolution per group, each in the fast form."""
     parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups, axis=0), strict=True)
     return jnp.concatenate([_correlate(part, kernel, *shape) for part, kernel in parts], axis=1)
 
@@ -91,7 +91,7 @@ def _by_group(x, weight, stride, pads: Pads, gaps, dilation, groups: int = 1):
 
 
 def _channels_last(x, weight, stride, pads: Pads, gaps, dilation):
-    """The same with x: [batch, *space, in], weight: [*kernel, in, out] -> [batch, *space, out]."""
+    """Correlate x [batch, *space, in] with weight [*kernel, in, out] to [batch, *space, out]."""
     space = "DHW"[-len(stride) :]
     names = ("N" + space + "C", space + "IO", "N" + space + "C")
     return jax.lax.conv_general_dilated(x, weight, stride, pads, gaps, dilation, dimension_numbers=names)
@@ -119,7 +119,7 @@ def _backward(stride, pads, gaps, dilation, kept, dy):
         pads_of_input = tuple(_pads_of_input(*s) for s in sizes)
         dx = _channels_last(last, flipped, gaps, pads_of_input, stride, dilation)
         x, kernel = jnp.moveaxis(x, 1, -1), weight.shape[2:]
-        if max(gaps) > 1 and max(stride) == 1:  # windows of the output's gradient: those of x would be mostly zeros
+        if max(gaps) > 1 and max(stride) == 1:  # use windows of the output's gradient; those of x are mostly zeros
             dw = _window_products(last, x, kernel, gaps, pads_of_input, dilation)  # [*kernel, out, in], from its end
             return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(jnp.flip(dw, range(len(kernel))), (-2, -1), (0, 1))
         spread = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, gap - 1) for gap in gaps), (0, 0, 0)])
@@ -136,10 +136,10 @@ _correlate.defvjp(_forward, _backward)
 
 
 def _window_products(x, y, kernel, stride, pads: Pads, dilation):
-    """x: [batch, *space, a], y: [batch, *out, b] -> [*kernel, a, b]: the sum, over all places, of x's windows times y.
+    """Sum x's windows times y over all positions. x: [batch, *space, a], y: [batch, *out, b] -> [*kernel, a, b].
 
-    As matrix products, one for every few neighbours of a window: as a convolution, with the batch for channels, XLA's
-    CPU backend takes two to four times as long.
+    Computed as matrix products, one for a few neighbouring kernel entries each. As a convolution, with the batch as
+    channels, it takes XLA's CPU backend two to four times as long.
     """
     padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
     out, rank = y.shape[1:-1], len(kernel)
@@ -164,19 +164,19 @@ def _window_products(x, y, kernel, stride, pads: Pads, dilation):
 
 
 def _kernel_last(weight: jax.Array) -> jax.Array:
-    """[out, in, *kernel] -> [*kernel, in, out]"""
+    """Transpose [out, in, *kernel] to [*kernel, in, out]."""
     return jnp.moveaxis(weight, (1, 0), (-2, -1))
 
 
 def _pads_of_input(size, kernel, out, stride, pads, gap, dilation) -> tuple[int, int]:
-    """Zeros around the output's gradient, spread by the stride, so that its correlation is the input's gradient."""
+    """Return the padding of the output's gradient, dilated by the stride, whose correlation is the input's gradient."""
     reach, spread, wide = _span(kernel, dilation), _span(out, stride), _span(size, gap)
     before = reach - 1 - pads[0]
     return before, wide + reach - 1 - spread - before
 
 
 def _pads_of_kernel(size, kernel, out, stride, pads, gap, dilation) -> tuple[int, int]:
-    """Zeros around the input, so that its correlation with the output's gradient is the kernel's gradient."""
+    """Return the padding of the input whose correlation with the output's gradient is the kernel's gradient."""
     return pads[0], _span(out, stride) + _span(kernel, dilation) - _span(size, gap) - 1 - pads[0]
 
 

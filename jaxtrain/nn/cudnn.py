@@ -1,5 +1,5 @@
-"""cuDNN's attention as the call that XLA hands to it, forward and backward, without jax's checks of the device at hand:
-a program for a GPU that is elsewhere is the program that runs there.
+"""cuDNN's attention as a custom call of XLA, forward and backward, without jax's checks of the present device. So a
+program compiled for a GPU that you don't have is the program that runs there.
 
 Source: the custom call of jax.nn.dot_product_attention(implementation="cudnn"), which this equals operand by operand.
 """
@@ -48,11 +48,11 @@ _BY_HEAD = (0, 2, 1, 3)  # results are [batch, head, token, width], laid out [ba
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Say of programs traced inside whether XLA compiles them with deterministic operations.
+    """State, for programs traced in this context, whether XLA compiles them with deterministic operations.
 
-    XLA_FLAGS says it of others. XLA then asks cuDNN for a deterministic backward pass, and notes that in the call of
-    the first layer alone; those of equal layers would not find what was compiled (openxla/xla#46500, an IndexError).
-    Noted in all, they do.
+    For other programs XLA_FLAGS decides. With deterministic operations, XLA asks cuDNN for a deterministic backward
+    pass, but marks only the call of the first layer. The calls of equal layers then don't find the compiled kernel
+    (openxla/xla#46500, an IndexError). So here all calls are marked.
     """
     token = _deterministic.set(wanted)
     try:
@@ -78,8 +78,8 @@ def _is_deterministic() -> bool:
 
 
 class Kind(NamedTuple):
-    """Hold a call's static options. window: number of tokens before a query that are visible; 0: all. padded: lengths
-    are given. biased: a bias is. deterministic: see `deterministic`."""
+    """A call's static options. window: number of visible tokens before a query; 0: all. padded: lengths are given.
+    biased: a bias is given. deterministic: see `deterministic`."""
 
     scale: float
     causal: bool
@@ -96,21 +96,21 @@ class Kind(NamedTuple):
 
 def attention(q, k, v, *, bias=None, lengths=None, causal=False, window=0, scale=None):
     """Compute softmax(q k^T scale + bias) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; bias:
-    [1 or batch, 1 or head, query, key] of q's dtype; lengths: int32 [batch], the keys that are visible."""
+    [1 or batch, 1 or head, query, key] in q's dtype; lengths: int32 [batch], the number of visible keys."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     kind = Kind(scale, causal, window, lengths is not None, bias is not None, _is_deterministic())
     return _attend(kind, q, k, v, [] if bias is None else [bias], [] if lengths is None else [lengths])
 
 
 def forward(q, k, v, *, lengths=None, causal=False, scale=1.0):
-    """Compute `attention` with the log of each softmax's sum, float32 [batch, head, query]."""
+    """Compute `attention` and the log of each softmax's sum, float32 [batch, head, query]."""
     kind = Kind(scale, causal, 0, lengths is not None, False, _is_deterministic())
     y, kept = _forward(kind, q, k, v, [], [] if lengths is None else [lengths])
     return y, kept[-1]
 
 
 def backward(q, k, v, y, total, grad, *, lengths=None, causal=False, scale=1.0):
-    """Gradients of q, k and v for the result y and its logs of sums, which may be those of more keys than these."""
+    """Return the gradients of q, k and v. y, total: result and logs of sums, possibly of more keys than k holds."""
     kind = Kind(scale, causal, 0, lengths is not None, False, _is_deterministic())
     return _backward(kind, (q, k, v, [], [] if lengths is None else [lengths], y, total), grad)[:3]
 
@@ -142,11 +142,11 @@ _attend.defvjp(_forward, _backward)
 
 
 def _call(kind: Kind, backward: bool, like, operands, results):
-    """The custom call: arrays [batch, head, ...] come back with tokens before heads."""
+    """Make the custom call; return arrays [batch, head, token, width] as [batch, token, head, width]."""
     name = f"__cudnn$fmha{'ScaleBias' if kind.biased else ''}Softmax{'Backward' if backward else ''}"
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in results]
     workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
-    mine = 3 if backward else 1  # of results that are [batch, head, token, width]
+    mine = 3 if backward else 1  # number of results that are [batch, head, token, width]
     layouts = [_BY_HEAD if place < mine else tuple(range(len(x.shape))) for place, x in enumerate(results)]
     call = jax.ffi.ffi_call(
         name,
@@ -196,12 +196,12 @@ def _config(kind: Kind, backward: bool, q, k) -> str:
 
 
 def _lengths(q, lengths):
-    """Queries' and keys'; every query is answered."""
+    """Return the lengths of queries (all of them) and of keys, or nothing."""
     return [jnp.full(len(q), q.shape[1], jnp.int32), lengths[0]] if lengths else []
 
 
 def _shapes(q, k):
-    """Of the result and of what the backward pass keeps of the softmax."""
+    """Return the shapes of the result and of the softmax's statistics for the backward pass."""
     return _heads_first(q.shape), (q.shape[0], q.shape[2], q.shape[1])
 
 

@@ -22,9 +22,10 @@ class Dropout(nnx.Module):
 
 
 def dropout(x, rate: float, rngs, broadcast_axes: tuple[int, ...] = ()):
-    """One mask per element, shared along `broadcast_axes`. `rngs=None` or rate 0 returns x.
+    """Drop elements of x with one mask, shared along `broadcast_axes`. Returns x if `rngs` is None or rate is 0.
 
-    A mask depends on the key and the element's place alone: the same on any number of devices, and after a resume.
+    The mask depends only on the key and the element's position, so it is the same on any number of devices and after a
+    resume.
     """
     if rngs is None or rate == 0.0:
         return x
@@ -35,21 +36,21 @@ def dropout(x, rate: float, rngs, broadcast_axes: tuple[int, ...] = ()):
 
 
 def threshold(kept) -> jax.Array:
-    """Give the uint32 that a random word is below with probability `kept`, to 24 bits."""
+    """Return the uint32 that a random word is below with probability `kept`, accurate to 24 bits."""
     below = jnp.minimum(jnp.asarray(kept, jnp.float32) * np.float32(2.0**32), np.float32(2.0**32 - 2.0**8))
     return below.astype(jnp.uint32)
 
 
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draw uint32 words of a shape from a counter-based generator, so that every element is made where it is used.
+    """Draw uint32 words of a shape from a counter-based generator, so that each element is computed where it is used.
 
-    A word depends on the key, its row (the row-major number over all axes but the last) and its column. Threefry takes
-    ten times the operations, for streams that any two keys and counters may share; here every request has a key of its
-    own, made by threefry.
+    A word depends on the key, its row (the row-major number over all axes but the last) and its column. Threefry needs
+    ten times the operations, to give unrelated streams for any keys and counters; here every request has its own key,
+    made by threefry.
     """
     *outer, last = shape or (1,)
     rows = jnp.arange(math.prod(outer), dtype=jnp.uint32).reshape(*outer, 1)
-    start, stride = lax.optimization_barrier(of_rows(rows, *words(key)))  # once a row, not once an element
+    start, stride = lax.optimization_barrier(of_rows(rows, *words(key)))  # once per row, not per element
     return of_columns(lax.broadcasted_iota(jnp.uint32, (*outer, last), len(outer)), start, stride).reshape(shape)
 
 
@@ -60,19 +61,19 @@ def words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def of_rows(rows, first, second):
-    """Give each row's start and odd stride, uint32 like `rows`, under the words of a key."""
+    """Return each row's start and odd stride, uint32 like `rows`. first, second: the words of a key."""
     mixed = _finalised(rows + first)
     return _finalised(lax.bitwise_xor(mixed, second)), lax.bitwise_or(mixed, np.uint32(1))
 
 
 def of_columns(columns, start, stride):
-    """Give the random words at the columns of rows that start and stride so."""
+    """Return the random words at columns of rows with this start and stride."""
     return _finalised(start + columns * stride)
 
 
 def _finalised(x):
-    """A bijection that scatters neighbours. Source: Wellons 2018 ("lowbias32"), of two multiplications the least biased
-    that is known."""
+    """Apply a bijection that scatters neighbouring numbers. Source: Wellons 2018 ("lowbias32"), the least biased one
+    known with two multiplications."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = lax.bitwise_xor(x, lax.shift_right_logical(x, np.uint32(shift))) * np.uint32(factor)
     return lax.bitwise_xor(x, lax.shift_right_logical(x, np.uint32(16)))

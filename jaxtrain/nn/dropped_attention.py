@@ -1,8 +1,8 @@
-"""Attention as three Triton kernels, with dropout or without, so that neither scores nor masks reach a GPU's memory.
+"""Attention as three Triton kernels, with or without dropout, so that neither scores nor masks go to GPU memory.
 
-The mask of dropout is `jaxtrain.nn.dropout`'s, made in the kernel from key and place: what the formula drops, this
-drops, on any number of devices and after a resume. (cuDNN's own dropout counts the calls of a process, and starts anew
-after one.)
+The dropout mask is that of `jaxtrain.nn.dropout`, computed in the kernel from key and position. So it drops the same
+elements as the formula, on any number of devices and after a resume. (cuDNN's own dropout counts the calls of a process
+and starts from 0 after a resume.)
 Source: Dao 2023 (FlashAttention-2).
 """
 
@@ -19,14 +19,14 @@ from jax.experimental.pallas import triton
 from jaxtrain.nn.dropout import of_columns, of_rows, threshold, words
 from jaxtrain.runtime.spread import over_devices
 
-LOG2_E = 1.4426950408889634  # exponentials are powers of two, which a GPU has an instruction for
-LEAST = -1e30  # a score that nothing may look at: finite, so that a row of them has no NaN
-BLOCK = 64  # queries and keys of one step of the backward kernels, and keys of the forward one
+LOG2_E = 1.4426950408889634  # exponentials are computed as powers of two, for which a GPU has an instruction
+LEAST = -1e30  # score of a hidden key: finite, so that a row of them gives no NaN
+BLOCK = 64  # queries and keys per step of the backward kernels, and keys per step of the forward kernel
 WIDTHS = (16, 32, 64, 128)
 
 
 class Sizes(NamedTuple):
-    """Hold the kernels' static options. queries, heads: of the whole array, before padding and cutting."""
+    """The kernels' static options. queries, heads: of the whole array, before padding and splitting over devices."""
 
     scale: float
     causal: bool
@@ -37,21 +37,21 @@ class Sizes(NamedTuple):
 
 
 def takes(q) -> bool:
-    """Tell whether the kernels have a tile of that width."""
+    """Return True if the kernels support the head width."""
     return q.shape[-1] in WIDTHS
 
 
 def attention(q, k, v, key=None, kept=1.0, *, lengths=None, causal=False, scale=None, interpret=False):
     """Compute dropout(softmax(q k^T scale)) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; key:
-    random key, None: nothing is dropped; kept: share of the weights that stay; lengths: int [batch], visible keys, 0
-    gives 0. interpret: run the kernels as plain JAX, on any device."""
+    random key, None for no dropout; kept: probability to keep a weight; lengths: int [batch], number of visible keys
+    (0 gives 0). interpret: run the kernels as plain JAX, on any device."""
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     if kv_heads != heads:
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
     sizes = Sizes(width**-0.5 if scale is None else scale, causal, key is not None, queries, heads, interpret)
     numbers = [jnp.uint32(0)] * 3 if key is None else [*words(key), threshold(kept)]
-    seed = jnp.stack([*numbers, jnp.uint32(0)])  # Triton's blocks have a power of two elements
+    seed = jnp.stack([*numbers, jnp.uint32(0)])  # a Triton block's size is a power of two
     share = jnp.asarray(kept, jnp.float32).reshape(1)
     lengths = jnp.full(batch, keys, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
     q, k, v = (jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK), (0, 0), (0, 0))) for x in (q, k, v))
@@ -129,8 +129,8 @@ def _run_forward(sizes, q, k, v, *numbers):
 
 
 def _specs(block: int, queries: int, keys: int, width: int):
-    """Blocks of one program (block, sample, head): its tokens; seed, share, sample, head, length; all queries; all
-    keys."""
+    """Return the block specs of one program (block, sample, head): its tokens; seed, share, sample, head, length; all
+    queries; all keys."""
     row = pl.BlockSpec((None, block, None, width), lambda i, j, h: (j, i, h, 0))
     whole = lambda size: pl.BlockSpec((None, size, None, width), lambda i, j, h: (j, 0, h, 0))
     of_sample, of_head = pl.BlockSpec((1,), lambda i, j, h: (j,)), pl.BlockSpec((1,), lambda i, j, h: (h,))
@@ -143,7 +143,7 @@ def _params(width: int):
 
 
 def _cost(q, k) -> pl.CostEstimate:
-    """Of each kernel what the model asks of it: two products. Scores that are made again are not counted."""
+    """Estimate a kernel's cost as two products, the model's FLOPs; recomputed scores are not counted."""
     scores = q.size // q.shape[-1] * k.shape[1]
     return pl.CostEstimate(flops=4 * scores * q.shape[-1], transcendentals=scores, bytes_accessed=8 * q.size)
 
@@ -214,14 +214,14 @@ def _key_gradients(
 
     first = lax.div(start, BLOCK) if sizes.causal else jnp.int32(0)
     seen_at_all = (start < seen).astype(jnp.int32)
-    last = first + seen_at_all * (queries // BLOCK - first)  # keys that nothing sees have no gradient
+    last = first + seen_at_all * (queries // BLOCK - first)  # keys that no query sees have no gradient
     zeros = jnp.zeros(k.shape, jnp.float32)
     total_k, total_v = lax.fori_loop(first, last, step, (zeros, zeros))
     of_k[...], of_v[...] = total_k.astype(of_k.dtype), total_v.astype(of_v.dtype)
 
 
 def _scores(sizes, q, k, first_query, first_key, seen):
-    """float32 [query, key] of one pair of blocks, as powers of two, LEAST where the key is hidden from the query."""
+    """Return the scores of a pair of blocks as exponents of two, float32 [query, key]; LEAST for hidden keys."""
     scores = triton.dot(q, k.T) * np.float32(sizes.scale * LOG2_E)
     shape = scores.shape
     columns = first_key + lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -232,7 +232,7 @@ def _scores(sizes, q, k, first_query, first_key, seen):
 
 
 def _dropped(sizes, x, seed, sample, head, first_query, first_key):
-    """Values [query, key] with 0 where `jaxtrain.nn.dropout` drops [batch, head, query, key]."""
+    """Return x [query, key] with 0 where `jaxtrain.nn.dropout` drops elements of [batch, head, query, key]."""
     if not sizes.drops:
         return x
     outer = (sample[0] * np.uint32(sizes.heads) + head[0]) * np.uint32(sizes.queries)
@@ -243,6 +243,6 @@ def _dropped(sizes, x, seed, sample, head, first_query, first_key):
 
 
 def _end(sizes, last_query, seen, keys: int):
-    """After which block of keys nothing is visible."""
+    """Return the number of key blocks that may be visible; all later ones are hidden."""
     end = lax.div(seen + (BLOCK - 1), BLOCK)
     return jnp.minimum(end, lax.div(last_query + (BLOCK - 1), BLOCK)) if sizes.causal else end

@@ -1,8 +1,8 @@
-"""A GPU's attention for half precision: the scores never reach memory, so long sequences cost time alone.
+"""Fused attention for half precision on GPUs: the scores never go to memory, so long sequences cost only time.
 
-cuDNN's kernel does what is not dropped out; under `deterministic: true` XLA takes its deterministic backward pass
-(openxla/xla#14125). `dropped_attention` does what is, and where cuDNN's fails what has neither mask nor window. Each is
-tried beside the plain formula once in a process.
+cuDNN's kernel computes attention without dropout; under `deterministic: true` XLA uses its deterministic backward pass
+(openxla/xla#14125). `dropped_attention` computes attention with dropout and, if cuDNN's kernel fails, attention without
+mask and window. Each kernel is tested against the plain formula once per process.
 """
 
 import collections
@@ -23,18 +23,18 @@ from jaxtrain.runtime import launch, xla_flags
 from jaxtrain.runtime.spread import over_devices
 
 log = logging.getLogger(__name__)
-LEAST_TOKENS = 64  # with fewer, the scores are no larger than what they are made of
-WIDEST = {8: 128, 9: 256}  # head, by major compute capability
+LEAST_TOKENS = 64  # with fewer tokens, the scores are no larger than q and k
+WIDEST = {8: 128, 9: 256}  # largest head width, by major compute capability
 _planned: contextvars.ContextVar[tuple[int, int] | None] = contextvars.ContextVar("planned", default=None)
 
 
-# How many attentions were traced as what: "cuDNN", "Triton", "Triton, with dropout", "formula", or a ring of one.
+# Number of attentions traced for each kind: "cuDNN", "Triton", "Triton, with dropout", "formula", "..., in a ring".
 chosen: collections.Counter[str] = collections.Counter()
 
 
 @contextlib.contextmanager
 def planned_for(capability: tuple[int, int]) -> Iterator[None]:
-    """Trace programs, inside, for such a GPU, which is elsewhere: its kernels are taken for granted."""
+    """Trace programs in this context for a GPU that you don't have; its kernels are assumed to work."""
     token = _planned.set(capability)
     try:
         yield
@@ -43,9 +43,12 @@ def planned_for(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def takes(q, k, v, mask=None, causal=False, window=None) -> bool:
-    """Tell whether `fused` can do it here: [batch, token, head, width] in half precision, heads a multiple of k's and
-    v's, widths in steps of 8, a mask or bias [batch or 1, head or 1, query or 1, key or 1], causal only with as many
-    queries as keys, a window only where causal."""
+    """Return True if `fused` can compute this attention here.
+
+    It takes [batch, token, head, width] in half precision, heads a multiple of k's and v's, widths multiples of 8, a
+    mask or bias [batch or 1, head or 1, query or 1, key or 1], causal only with equal numbers of queries and keys, a
+    window only if causal.
+    """
     by_cudnn = (
         _fits(q, k, v, mask, causal, window) and is_available() and q.shape[-1] <= WIDEST.get(capability()[0], 128)
     )
@@ -70,13 +73,13 @@ def _fits(q, k, v, mask, causal, window) -> bool:
 
 
 def _tiled(q, k, v, mask, causal, window) -> bool:
-    """Tell whether `dropped_attention` can do it here."""
+    """Return True if `dropped_attention` can compute this attention here."""
     plain = mask is None and window is None
     return plain and _fits(q, k, v, None, causal, None) and dropped_attention.takes(q) and _drops()
 
 
 def takes_dropout(q, k, v, mask=None, causal=False, window=None) -> bool:
-    """Tell whether `dropped` can do it here: what `takes` says, without mask and window."""
+    """Return True if `dropped` can compute this attention here: the conditions of `takes`, and no mask or window."""
     return _tiled(q, k, v, mask, causal, window)
 
 
@@ -87,9 +90,11 @@ def dropped(q, k, v, key, kept, *, lengths=None, causal=False, scale=None):
 
 
 def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=None, scale=None):
-    """Compute softmax(q k^T scale + bias) v of what `takes` accepts, with a mask or a bias, or int [batch] lengths: how
-    many keys of each sample are visible. window: see `jaxtrain.nn.attention`. A row that may attend to nothing (a bias
-    of -inf throughout, or as far as it may look) gives 0. Source: jax.nn.dot_product_attention."""
+    """Compute softmax(q k^T scale + bias) v for arguments that `takes` accepts, with a mask, a bias, or lengths.
+
+    lengths: int [batch], the number of visible keys of each sample. window: see `jaxtrain.nn.attention`. A row that may
+    attend to nothing (a bias of -inf for every visible key) gives 0. Source: jax.nn.dot_product_attention.
+    """
     if not is_available():
         chosen["Triton"] += 1
         return dropped_attention.attention(q, k, v, lengths=lengths, causal=causal, scale=scale)
@@ -98,7 +103,7 @@ def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=N
 
 
 def fused_by_cudnn(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=None, scale=None):
-    """Run cuDNN's kernel, see `fused`."""
+    """Compute `fused` with cuDNN's kernel."""
     given = mask if bias is None else bias
     if given is None:
         return _kernel(q, k, v, lengths=lengths, causal=causal, window=window, scale=scale)
@@ -109,7 +114,7 @@ def fused_by_cudnn(q, k, v, *, mask=None, bias=None, causal=False, lengths=None,
         finite, seen = jnp.where(given, 0, least).astype(q.dtype), given
     else:
         finite, seen = jnp.maximum(given.astype(q.dtype), least), given > -jnp.inf
-    odd = (queries % 2, keys % 2)  # which the kernel refuses under a bias
+    odd = (queries % 2, keys % 2)  # with a bias, the kernel refuses odd lengths
     if any(odd):
         hidden = ((0, 0), (0, 0), (0, odd[0]), (0, odd[1]))
         finite = jnp.pad(finite, hidden, constant_values=least)
@@ -121,7 +126,7 @@ def fused_by_cudnn(q, k, v, *, mask=None, bias=None, causal=False, lengths=None,
 
 
 def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scale=None):
-    """On every device its samples and heads. A sample of length 0 gives 0."""
+    """Run the kernel on every device for its samples and heads. A sample of length 0 gives 0."""
     queries, heads = ("batch", None if causal else "sequence", "heads", None), ("batch", None, "heads", None)
     given = [(bias, ("batch", "heads", queries[1], None)), (lengths, ("batch",))]
     more = [x for x, _ in given if x is not None]
@@ -138,17 +143,17 @@ def _kernel(q, k, v, *, bias=None, lengths=None, causal=False, window=None, scal
 
 
 def is_planned() -> bool:
-    """Tell whether programs are traced for a GPU that is elsewhere."""
+    """Return True if programs are traced for a GPU that you don't have."""
     return _planned.get() is not None
 
 
 def is_available() -> bool:
-    """Tell whether the GPU that programs are compiled for runs the kernel."""
+    """Return True if cuDNN's kernel works on the GPU that programs are compiled for."""
     return is_planned() or _runs_here()
 
 
 def capability() -> tuple[int, int]:
-    """Give the compute capability of the GPU that programs are compiled for."""
+    """Return the compute capability of the GPU that programs are compiled for."""
     planned = _planned.get()
     if planned is not None:
         return planned
@@ -162,13 +167,13 @@ def _drops() -> bool:
 
 @functools.cache
 def _runs_here() -> bool:
-    """Forward and backward, odd lengths, grouped heads, under lengths, a mask and a diagonal."""
+    """Test cuDNN's kernel: forward and backward, odd lengths, grouped heads, with lengths, a mask, and causal."""
     return tried("cuDNN's kernel", lambda: difference(fused_by_cudnn, _TRIALS))
 
 
 @functools.cache
 def _drops_here() -> bool:
-    """With dropout and without."""
+    """Test the Triton kernels, with dropout and without."""
 
     def kernel(q, k, v, dropout_rate=0.0, rngs=None, **given):
         key = None if rngs is None else rngs()
@@ -181,15 +186,15 @@ def _drops_here() -> bool:
 
 
 def tried(name: str, measure: Callable[[], float]) -> bool:
-    """Return True if a small trial gives the formula's results and gradients on every process's device. measure: how
-    far it is off."""
+    """Return True if a kernel gives the formula's results and gradients on every process's device. measure: runs a
+    small trial and returns its error."""
     return agreed(name, _tried(name, measure))
 
 
 def agreed(name: str, works: bool) -> bool:
-    """Return True if it works on every process: with other programs on some of them, their collectives would not meet.
+    """Return True if the kernel works on every process; collectives of different programs would not match.
 
-    Each process asks at the same place, as all trace the same programs.
+    Every process calls this at the same point, because all trace the same programs.
     """
     if jax.process_count() == 1 or jax.default_backend() != "gpu":
         return works
@@ -199,7 +204,7 @@ def agreed(name: str, works: bool) -> bool:
     return everywhere
 
 
-TRIAL_TOLERANCE = 2e-2  # of bfloat16 results against float32 ones, relative to their norm
+TRIAL_TOLERANCE = 2e-2  # error of bfloat16 results against float32 ones, relative to the norm
 _TRIALS = ((65, {}), (65, {"causal": True}), (64, {"lengths": [64, 40]}), (65, {"mask": [65, 40]}))
 
 
@@ -209,7 +214,7 @@ def _tried(name: str, measure: Callable[[], float]) -> bool:
     before = chosen.copy()
     try:
         worst = _apart(measure)
-    except Exception as error:  # whatever a kernel, its compiler or a library's version may raise
+    except Exception as error:  # any error of the kernel, its compiler or a library
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         log.warning("attention: %s is left out, as a trial of it failed (%s)", name, told)
         return False
@@ -223,7 +228,7 @@ def _tried(name: str, measure: Callable[[], float]) -> bool:
 
 
 def _apart(measure: Callable[[], float]) -> float:
-    """Measure in a thread of its own, which has no part in a program that is being traced here."""
+    """Call `measure` in a separate thread, so that it is not part of a program that is being traced here."""
     found: list[float] = []
     raised: list[BaseException] = []
 
@@ -242,10 +247,10 @@ def _apart(measure: Callable[[], float]) -> float:
 
 
 def difference(kernel: Callable, cases: Sequence[tuple[int, dict]]) -> float:
-    """Measure how far a kernel's results and gradients in bfloat16 are from the formula's in float32, at most.
+    """Return the largest relative error of a kernel's bfloat16 results and gradients against the formula in float32.
 
-    cases: tokens, options. As in a training step, two layers of each are one program with the options of a run, which
-    is called again and again and takes over its arguments' memory.
+    cases: (tokens, options). As in a training step, two layers per case form one program with a run's compiler options,
+    which is called several times and reuses its arguments' memory.
     """
     draw = lambda case, tokens, i, heads: jax.random.normal(jax.random.key(8 * case + i), (2, tokens, heads, 64))
     arrays = [[draw(n, tokens, i, heads) for i, heads in enumerate((4, 2, 2))] for n, (tokens, _) in enumerate(cases)]
@@ -266,7 +271,7 @@ def difference(kernel: Callable, cases: Sequence[tuple[int, dict]]) -> float:
 
 
 def _two_layers(attend: Callable, tokens: int, given: dict, q, k, v) -> list:
-    """The result and the gradients of q, k and v."""
+    """Return the result of two layers and the gradients of q, k and v."""
     options = {name: jnp.asarray(x) if name == "lengths" else x for name, x in given.items()}
     if "mask" in options:
         options["mask"] = (jnp.arange(tokens) < jnp.asarray(options["mask"])[:, None])[:, None, None]
@@ -275,5 +280,5 @@ def _two_layers(attend: Callable, tokens: int, given: dict, q, k, v) -> list:
         return attend(attend(q, k, v, **options), k, v, **options)
 
     value, pull = jax.vjp(both, q, k, v)
-    slope = jnp.cos(jnp.arange(value.size, dtype=jnp.float32))  # bfloat16 cannot count so far
+    slope = jnp.cos(jnp.arange(value.size, dtype=jnp.float32))  # float32: bfloat16 cannot represent the counter
     return [value, *pull(slope.astype(value.dtype).reshape(value.shape))]

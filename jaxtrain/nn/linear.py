@@ -31,16 +31,17 @@ class Linear(nnx.Module):
 
 
 def linear(x, weight, bias=None):
-    """x: [..., in]; weight: [out, in]; bias: [out]. Contracts the last axes, so the weight is never transposed.
+    """Compute x W^T + b. x: [..., in]; weight: [out, in]; bias: [out].
 
-    Computes in the weight's dtype, which the precision policy chooses.
+    The product contracts the last axes, so the weight is never transposed. It is computed in the weight's dtype, which
+    the precision policy chooses.
     """
     y = jax.lax.dot_general(x.astype(weight.dtype), weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else y + bias.astype(y.dtype)
 
 
 def layer(x, weight, bias=None):
-    """Compute `linear` as a layer of a network does: in 8 bits where the run's precision says so (nn.float8)."""
+    """Compute `linear`, in 8 bits if the run's precision policy says so (nn.float8)."""
     if not float8.takes(x, weight):
         return linear(x, weight, bias)
     y = float8.product(x.astype(weight.dtype), weight)
@@ -48,7 +49,7 @@ def layer(x, weight, bias=None):
 
 
 class Embedding(nnx.Module):
-    """Rows of weight [num_embeddings, embedding_dim]. The row `padding_idx` starts at 0 and gets no gradient.
+    """Looks up rows of weight [num_embeddings, embedding_dim]. Row `padding_idx` starts at 0 and gets no gradient.
 
     Source: torch.nn.Embedding.
     """
@@ -67,7 +68,7 @@ class Embedding(nnx.Module):
 
 
 def embed(ids, weight, padding_idx: int | None = None):
-    """ids: int [...]; weight: [rows, width]. Gives [..., width]; the row `padding_idx` receives no gradient."""
+    """Look up rows of weight [rows, width] at int ids [...]: [..., width]. Row `padding_idx` gets no gradient."""
     found: Any = rows(weight, ids)
     if padding_idx is None:
         return found

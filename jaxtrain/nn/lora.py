@@ -22,8 +22,8 @@ PEFT_ADAPTER = "default"  # peft's name for the only adapter
 
 
 class LoRALinear(nnx.Module):
-    """y = x W^T + b + (drop(x) A^T) B^T alpha / rank. weight, bias: those of the layer it replaces; lora_A: [rank, in];
-    lora_B: [out, rank], zero at the start."""
+    """y = x W^T + b + (drop(x) A^T) B^T alpha / rank. weight, bias: those of the replaced layer; lora_A: [rank, in];
+    lora_B: [out, rank], initially zero."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0, *, rngs: nnx.Rngs):
         out, into = base.weight.shape
@@ -50,8 +50,8 @@ class LoRALinear(nnx.Module):
         return (self.lora_B[...].astype(jnp.float32) @ self.lora_A[...].astype(jnp.float32)) * self.scale
 
     def merge(self) -> None:
-        """Add the update to the weight, once; the layer then computes with the weight alone. An embedding that was tied
-        to it stays as it is."""
+        """Add the update to the weight, once; the layer then uses only the weight. An embedding that was tied to the
+        weight is not changed."""
         if not self.merged:
             self.weight = nnx.Param((self.weight[...] + self.update).astype(self.weight.dtype))
             self.merged = True
@@ -63,7 +63,7 @@ class LoRALinear(nnx.Module):
 
 
 class PeftLinear(nnx.Module):
-    """base_layer(x) + alpha / rank * B A dropout(x). B starts at 0, so training starts from the plain layer."""
+    """base_layer(x) + alpha / rank * B A dropout(x). B is initially 0, so training starts from the plain layer."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0, *, rngs: nnx.Rngs):
         out, into = base.weight.shape
@@ -98,7 +98,7 @@ def named_layers(
 def replace_linears(
     module: nnx.Module, chosen: Callable[[str], bool], make: Callable[[nn.Linear], nnx.Module]
 ) -> list[str]:
-    """Put make(layer) in the place of every Linear below `module` whose dotted name is `chosen`; return the names."""
+    """Replace every Linear below `module` whose dotted name is `chosen` by make(layer); return the names."""
     found: list[tuple[str, Any, Any, Any]] = [e for e in named_layers(module, nn.Linear) if chosen(e[0])]
     for _, parent, name, base in found:
         if isinstance(parent, nnx.List):
@@ -109,6 +109,6 @@ def replace_linears(
 
 
 def merged_weight(weight, down, up, scale: float) -> np.ndarray:
-    """weight [out, in] + scale * up [out, rank] @ down [rank, in]: summed in float32, in the weight's dtype."""
+    """Return weight [out, in] + scale * up [out, rank] @ down [rank, in]: summed in float32, in the weight's dtype."""
     weight, down, up = (np.asarray(value) for value in (weight, down, up))
     return (weight.astype(np.float32) + scale * (up.astype(np.float32) @ down.astype(np.float32))).astype(weight.dtype)

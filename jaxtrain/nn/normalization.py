@@ -1,4 +1,4 @@
-"""Normalisations with torch's epsilons. Statistics are computed in float32 whatever the input's dtype."""
+"""Normalisation layers with torch's epsilons. Statistics are computed at least in float32 for every input dtype."""
 
 import functools
 import math
@@ -12,7 +12,8 @@ from torch_bridge.layouts import Buffer
 
 
 class LayerNorm(nnx.Module):
-    """Over the last axis. weight, bias: [width]. eps 1e-5 as torch (flax has 1e-6). Source: torch.nn.LayerNorm."""
+    """Normalises over the last axis. weight, bias: [width]. eps 1e-5 as in torch (flax: 1e-6). Source:
+    torch.nn.LayerNorm."""
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, affine: bool = True):
         self.weight = nnx.Param(jnp.ones(width)) if affine else None
@@ -37,7 +38,7 @@ class RMSNorm(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Over groups of channels of [batch, channel, *space]. Source: torch.nn.GroupNorm."""
+    """Normalises over groups of channels of [batch, channel, *space]. Source: torch.nn.GroupNorm."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5):
         self.weight = nnx.Param(jnp.ones(num_channels))
@@ -52,14 +53,14 @@ class GroupNorm(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """Per channel (axis 1) over the batch and all other axes. Source: torch.nn.BatchNorm1d/2d/3d.
+    """Normalises each channel (axis 1) over the batch and all other axes. Source: torch.nn.BatchNorm1d/2d/3d.
 
     x: [batch, channel, *space]. Training (`rngs` given) uses the statistics of the global batch, on any number of
-    devices, and moves `running_mean`/`running_var` (unbiased) by `momentum`; evaluation uses the running ones.
-    valid: bool [batch], False keeps a padded row out of the statistics; a batch without a valid row moves nothing.
-    groups: cut the batch into this many runs of rows that are normalised apart, as torch's DistributedDataParallel does
-    without SyncBatchNorm on as many devices; the running statistics then move by the mean over the groups.
-    Where JAX has float64 enabled it is used inside.
+    devices, and updates `running_mean`/`running_var` (unbiased) with `momentum`; evaluation uses the running ones.
+    valid: bool [batch], False excludes a padded row from the statistics; a batch without a valid row updates nothing.
+    groups: normalise this many consecutive parts of the batch separately, as torch's DistributedDataParallel without
+    SyncBatchNorm does on as many devices; the running statistics are then updated with the mean over the groups.
+    Computes in float64 if JAX has it enabled.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, groups: int = 1):
@@ -84,7 +85,7 @@ class BatchNorm(nnx.Module):
         return _affine(y, self.weight, self.bias, axis=1).astype(x.dtype)
 
     def _normalize(self, y, valid):
-        """y: float32 [group, batch, channel, *space], by the statistics of each group."""
+        """Normalise y, float32 [group, batch, channel, *space], with the statistics of each group."""
         axes = (1, *range(3, y.ndim))
         counted = jnp.ones((), bool) if valid is None else valid.reshape(*y.shape[:2], *(1,) * (y.ndim - 2))
         size = math.prod(y.shape[axis] for axis in axes)
@@ -99,7 +100,7 @@ class BatchNorm(nnx.Module):
         return centred * jax.lax.rsqrt(var + self.eps)
 
     def _track(self, mean, var, count):
-        """mean, var: [group, channel]; count: values behind each, scalar or [group, 1]."""
+        """Update the running statistics. mean, var: [group, channel]; count: number of values, scalar or [group, 1]."""
         mean, var = jax.lax.stop_gradient((mean, var * count / jnp.maximum(count - 1, 1)))
         filled = jnp.broadcast_to(count > 0, (self.groups, 1))
         share = filled / jnp.maximum(filled.sum(), 1)
@@ -111,13 +112,13 @@ class BatchNorm(nnx.Module):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _normal(x, eps: float, centred: bool):
-    """x with a mean square of 1 along its last axis, and where `centred` a mean of 0."""
+    """Return x scaled to a mean square of 1 along its last axis and, if `centred`, shifted to a mean of 0 before."""
     return _normal_and_rate(x, eps, centred)[0]
 
 
 @_normal.defjvp
 def _normal_jvp(eps, centred, primals, tangents):
-    """Written from the result: differentiating mean and variance takes more operations on whole activations."""
+    """Compute the derivative from the result; differentiating mean and variance needs more passes over activations."""
     (x,), (moved,) = primals, tangents
     normal, rate = _normal_and_rate(x, eps, centred)
     along = normal * (normal * moved).mean(-1, keepdims=True)
@@ -131,7 +132,7 @@ def _normal_and_rate(x, eps, centred):
 
 
 def _wide(x):
-    """In float32 at least: half precision is too coarse for statistics, float64 stays."""
+    """Convert to at least float32, because half precision is too coarse for statistics; float64 stays."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -1,7 +1,7 @@
-"""Activation rematerialisation: what the backward pass computes again instead of keeping.
+"""Activation checkpointing (rematerialisation): the backward pass recomputes activations instead of storing them.
 
-A model calls its blocks through `block(module, x, rngs=rngs)`; what that does is decided by the run
-(`train.remat: none | dots | full`), not by the model.
+A model calls its blocks through `block(module, x, rngs=rngs)`. The run decides what is recomputed (`train.remat: none |
+dots | full`), not the model.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ POLICIES = {
 
 @dataclasses.dataclass
 class Scope:
-    """policy: one of POLICIES. blocks: how many blocks were called under it. pieces: the model's parameters as they are
-    kept between steps, by key, where every device holds a piece of each; gather puts some of them together: a block
-    that is recomputed gathers its weights again for the backward pass instead of keeping them."""
+    """The policy in force. policy: one of POLICIES. blocks: number of blocks called under it. pieces: the model's
+    sharded parameters, by key. gather: gathers some of them; a recomputed block gathers its weights again for the
+    backward pass instead of keeping them."""
 
     policy: str
     blocks: int = 0
@@ -37,7 +37,7 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("remat", d
 
 @contextlib.contextmanager
 def rematerialise(policy: str, pieces: Mapping[str, jax.Array], gather: Callable | None) -> Iterator[Scope]:
-    """Blocks called inside follow `policy`, and gather their own weights where these are kept in pieces."""
+    """Make blocks called in this context follow `policy`, and gather their own weights if these are sharded."""
     scope = Scope(policy, 0, pieces, gather)
     token = _scope.set(scope)
     try:
@@ -53,17 +53,17 @@ def recomputing() -> bool:
 
 
 def recompute(function: Callable, *arguments: Any) -> Any:
-    """function(*arguments), one block of a model that is being recomputed."""
+    """Call function(*arguments) as one block that the backward pass recomputes by the current policy."""
     scope = _scope.get()
     scope.blocks += 1
     return jax.checkpoint(function, policy=POLICIES[scope.policy])(*arguments)
 
 
 def block(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
-    """module(*arguments, **options), recomputed in the backward pass where the run asks for it.
+    """Call module(*arguments, **options); the backward pass recomputes it if the run says so.
 
-    Dropout is replayed with the same masks; running statistics are updated once. The numbers are those of the plain
-    call, up to how the compiler fuses them.
+    Dropout is replayed with the same masks, and running statistics are updated once. The numbers equal those of the
+    plain call, except for differences in the compiler's fusion.
     """
     scope = _scope.get()
     if not recomputing():

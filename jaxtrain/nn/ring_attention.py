@@ -1,8 +1,9 @@
-"""Causal attention of tokens that lie on several devices (`shard.sequence`): no device ever holds all keys.
+"""Causal attention of tokens that are spread over several devices (`shard.sequence`): no device ever holds all keys.
 
-Keys and values go round the devices; what a query has found so far is kept with the log of its softmax's sum. Device i
-of n holds the consecutive parts 2i and 2i + 1 of 2n. Late tokens see more keys than early ones, so inside the devices
-trade parts: i takes part i and its mirror 2n - 1 - i, and has two blocks to compute in each round, as all others.
+Keys and values are passed around the devices; a query's partial result is kept with the log of its softmax's sum.
+Device i of n holds the consecutive parts 2i and 2i + 1 of 2n. Late tokens see more keys than early ones, so for the
+computation the devices exchange parts: device i takes part i and its mirror 2n - 1 - i. Then every device computes two
+blocks in each round.
 
 Sources: Liu et al. 2023 (Ring Attention); Dao 2023 (FlashAttention-2), sec. 3.1, for the blocks.
 """
@@ -22,14 +23,14 @@ TOKENS = ("batch", "sequence", "heads", None)
 
 
 def is_needed(queries: int, keys: int, causal: bool) -> bool:
-    """Tell whether these are the tokens of samples that lie on several devices, in order."""
+    """Return True if attention needs a ring: causal self-attention whose tokens are spread over several devices."""
     return parts("sequence") > 1 and causal and queries == keys
 
 
 def attention(q, k, v, *, lengths=None, scale=None):
     """Compute `jaxtrain.nn.attention` with causal=True. q: [batch, token, head, width]; k, v: [batch, token, kv head,
-    width]; lengths: int [batch], how many keys of a sample are visible. Raises UserError for a number of tokens that
-    the devices do not divide."""
+    width]; lengths: int [batch], the number of visible keys of a sample. Raises UserError if the number of tokens is no
+    multiple of twice the number of devices."""
     check_tokens(q.shape[1], parts("sequence"))
     fused = attention_blocks.takes(q, k, v, q.shape[1] // (2 * parts("sequence")))
     fused_attention.chosen[f"{'cuDNN' if fused else 'formula'}, in a ring"] += 1
@@ -45,7 +46,7 @@ def attention(q, k, v, *, lengths=None, scale=None):
 
 
 def check_tokens(tokens: int, devices: int, key: str = "the batch's sequences") -> None:
-    """Raises UserError where a sample's tokens cannot be cut into two parts per device."""
+    """Raise UserError if a sample's tokens cannot be divided into two equal parts per device."""
     if tokens % (2 * devices):
         fit = -(-tokens // (2 * devices)) * 2 * devices
         raise UserError(
@@ -55,7 +56,7 @@ def check_tokens(tokens: int, devices: int, key: str = "the batch's sequences") 
 
 
 class Static(NamedTuple):
-    """Hold what a ring is compiled for. fused: its blocks are cuDNN's."""
+    """Static options of a ring. fused: cuDNN's kernel computes the blocks."""
 
     devices: int
     scale: float
@@ -64,7 +65,7 @@ class Static(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ring(static: Static, q, k, v, lengths, place):
-    """On each device. place: its number in the ring."""
+    """Compute the attention on each device. place: the device's number in the ring."""
     return _ring_forward(static, q, k, v, lengths, place)[0]
 
 
@@ -99,7 +100,7 @@ def _ring_backward(static, kept, grad):
     grad_q, *grad_keys = map(_halves, block(*whole, causal=True))
 
     def step(carry, behind):
-        (k, v), (grad_k, grad_v), grad_q = carry  # the gradients of keys go round with the keys
+        (k, v), (grad_k, grad_v), grad_q = carry  # the keys' gradients are passed around with the keys
         following = _pass_on((k, v), static.devices)
         source = (place - behind) % static.devices
         for mine, theirs in _pairs(source, place):
@@ -120,15 +121,17 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _pairs(source, place):
-    """Pair halves of the own queries with the halves of `source`'s keys that they see. The mirrored half sees every
-    first half. Of an earlier device the own first half sees it too; of a later one the mirrored half sees the other.
+    """Pair halves of this device's queries with the halves of `source`'s keys that they see.
+
+    The mirrored half sees the first half of every device. If `source` is an earlier device, this device's first half
+    sees the first half of `source` too; if it is a later one, the mirrored half sees the mirrored half of `source`.
     """
     both = jnp.where(source < place, 0, 1)
     return (1, 0), (both, both)
 
 
 def _visible(static, lengths, size: int, source, *halves):
-    """int [batch]: how many keys of these halves of a device count; None where all do."""
+    """Return the number of visible keys in these halves of a device, int [batch]; None if all are visible."""
     if not lengths:
         return None
     starts = [jnp.where(half == 0, source, 2 * static.devices - 1 - source) * size for half in halves]
@@ -136,8 +139,8 @@ def _visible(static, lengths, size: int, source, *halves):
 
 
 def _merged(found, half, part):
-    """Put a block's result for half of the queries to what they have found. found: y float32 [half, batch, token, head,
-    width], log of the sum [half, batch, head, token]."""
+    """Merge a block's result for half of the queries into their partial result. found: y float32 [half, batch, token,
+    head, width], log of the sum [half, batch, head, token]."""
     (y, total), (more, its_total) = found, part
     joint = jnp.logaddexp(total[half], its_total)
     share = lambda log: jnp.swapaxes(jnp.where(joint == -jnp.inf, 0.0, jnp.exp(log - joint)), 1, 2)[..., None]
@@ -158,7 +161,8 @@ def _pass_on(arrays, devices: int):
 
 
 def _to_mirrored(x, place, devices: int):
-    """Local tokens [batch, token, ...], parts 2i and 2i + 1, to [2, batch, token / 2, ...], part i and its mirror."""
+    """Exchange local tokens [batch, token, ...], parts 2i and 2i + 1, for part i and its mirror, [2, batch, token / 2,
+    ...]."""
     even, odd = (jax.lax.ppermute(part, AXIS, _trades(which, devices)) for which, part in enumerate(_halves(x)))
     own = jnp.stack([even, odd])
     return jnp.where(place % 2 == 0, own, own[::-1])
@@ -172,6 +176,6 @@ def _from_mirrored(x, place, devices: int):
 
 
 def _trades(which: int, devices: int) -> list[tuple[int, int]]:
-    """From and to which device the first (0) or second (1) part of each goes."""
+    """Return (from, to) pairs of devices for the first (0) or second (1) part of each device."""
     numbers = [2 * i + which for i in range(devices)]
     return [(i, min(part, 2 * devices - 1 - part)) for i, part in enumerate(numbers)]

@@ -5,9 +5,10 @@ import numpy as np
 
 
 def axis_angles(rows: int, columns: int, head_dim: int, theta: float = 10000.0):
-    """Angles of every patch of the grid (row-major) on each axis: two float32 arrays [rows * columns, head_dim / 4].
+    """Return the angles of every patch of the grid (row-major) on each axis: two float32 arrays [rows * columns,
+    head_dim / 4].
 
-    Frequency k is theta^(-2k / (head_dim / 2)). Raises ValueError where head_dim is not a multiple of 4.
+    Frequency k is theta^(-2k / (head_dim / 2)). Raises ValueError if head_dim is not a multiple of 4.
     Source: Su et al. 2021, applied to rows and columns; specified for this system.
     """
     if head_dim % 4:
@@ -21,13 +22,13 @@ def axis_angles(rows: int, columns: int, head_dim: int, theta: float = 10000.0):
 
 
 def grid_table(rows: int, columns: int, head_dim: int, theta: float = 10000.0):
-    """cos and sin, float32 [patch, head_dim / 2]: the first half turns with the row, the second with the column."""
+    """Return cos and sin, float32 [patch, head_dim / 2]: the first half is for the row, the second for the column."""
     angles = jnp.concatenate(axis_angles(rows, columns, head_dim, theta), axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate_pairs(x, cos, sin):
-    """Turn the pairs (x[2i], x[2i+1]) of x [..., patch, head, head_dim] by cos, sin [..., patch, head_dim / 2]."""
+    """Rotate the pairs (x[2i], x[2i+1]) of x [..., patch, head, head_dim] by cos, sin [..., patch, head_dim / 2]."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     first, second = pairs[..., 0], pairs[..., 1]
     cos, sin = cos[..., None, :].astype(x.dtype), sin[..., None, :].astype(x.dtype)

@@ -1,9 +1,9 @@
-"""Looking up rows of a table, tokens of a sample and one value of each row, with gradients a GPU adds up in order.
+"""Look up rows of a table, tokens of a sample and one value of each row, with gradients that a GPU sums in fixed order.
 
-The gradient of a look-up adds rows that share an index. XLA's scatter adds them in whatever order its threads come;
-where operations must be deterministic it sorts every element of the gradient, not its rows. Written here for a GPU:
-few rows by a product with zeros and ones, many by sorting the indices, adding runs of equal ones, and writing each sum
-once. On a CPU, whose scatter is one loop in order, it stays jax's.
+The gradient of a look-up sums rows that share an index. XLA's scatter adds them in an arbitrary order of threads; if
+operations must be deterministic, it sorts every element of the gradient instead of its rows. Here the sum on a GPU is
+written out: for few rows as a product with zeros and ones; for many by sorting the indices, summing runs of equal ones,
+and writing each sum once. On a CPU, whose scatter is one sequential loop, jax's own is used.
 """
 
 import functools
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from jaxtrain.runtime import spread
 
-PRODUCT_LIMIT = 4e10  # multiply-adds of a product with zeros and ones, times 2: 0.05 ms on an H200
+PRODUCT_LIMIT = 4e10  # largest FLOPs (twice the multiply-adds) of a product with zeros and ones: 0.05 ms on an H200
 
 
 def rows(table, indices):
-    """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0) gives them."""
+    """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0) does."""
     return _rows(table, indices, table.shape, jnp.dtype(table.dtype).name, spread.current())
 
 
@@ -46,15 +46,15 @@ _rows.defvjp(lambda table, indices, *static: (_rows(table, indices, *static), in
 
 
 def row_sums(indices, values, like):
-    """Add values [..., ...] by indices int [...] into an array like `like` [row, ...], in float32 and in a fixed order.
-    Indices outside the table add nothing."""
+    """Sum values [..., ...] by indices int [...] into an array like `like` [row, ...], in float32 and in a fixed order.
+    Indices outside the table are ignored."""
     count, (outer, *inner) = indices.size, like.shape
-    indices = jnp.where(indices < 0, indices + outer, indices)  # as jnp.take counts
+    indices = jnp.where(indices < 0, indices + outer, indices)  # as in jnp.take
     width = math.prod(inner)
     lead = indices.shape[:2] if indices.ndim > 1 else (count, 1)
     by_row, by_token = _cuts(*lead)
     pieces = by_row * by_token
-    if pieces > 1:  # each device its own rows, then one sum of what they have: else the partitioner gathers the batch
+    if pieces > 1:  # each device sums its own rows, then the sums are added: else the partitioner gathers the batch
         indices = spread.apart(indices.reshape(*lead, -1), by_row, by_token).reshape(pieces, -1)
         values = spread.apart(values.reshape(*lead, -1, width), by_row, by_token).reshape(pieces, -1, width)
     else:
@@ -68,19 +68,20 @@ def row_sums(indices, values, like):
 
 
 def _over_pieces(sums):
-    """Add [piece, ...] up in its own dtype, as other gradients are: jnp.sum would send float32, and XLA adds the
-    look-ups of several layers before it sends them only where no cast lies between."""
+    """Sum [piece, ...] over the pieces in its own dtype, like other gradients. jnp.sum would send float32, and XLA adds
+    the look-ups of several layers before it sends them only if there is no cast in between."""
     return jax.lax.reduce(sums, jnp.zeros((), sums.dtype), jax.lax.add, (0,))
 
 
 def _cuts(samples: int, tokens: int) -> tuple[int, int]:
-    """Pieces of the samples and of the tokens of each: as they lie on the devices, where that divides them."""
+    """Return the numbers of pieces of samples and of their tokens: as on the devices, or (1, 1) if not divisible."""
     by_row, by_token = spread.parts(), spread.parts("sequence")
     return (by_row, by_token) if samples % by_row == 0 and tokens % by_token == 0 else (1, 1)
 
 
 def _sorted_sums(indices, values, rows: int, dtype):
-    """[n] and [n, width] -> [rows, width]: a segmented scan over the sorted rows, then its last row of each run."""
+    """Sum values [n, width] by indices [n] to [rows, width]: a segmented scan over the sorted rows, whose last row of
+    each run is the sum."""
     order = jnp.argsort(indices)
     indices, values = indices[order], values[order].astype(jnp.promote_types(values.dtype, jnp.float32))
     edge = indices[1:] != indices[:-1]
@@ -91,7 +92,7 @@ def _sorted_sums(indices, values, rows: int, dtype):
         return begun | begins, jnp.where(begins[:, None], value, total + value)
 
     _, sums = jax.lax.associative_scan(join, (jnp.concatenate([one, edge]), values))
-    elsewhere = rows + jnp.arange(len(indices), dtype=indices.dtype)  # all different, and outside: dropped
+    elsewhere = rows + jnp.arange(len(indices), dtype=indices.dtype)  # distinct and out of range: dropped
     place = jnp.where(jnp.concatenate([edge, one]) & (indices >= 0) & (indices < rows), indices, elsewhere)
     empty = jnp.zeros((rows, values.shape[1]), dtype)
     return empty.at[place].set(sums.astype(dtype), mode="drop", unique_indices=True)
@@ -153,8 +154,8 @@ _columns.defvjp(lambda x, indices, count: (_columns(x, indices, count), indices)
 
 @jax.custom_vjp
 def permuted(x, order, back):
-    """Put each sample's tokens of x [batch, token, width] in `order` int [batch, token]; back: the order that undoes
-    it, which the gradient takes."""
+    """Permute each sample's tokens of x [batch, token, width] by `order`, int [batch, token]. back: the inverse order,
+    which the gradient uses."""
     return jnp.take_along_axis(x, order[..., None], axis=1)
 
 
@@ -165,7 +166,7 @@ permuted.defvjp(
 
 
 def _product(equation: str, hot, values, dtype):
-    """A product with zeros and ones, exact but for the order of its sums: values of float32 are not cut to TF32."""
+    """Multiply by an array of zeros and ones, exactly but for the order of sums: float32 values are not cut to TF32."""
     wide = jnp.promote_types(values.dtype, jnp.float32)
     exact = jax.lax.Precision.HIGHEST if values.dtype == wide else None
     total = jnp.einsum(equation, hot, values, precision=exact, preferred_element_type=wide)
@@ -173,6 +174,8 @@ def _product(equation: str, hot, values, dtype):
 
 
 def pick(values, index):
-    """Pick one value of each row: [..., n] at int [...] -> [...]. By comparison, which fuses with what makes the
-    values, and so does its gradient. An index outside picks 0."""
+    """Pick one value of each row: [..., n] at int [...] -> [...]. An index outside the row picks 0.
+
+    It compares indices, which fuses with the computation of the values; so does its gradient.
+    """
     return jnp.where(jnp.arange(values.shape[-1]) == index[..., None], values, 0).sum(-1)

@@ -1,6 +1,6 @@
-"""Names on the operations of a compiled program: the module of the model that they come from.
+"""Label the operations of a compiled program with the module of the model that they come from.
 
-XLA keeps them as metadata, so numbers and compiled code are the same with and without.
+XLA keeps the names as metadata, so numbers and compiled code are the same with and without them.
 """
 
 import functools
@@ -10,20 +10,20 @@ from typing import Any
 import jax
 from flax import nnx
 
-ATTENTION = "scaled_dot_product_attention"  # what belongs to it, whichever kernel it runs on
+ATTENTION = "scaled_dot_product_attention"  # the name for every kernel
 OPTIMIZER = "optimizer"
 
-opened: set[str] = set()  # every name that was given in this process: it tells them from XLA's own
+opened: set[str] = set()  # every name used in this process, to distinguish them from XLA's own names
 
 
 def scope(name: str) -> Any:
-    """Name the operations that are traced within it, as a context manager."""
+    """Return a context that names the operations traced in it."""
     opened.add(name)
     return jax.named_scope(name)
 
 
 def within(name: str) -> Callable[[Callable], Callable]:
-    """Decorate a function whose operations are to have this name."""
+    """Return a decorator that gives a function's operations this name."""
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -37,8 +37,11 @@ def within(name: str) -> Callable[[Callable], Callable]:
 
 
 def named(call: Callable) -> Callable:
-    """Decorate the `__call__` of a layer: its operations get the layer's path in the model, which its variables know
-    (ModelDef marks them). A layer outside of a run has no path, and no name."""
+    """Decorate the `__call__` of a layer, so that its operations are named by the layer's path in the model.
+
+    The path comes from the metadata of the layer's variables, set by ModelDef. Outside a run a layer has no path, and
+    its operations no name.
+    """
 
     @functools.wraps(call)
     def named_call(self, *args, **kwargs):
@@ -52,7 +55,7 @@ def named(call: Callable) -> Callable:
 
 
 def _path(layer: nnx.Module) -> str:
-    """Of one with variables of its own their place, of another the place of its first part."""
+    """Return a layer's path: from its own variables, else the path of its first submodule; "" if unknown."""
     parts = list(vars(layer).values())
     keys = [part.get_metadata("key", "") for part in parts if isinstance(part, nnx.Variable)]
     keys += [_path(part) for part in parts if isinstance(part, nnx.Module)]

@@ -1,4 +1,4 @@
-"""Vision Transformer under timm's names: a timm state dict loads into it and its own loads into timm.
+"""Vision Transformer with timm's names: it loads timm's state dicts, and timm loads its own.
 
 Source: Dosovitskiy et al. 2021; timm VisionTransformer (class token, learned positions, pre-norm, exact GELU, norm
 epsilon 1e-6, qkv bias).
@@ -24,7 +24,8 @@ INIT_STD = 0.02  # of timm's truncated normal
 
 @dataclasses.dataclass(frozen=True)
 class ViTSize:
-    """embed_dim: width of a token. depth: blocks. patch_size: pixels per side. mlp_ratio: hidden width / embed_dim."""
+    """Sizes of a ViT. embed_dim: width of a token. depth: number of blocks. patch_size: pixels per side. mlp_ratio:
+    hidden width / embed_dim."""
 
     patch_size: int = 16
     embed_dim: int = 192
@@ -51,7 +52,8 @@ PRESETS = {
 
 
 def vit_size(encoder_type: str, **overrides) -> ViTSize:
-    """The preset of a timm name with timm-style overrides (patch_size=8, depth=2, ...). Unknown names: UserError."""
+    """Return the preset of a timm name, with timm-style overrides (patch_size=8, depth=2, ...). Raises UserError for an
+    unknown name."""
     if encoder_type not in PRESETS:
         raise UserError(
             f"model.encoder_type: {encoder_type!r} is unknown; known: {', '.join(PRESETS)}. Other sizes: name one and "
@@ -61,12 +63,12 @@ def vit_size(encoder_type: str, **overrides) -> ViTSize:
 
 
 def overrides(section) -> dict:
-    """The set fields of a ViTConfig, as timm-style arguments."""
+    """Return the fields of a ViTConfig that are set, as timm-style arguments."""
     return {key: value for key, value in section.model_dump().items() if value is not None}
 
 
 class PatchEmbed(nnx.Module):
-    """Non-overlapping patches [batch, channel, height, width] -> [batch, patch, width], row-major."""
+    """Embeds non-overlapping patches: [batch, channel, height, width] -> [batch, patch, width], row-major."""
 
     def __init__(self, patch_size: int, in_chans: int, embed_dim: int, *, rngs: nnx.Rngs):
         self.proj = Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, rngs=rngs)
@@ -88,25 +90,26 @@ class Attention(nnx.Module):
 
     @named
     def __call__(self, x, rotation=None, mask=None):
-        """x: [batch, token, width]. rotation: function on queries and keys [batch, token, head, head_dim]."""
+        """Apply self-attention to x [batch, token, width]. rotation: function on queries and keys [batch, token, head,
+        head_dim]."""
         y = attention(*self._heads(x, rotation), mask=mask)
         return self.proj(y.reshape(*y.shape[:2], -1))
 
     def weights(self, x, rotation=None):
-        """How queries spread their attention over keys: float32 [batch, head, query, key], rows sum to 1."""
+        """Return the attention weights, float32 [batch, head, query, key]; rows sum to 1."""
         q, k, _ = self._heads(x, rotation)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
         return jax.nn.softmax(scores, axis=-1)
 
     def _heads(self, x, rotation):
-        """Queries, keys and values [batch, token, head, head_dim]."""
-        parts = jnp.split(self.qkv(x), 3, axis=-1)  # whose gradients are joined, where those of an index are padded
+        """Return queries, keys and values [batch, token, head, head_dim]."""
+        parts = jnp.split(self.qkv(x), 3, axis=-1)  # its gradients are concatenated; those of indexing would be padded
         q, k, v = (part.reshape(*x.shape[:2], self.num_heads, -1) for part in parts)
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
 
 class RotaryAttention(nnx.Module):
-    """Attention under the original's wrapper: each tensor is saved as `attn.qkv` and again as `qkv`, and is one."""
+    """Attention with the original's wrapper: each tensor is saved as `attn.qkv` and also as `qkv`, but is shared."""
 
     def __init__(self, attn: Attention):
         self.attn = attn
@@ -162,10 +165,10 @@ class Block(nnx.Module):
 
 
 class VisionTransformer(nnx.Module):
-    """Images [batch, channel, S, S] -> normalised tokens [batch, 1 + patch, embed_dim], the class token first.
+    """Maps images [batch, channel, S, S] to normalised tokens [batch, 1 + patch, embed_dim], the class token first.
 
-    drop_path: rate of the last block, rising linearly from 0. rope_theta: rotate queries and keys of patches by their
-    place in the grid; None leaves only the learned positions. checkpointing: the backward pass recomputes each block.
+    drop_path: rate of the last block; the rates rise linearly from 0. rope_theta: rotate queries and keys of patches by
+    their position in the grid; None: only learned positions. checkpointing: the backward pass recomputes each block.
     """
 
     def __init__(
@@ -196,9 +199,11 @@ class VisionTransformer(nnx.Module):
         reset_linear_and_norm(self, rngs)
 
     def __call__(self, images, mask=None, keep=None, rngs=None):
-        """mask: bool or number [batch, patch]; 1 blanks a patch's token, which stays in the sequence.
+        """Return the normalised tokens of images.
+
+        mask: bool or number [batch, patch]; 1 zeroes a patch's token (position included), which stays in the sequence.
         keep: int [batch, kept]; only these patches enter the blocks, and the result is [batch, 1 + kept, embed_dim].
-        Images of another side than img_size take interpolated positions.
+        Images of another size than img_size get interpolated positions.
         """
         x, rotation = self._embed(images, mask, keep)
         for block in self.blocks:
@@ -206,8 +211,8 @@ class VisionTransformer(nnx.Module):
         return self.norm(x)
 
     def attended(self, images):
-        """The share of the last block's attention that each patch receives, mean over heads and queries, float32
-        [batch, patch]. The class token receives the rest of 1."""
+        """Return the share of the last block's attention that each patch gets, averaged over heads and queries, float32
+        [batch, patch]. The class token gets the rest, to a sum of 1."""
         x, rotation = self._embed(images)
         *before, last = self.blocks
         for block in before:
@@ -215,8 +220,8 @@ class VisionTransformer(nnx.Module):
         return last.attn.weights(last.norm1(x), rotation).mean((1, 2))[:, 1:]
 
     def positions(self, grid: int):
-        """Learned positions of a square of `grid` patches per side, [1, grid * grid, embed_dim]; of another grid than
-        the own one bicubic and antialiased, as timm's resample_abs_pos_embed."""
+        """Return the learned positions for `grid` patches per side, [1, grid * grid, embed_dim]. For another grid than
+        the model's own, they are interpolated (bicubic, antialiased), as timm's resample_abs_pos_embed."""
         own = self.pos_embed[...][:, 1:]
         if grid == self.grid:
             return own
@@ -224,7 +229,7 @@ class VisionTransformer(nnx.Module):
         return jax.image.resize(square, (1, grid, grid, own.shape[-1]), "cubic").reshape(1, grid * grid, -1)
 
     def _embed(self, images, mask=None, keep=None):
-        """Tokens that enter the blocks, the class token first, and their rotation."""
+        """Return the tokens that enter the blocks, the class token first, and their rotation."""
         grid = images.shape[-1] // self.size.patch_size
         x = self.patch_embed(images) + self.positions(grid).astype(self.patch_embed.proj.weight.dtype)
         if mask is not None:
@@ -249,7 +254,7 @@ class VisionTransformer(nnx.Module):
 
 
 def call_block(block, x, rotation, rngs, checkpointing: bool):
-    """block(x), keeping only x for the backward pass where `checkpointing`, else what `train.remat` says."""
+    """Call block(x). The backward pass recomputes it from x if `checkpointing`, else as `train.remat` says."""
     if not checkpointing:
         return nn.block(block, x, rotation, rngs=rngs)
     definition, state = nnx.split(block)
@@ -257,7 +262,7 @@ def call_block(block, x, rotation, rngs, checkpointing: bool):
 
 
 class Encoder(nnx.Module):
-    """A ViT under the key `vit`: the context encoder, the target encoder and the frame encoder of the world model."""
+    """A ViT under the key `vit`; used as context encoder, target encoder and frame encoder of the world model."""
 
     def __init__(self, img_size: int, size: ViTSize, *, rngs: nnx.Rngs, **options):
         self.vit = VisionTransformer(img_size, size, rngs=rngs, **options)
@@ -267,8 +272,8 @@ class Encoder(nnx.Module):
 
 
 def reset_linear_and_norm(module: nnx.Module, rngs: nnx.Rngs) -> None:
-    """Every Linear below `module`: weight from a normal of standard deviation 0.02 cut at +-2, bias 0; every affine
-    LayerNorm: 1 and 0. Attention's fused `in_proj_weight` keeps what it has, as in the original."""
+    """Initialise every Linear below `module` (weight from a normal of standard deviation 0.02 truncated at +-2, bias 0)
+    and every affine LayerNorm (1 and 0). Attention's fused `in_proj_weight` is not changed, as in the original."""
     for _, node in nnx.iter_graph(module):
         if isinstance(node, Linear):
             node.weight.set_value(truncated_normal(rngs.params(), node.weight.shape, INIT_STD))

@@ -1,1 +1,1 @@
-"""A run folder as one page of HTML: read it (`records`), draw it (`charts`), write it (`page`)."""
+"""Report a run folder as one HTML page: read it (`records`), draw charts (`charts`), write the page (`page`)."""

@@ -1,4 +1,4 @@
-"""A certificate as one self-contained page of HTML, to hand to somebody who doubts, and as JSON."""
+"""Write a certificate as JSON and as a self-contained HTML page that you can pass on."""
 
 import html
 import pathlib
@@ -27,7 +27,7 @@ def write(found: Mapping[str, Any], folder: str | pathlib.Path) -> list[pathlib.
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The whole document."""
+    """Return the HTML document."""
     subject = found["subject"]
     verdict = (
         f'<p class="{"agrees" if found["agrees"] else "departs"}"><strong>{html.escape(found["verdict"])}.</strong></p>'
@@ -44,7 +44,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _worst(check: Mapping[str, Any]) -> list[str]:
-    """How many comparisons, and the one that is nearest to its limit."""
+    """Return table cells: the number of comparisons, and the one that is nearest to its limit."""
     differences = check["differences"]
     if not differences:
         return ["0", "", "", ""]

@@ -1,4 +1,4 @@
-"""Line charts as SVG text, without a library: they need neither scripts nor a network."""
+"""Line charts as SVG text, made without a library; they need neither scripts nor a network."""
 
 import html
 import math
@@ -9,16 +9,16 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 22, 42
 MOST_POINTS = 600
-MOST_MARKS = 60  # points of a line that show their value under the pointer
+MOST_MARKS = 60  # points of a line that show their value in a tooltip
 DASHED = "4 3"
-LARGEST = 1e300  # of a point's coordinates; the difference of two larger ones may be infinite
+LARGEST = 1e300  # largest coordinate of a point; the difference of two larger ones may be infinite
 
 
 def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> str:
-    """A figure with its caption. series: (label, colour number, dashed, points of (step, value)).
+    """Return a figure with its caption. series: (label, colour number, dashed, points of (step, value)).
 
-    The value axis is logarithmic where all values are positive and span three decades. Points that are not finite, or
-    beyond 1e300, break the line. Some points of a line, its peaks among them, show their value under the pointer.
+    The value axis is logarithmic if all values are positive and span three decades. Points that are not finite, or
+    beyond 1e300, break the line. Some points of a line, including its peaks, show their value in a tooltip.
     """
     finite = [(x, y) for *_, points in series for x, y in points if _is_drawn(x, y)]
     if not finite:
@@ -63,7 +63,7 @@ def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> s
 
 
 def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most about `most` points: of every stretch its lowest and its highest, so that no spike disappears."""
+    """Return at most about `most` points: the lowest and the highest of every stretch, so that no spike disappears."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / (most // 2))
@@ -76,7 +76,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
 
 
 def number(value: float) -> str:
-    """Short for people: 12,000 -> 12k, 0.00012 -> 1.2e-4."""
+    """Format a number briefly: 12,000 -> 12k, 0.00012 -> 1.2e-4."""
     if value == 0:
         return "0"
     if not math.isfinite(value):
@@ -92,7 +92,7 @@ def number(value: float) -> str:
 
 
 def _pieces(points: Points) -> list[list[tuple[float, float]]]:
-    """Runs of finite values."""
+    """Split points into runs of values that can be drawn."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in points:
         if _is_drawn(x, y):
@@ -114,7 +114,7 @@ def _widen(low: float, high: float, share: float = 0.04) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) between low and high."""
+    """Return multiples, between low and high, of a round step (1, 2 or 5 times a power of ten)."""
     raw = (high - low) / wanted
     power = 10 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
@@ -123,5 +123,5 @@ def _ticks(low: float, high: float, wanted: int = 6) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten; low and high are logarithms."""
+    """Return the powers of ten between low and high, which are logarithms."""
     return [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]

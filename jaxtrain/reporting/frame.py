@@ -1,4 +1,4 @@
-"""The frame of a self-contained page of HTML: document, sections, tables. No script, no request."""
+"""Build a self-contained HTML page: document, sections, tables; no scripts, no requests."""
 
 import html
 import pathlib
@@ -9,7 +9,7 @@ from jaxtrain.reporting.charts import number
 
 
 def document(title: str, body: Sequence[str]) -> str:
-    """The whole text of a page. body: sections; empty ones are left out."""
+    """Return the text of a page. body: sections; empty ones are left out."""
     style = pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -20,19 +20,19 @@ def document(title: str, body: Sequence[str]) -> str:
 
 
 def section(heading: str, content: str) -> str:
-    """A heading and what stands below it, HTML already."""
+    """Return a section of a heading and its content, which is HTML already."""
     return f"<section><h2>{html.escape(heading)}</h2>{content}</section>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts, which are escaped."""
+    """Return a table of texts, which it escapes."""
     cell = lambda tag, value: f"<{tag}>{html.escape(value)}</{tag}>"
     line = lambda tag, values: "<tr>" + "".join(cell(tag, value) for value in values) + "</tr>"
     return f'<div class="wide"><table>{line("th", head)}{"".join(line("td", row) for row in rows)}</table></div>'
 
 
 def shown(value: Any) -> str:
-    """A value for people: numbers short, None empty."""
+    """Format a value: numbers briefly, None as an empty string."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else number(value)

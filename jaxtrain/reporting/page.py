@@ -1,4 +1,4 @@
-"""One self-contained page of HTML about one run, or several side by side."""
+"""Write one self-contained HTML page about one run, or several side by side."""
 
 import base64
 import html
@@ -18,8 +18,8 @@ SECTIONS = {  # heading -> first parts of metric names
     "Machine": ("system", "time"),
 }
 COLOURS = 6
-MOST_ROWS = 50  # of the table of evaluations
-DEEPEST = 3  # levels of an evaluation's JSON that become a table
+MOST_ROWS = 50  # rows of the table of evaluations
+DEEPEST = 3  # levels of an evaluation's JSON that are shown in a table
 
 
 def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
@@ -29,7 +29,7 @@ def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
 
 
 def page(records: Sequence[Record]) -> str:
-    """The whole document. No script, no request: pictures are inside."""
+    """Return the HTML document, with pictures embedded, and without scripts or requests."""
     title = " · ".join(record.name for record in records)
     body = [_summary(records)]
     body += [_curves(heading, records) for heading in SECTIONS]
@@ -86,7 +86,7 @@ def _legend(records: Sequence[Record]) -> str:
 
 
 def _history(record: Record) -> str:
-    """Every evaluation as a row: the last ones, where there are many."""
+    """Return a table with a row per evaluation; of many, only the last ones."""
     rows = [point for point in record.points if point["split"] != "train" and point["values"]]
     names = list(dict.fromkeys(name for point in rows for name in point["values"] if _heading(name) == "Learning"))
     if not rows or not names:
@@ -110,7 +110,7 @@ def _evaluations(record: Record) -> str:
 
 
 def _leaves(content: Any, prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
-    """Numbers and words of nested JSON by dotted path; long lists are left to the file."""
+    """Return the numbers and short strings of nested JSON, by dotted path; lists and long strings are left out."""
     if isinstance(content, dict) and depth < DEEPEST:
         return [leaf for key, value in content.items() for leaf in _leaves(value, f"{prefix}{key}.", depth + 1)]
     plain = isinstance(content, int | float | str | bool) and len(str(content)) <= 200

@@ -10,12 +10,12 @@ from jaxtrain import config_io, strict_json
 from jaxtrain.errors import UserError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg")
-LARGEST_PICTURE = 4 * 2**20  # bytes; a page that carries more is slow to open
+LARGEST_PICTURE = 4 * 2**20  # bytes; a page with larger pictures is slow to open
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One run. points: the objects of metrics.jsonl. tables: JSON that `evaluate` wrote, by file name. settings: the
+    """One run. points: the objects of metrics.jsonl. tables: JSON files that `evaluate` wrote, by name. settings: the
     resolved config, by dotted key."""
 
     name: str
@@ -28,17 +28,17 @@ class Record:
     pictures: list[pathlib.Path]
 
     def series(self, metric: str, split: str) -> list[tuple[float, float]]:
-        """(step, value) of every logged point that has the metric."""
+        """Return (step, value) of every logged point of the split that has the metric."""
         rows = (p for p in self.points if p["split"] == split and p["values"].get(metric) is not None)
         return [(p["step"], float(p["values"][metric])) for p in rows]
 
     def metrics(self) -> list[str]:
-        """Every logged name, in the order of its first appearance."""
+        """Return every logged metric's name, in the order of first appearance."""
         return list(dict.fromkeys(name for point in self.points for name in point["values"]))
 
 
 def read(folder: str | pathlib.Path) -> Record:
-    """Raises UserError for a folder that is no run's. A line of metrics.jsonl that was cut off is left out."""
+    """Read a run folder. Skips truncated lines of metrics.jsonl. Raises UserError if it is no run folder."""
     folder = pathlib.Path(folder)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"--run {folder}: no run folder, it holds no config.yaml; give the folder that a run wrote")
@@ -56,7 +56,7 @@ def read(folder: str | pathlib.Path) -> Record:
 
 
 def _json(path: pathlib.Path) -> Any:
-    """Raises UserError where it cannot be read."""
+    """Return a file's JSON, {} if there is no file. Raises UserError if it cannot be read."""
     try:
         return strict_json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError) as error:
@@ -65,7 +65,8 @@ def _json(path: pathlib.Path) -> Any:
 
 
 def _sections(path: pathlib.Path, names: Sequence[str] = ()) -> dict[str, Any]:
-    """The same of an object whose entries of these names, where there are any, are objects."""
+    """Return a file's JSON object, {} if there is no file. Raises UserError unless its entries of these names, if
+    present, are objects."""
     found = _json(path)
     if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in names):
         raise UserError(f"{path}: is not what a run writes; move it away to go on without it")
@@ -78,8 +79,8 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
         try:
             point = strict_json.loads(line)
             values = {name: math.nan if v is None else float(v) for name, v in point["values"].items()}
-            float(point["step"])  # a number, or this is no point
+            float(point["step"])  # raises an error if it is no number
             points.append(point | {"split": str(point["split"]), "values": values})
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # a run that is being written to, or was killed
+            continue  # the run is still writing the line, or was killed
     return points

@@ -1,1 +1,1 @@
-"""Search for settings: spaces, studies, trials. A trial is a run; what is particular about it is here."""
+"""Hyperparameter search: spaces, studies, trials. A trial is an ordinary run in a study's folder."""

@@ -1,4 +1,4 @@
-"""The study as an MLflow run, in which its trials' runs are nested."""
+"""Log a study as an MLflow run, with its trials' runs nested in it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ RUN, URI = "mlflow_run", "mlflow_uri"
 
 
 def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
-    """Settings for the trials' `tracking` section: the store and the run that they belong to."""
+    """Create the study's MLflow run if there is none; return the store and run for the trials' `tracking` section."""
     uri = mlflow.store(config.tracking.mlflow_uri, study.folder)
     with study.lock():
         if RUN not in study.optuna.user_attrs:
@@ -25,7 +25,7 @@ def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
 
 
 def end(study: Study, tracked: dict[str, Any]) -> None:
-    """The best trial's value and settings, and how the trials ended."""
+    """Log the best trial's value and settings and the number of trials by state; end the study's run."""
     client, run = MlflowClient(tracking_uri=tracked["mlflow_uri"]), tracked["mlflow_parent"]
     ended, best = study.ended(), study.best()
     for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):

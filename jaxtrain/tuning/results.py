@@ -24,7 +24,8 @@ PLOTS = (
 
 
 def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = True) -> list[pathlib.Path]:
-    """The files of a study as it stands. values: the nested config that it varies, from the file `source`."""
+    """Write the files of a study's current state; return their paths. values: the nested config that the study varies,
+    from the file `source`."""
     written = [_history(study), _study(study)]
     best = study.best()
     if best is not None:
@@ -33,7 +34,7 @@ def write(study: Study, values: Mapping[str, Any], source: Any, plots: bool = Tr
 
 
 def _study(study: Study) -> pathlib.Path:
-    """study.pkl: the trials as an Optuna study in memory, which joblib.load gives without the database."""
+    """Write study.pkl: the trials as an in-memory Optuna study, for joblib.load without the database."""
     copy = optuna.create_study(direction=study.optuna.direction, study_name=study.optuna.study_name)
     copy.add_trials(study.optuna.get_trials(deepcopy=False))
     path = study.folder / "study.pkl"
@@ -64,7 +65,8 @@ def _row(study: Study, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _best_config(study: Study, best: FrozenTrial, values: Mapping[str, Any], source: Any) -> pathlib.Path:
-    """All settings of the best trial, under the base config's own run and tracking sections."""
+    """Write best_config.yaml: the best trial's settings, with the base config's run and tracking sections and a new run
+    name."""
     named = apply(values, {**best.params, "run.name": f"{study.folder.name}_best", "run.dir": None})
     path = study.folder / "best_config.yaml"
     head = f"# Trial {best.number} of {study.folder}: {best.value:.6g}\n#   python -m jaxtrain.run --config {path}\n"
@@ -73,7 +75,7 @@ def _best_config(study: Study, best: FrozenTrial, values: Mapping[str, Any], sou
 
 
 def _plots(study: Study) -> list[pathlib.Path]:
-    """Optuna's pictures as pages that need no network; those that need more finished trials are left out."""
+    """Write Optuna's plots as HTML pages that work offline; skip plots that need more finished trials."""
     folder = study.folder / "plots"
     folder.mkdir(exist_ok=True)
     written = []

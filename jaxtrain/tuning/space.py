@@ -1,4 +1,4 @@
-"""The file of a search: which settings vary, and how the study goes about it.
+"""The YAML file of a search: the settings that vary, and the options of the study.
 
 study: {trials: 20, pruner: {name: median}}
 optim.lr: {type: loguniform, low: 1.0e-5, high: 1.0e-2}
@@ -25,7 +25,7 @@ class Sampler(Section):
 
 
 class Pruner(Section):
-    """Counts are evaluations of a trial."""
+    """Options of the pruner; counts of evaluations are per trial."""
 
     name: Literal["none", "median", "asha", "hyperband"] = "median"
     startup_trials: int = Field(default=5, ge=0)  # median: finished trials before any is pruned
@@ -44,8 +44,11 @@ class StudySettings(Section):
 
 
 class Setting(Section):
-    """How one setting varies. when: {other setting: value or list of values} under which it does; else it keeps the
-    config's value. A setting of the space that `when` names must come before."""
+    """How one setting varies.
+
+    when: {other setting: value or list of values} as the condition to vary; otherwise the setting keeps the config's
+    value. Settings of the space that `when` names must come earlier in the file.
+    """
 
     type: Literal["uniform", "loguniform", "float", "int", "categorical"]
     low: float | None = None
@@ -75,7 +78,7 @@ class Setting(Section):
         return self.log or self.type == "loguniform"
 
     def suggest(self, trial: Any, name: str) -> Any:
-        """trial: an optuna.Trial."""
+        """Let an optuna.Trial choose a value."""
         if self.type == "categorical":
             return trial.suggest_categorical(name, self.choices)
         if self.type == "int":
@@ -86,7 +89,7 @@ class Setting(Section):
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """Two values between which the others lie."""
+        """The two extreme values (for categorical: the first and the last choice)."""
         if self.choices is not None and self.type == "categorical":
             return self.choices[0], self.choices[-1]
         low, high = self._range
@@ -94,11 +97,11 @@ class Setting(Section):
 
     @property
     def conditions(self) -> list[tuple[str, Any]]:
-        """List the other settings of `when`, each with each of its values."""
+        """The pairs (other setting, value) of `when`, one for each value."""
         return [(key, value) for key, wanted in self.when.items() for value in _listed(wanted)]
 
     def check_offers(self, value: Any, where: str) -> None:
-        """Raises UserError for a value that this setting never has."""
+        """Raise UserError for a value that this setting never takes."""
         if self.type == "categorical":
             if value not in (self.choices or ()):
                 raise UserError(f"{where}: {value!r} is none of its choices, {self.choices}")
@@ -107,13 +110,13 @@ class Setting(Section):
 
     @property
     def _range(self) -> tuple[float, float]:
-        assert self.low is not None  # _complete has asked
+        assert self.low is not None  # checked by _complete
         assert self.high is not None
         return self.low, self.high
 
 
 class Space(Section):
-    """settings: by dotted key, in the file's order."""
+    """The search space. settings: by dotted key, in the file's order."""
 
     study: StudySettings = StudySettings()
     settings: dict[str, Setting]
@@ -135,7 +138,7 @@ class Space(Section):
         return self
 
     def needed(self, name: str) -> Values:
-        """Return values of earlier settings with which this one varies, as far as the space decides."""
+        """Return values of earlier settings of the space under which this setting varies."""
         found: Values = {}
         for key, wanted in self.settings[name].when.items():
             if key in self.settings:
@@ -143,7 +146,7 @@ class Space(Section):
         return found
 
     def choose(self, pick: Callable[[str, Setting], Any], fixed: Mapping[str, Any]) -> Values:
-        """A value for every setting whose condition holds. fixed: the config, flat, for settings that do not vary."""
+        """Pick a value for every setting whose condition holds. fixed: the flat config, for settings that do not."""
         chosen: Values = {}
         for name, setting in self.settings.items():
             known = {**fixed, **chosen}
@@ -153,7 +156,7 @@ class Space(Section):
 
 
 def load(path: str | pathlib.Path) -> Space:
-    """The space that a YAML file describes. Raises UserError that lists every mistake."""
+    """Read the space from a YAML file. Raises UserError that lists every mistake in it."""
     path = pathlib.Path(path)
     values = config_io.read(path)
     study = values.pop("study", {})
@@ -172,7 +175,7 @@ def load(path: str | pathlib.Path) -> Space:
 
 
 def apply(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested config values with other ones at dotted keys. Raises UserError for a key within a value."""
+    """Return nested config values with some replaced, by dotted key. Raises UserError for a key inside a value."""
     result = dict(values)
     for key, value in chosen.items():
         *sections, leaf = key.split(".")
@@ -188,7 +191,7 @@ def apply(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any
 
 
 def check(space: Space, values: Mapping[str, Any], source: str | pathlib.Path) -> None:
-    """Raises UserError where a config cannot take what the space offers, before any trial is spent on it."""
+    """Raise UserError if the config is invalid with values of the space, before any trial is wasted on it."""
     fixed = config_io.flatten(config_io.check(values, source)[1].model_dump(mode="json"))
 
     def take(chosen: Values) -> None:

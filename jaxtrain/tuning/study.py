@@ -1,4 +1,4 @@
-"""A study in a database that several workers share: who takes which trial, and what becomes of a dead worker's."""
+"""A study in a database that several workers share: workers take trials, and retry trials of dead workers."""
 
 import contextlib
 import datetime
@@ -22,21 +22,21 @@ from jaxtrain.train.resume.fingerprint import FREE
 from jaxtrain.train.tracking import local_database
 from jaxtrain.tuning.space import Space
 
-MOST_ATTEMPTS = 2  # a trial whose process died this often is given up
+MOST_ATTEMPTS = 2  # a trial whose process died this many times is given up
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-SCORING = {  # a run may change these when it goes on, a study may not
+SCORING = {  # a resumed run may change these, a study may not
     "task", "init_from", "train.epochs", "train.steps", "train.nan_policy", "train.max_skipped_steps",
     "evaluation.every_epochs", "evaluation.every_steps", "evaluation.patience", "evaluation.min_delta",
 }  # fmt: skip
-ASKING_S = 10.0  # a trial without a worker for longer has lost it while it was asked for
+ASKING_S = 10.0  # a trial without a worker for longer: its worker died while it took the trial
 
 
 class Study:
     """An Optuna study and its folder.
 
-    folder: holds study.db (where no other storage is named), trials/<number>/ and workers/. A worker holds a lock on a
-    file of its own as long as it lives, however it dies; a trial whose worker's file is free is tried again and goes on
-    from its last checkpoint. mode: "min" or "max". worker: apart from others that sample at the same time.
+    folder: holds study.db (unless `storage` names another database), trials/<number>/ and workers/. A worker holds a
+    lock on a file of its own until it ends, even if it is killed. A trial whose worker's file is not locked is tried
+    again, from its last checkpoint. mode: "min" or "max". worker: a number that gives workers different sampler seeds.
     """
 
     def __init__(self, folder: pathlib.Path, space: Space, mode: str, storage: str | None = None, worker: int = 0):
@@ -53,13 +53,13 @@ class Study:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One worker at a time."""
+        """Return a context that only one worker can be in at a time."""
         with (self.folder / "study.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def check_settings(self, fixed: Mapping[str, Any]) -> None:
-        """Raise UserError where the study was begun with other settings. fixed: those that its space does not vary."""
+        """Raise UserError if the study was begun with other settings. fixed: the settings that do not vary."""
         fixed = {key: value for key, value in fixed.items() if _decides(key)}
         with self.lock():
             known = self.optuna.user_attrs.get("settings")
@@ -76,7 +76,7 @@ class Study:
             )
 
     def take(self, most: int, trials: int) -> list[Trial]:
-        """Up to `most` trials for this worker, as long as fewer than `trials` have begun."""
+        """Take up to `most` trials for this worker, as long as fewer than `trials` have begun."""
         with self.lock():
             self._try_again()
             taken: list[Trial] = []
@@ -87,7 +87,7 @@ class Study:
         return taken
 
     def begun(self) -> list[FrozenTrial]:
-        """Trials that ended or run, without those that another one continues."""
+        """Return the trials that run or have ended, without those that another trial continues."""
         died = self._died()
         found = self.optuna.get_trials(deepcopy=False)
         return [t for t in found if t.state != TrialState.WAITING and not died.get(str(t.number), {}).get("continued")]
@@ -99,15 +99,15 @@ class Study:
         return self.optuna.best_trial if any(t.state == TrialState.COMPLETE for t in self.begun()) else None
 
     def folder_of(self, trial: Any) -> pathlib.Path:
-        """Where a trial's run is: one that continues another goes on in its folder."""
+        """Return the folder of a trial's run; a trial that continues another one uses that one's folder."""
         return self.folder / "trials" / f"{trial.user_attrs.get('first', trial.number):04d}"
 
     def error_of(self, trial: FrozenTrial) -> str | None:
-        """Why a trial failed."""
+        """Return why a trial failed, None if it did not."""
         return trial.user_attrs.get("error") or self._died().get(str(trial.number), {}).get("error")
 
     def close(self) -> None:
-        """This worker is done; call it with no trial taken."""
+        """Sign this worker off; call it when no taken trial is left."""
         self._alive.close()
         (self._workers / self.me).unlink(missing_ok=True)
 
@@ -146,7 +146,7 @@ class Study:
 
 
 def _decides(key: str) -> bool:
-    """Tell whether trials with another value of this setting would have other scores."""
+    """Return True if trials with another value of this setting would have scores that do not compare."""
     return key in SCORING or not any(fnmatch.fnmatchcase(key, free) for free in FREE)
 
 
@@ -178,7 +178,7 @@ def _database(folder: pathlib.Path, storage: str | None) -> optuna.storages.RDBS
     patient = {"connect_args": {"timeout": 100}} if url.startswith("sqlite") else {}
     try:
         return optuna.storages.RDBStorage(url, engine_kwargs=patient)
-    except (SQLAlchemyError, ImportError, LookupError, ValueError) as error:  # unknown, not there, without its driver
+    except (SQLAlchemyError, ImportError, LookupError, ValueError) as error:  # unknown, missing, or without driver
         place = f"--storage {storage}" if storage else str(own)
         wanted = "wanted a database as sqlite:////folder/study.db or postgresql://host/name, its driver installed"
         raise UserError(f"{place}: cannot be opened: {one_line(error.__cause__ or error)}; {wanted}") from None
@@ -187,7 +187,7 @@ def _database(folder: pathlib.Path, storage: str | None) -> optuna.storages.RDBS
 def _sampler(space: Space, seed: int) -> optuna.samplers.BaseSampler:
     chosen = space.study.sampler
     if chosen.name != "tpe":
-        return optuna.samplers.RandomSampler(seed)  # of a grid every trial is enqueued
+        return optuna.samplers.RandomSampler(seed)  # the trials of a grid are enqueued instead
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(

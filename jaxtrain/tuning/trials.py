@@ -1,4 +1,4 @@
-"""A trial is a run in the study's folder, whose evaluations Optuna sees as they come."""
+"""Run trials: a trial is a run in the study's folder that reports each evaluation to Optuna."""
 
 import gc
 import math
@@ -23,10 +23,10 @@ from jaxtrain.tuning.study import Study
 
 
 class Trials:
-    """Runs trials of one search in this process. Those of one code share their data and compiled programs.
+    """Runs trials of one search in this process. Trials with the same compiled code share data and programs.
 
-    values: the nested config that the space varies. source: its file, for messages. tracked: settings of a trial's
-    `tracking` section beside the config's own.
+    values: the nested config that the space varies. source: its file, for messages. tracked: additional settings for a
+    trial's `tracking` section.
     """
 
     def __init__(self, study: Study, space: Space, values: Mapping[str, Any], source: Any, tracked: Mapping[str, Any]):
@@ -38,7 +38,7 @@ class Trials:
         self.compilations = 0
 
     def config(self, trial: Any, chosen: Mapping[str, Any]) -> tuple[Task, TrainingConfig]:
-        """The config of a trial's run."""
+        """Return the task and the config of a trial's run."""
         folder = self.study.folder_of(trial)
         run = {"name": f"{self.study.folder.name} {trial.number:04d}", "dir": str(folder), "quiet": True}
         own = {f"run.{key}": value for key, value in run.items()} | {
@@ -51,7 +51,8 @@ class Trials:
         return self.space.choose(lambda name, setting: setting.suggest(trial, name), self.fixed)
 
     def run(self, trial: Trial) -> TrialState:
-        """Train to the end, to the pruner's word, or to an error, which is recorded: the study goes on."""
+        """Train until the end, until pruned, or until an error; return the state. The study goes on after an error,
+        which is recorded."""
         try:
             task, config = self.config(trial, self.choose(trial))
             state, value = self._train(trial, self._trainer(task, config))
@@ -65,7 +66,7 @@ class Trials:
         return state
 
     def check_population(self) -> None:
-        """Raises UserError where trials of this space cannot be trained as one."""
+        """Raise UserError if trials of this space cannot be trained in one program."""
         first = self._config_at(0)
         sections = sorted({name for end in (0, 1) for name in differences(first[1], self._config_at(end)[1], first[0])})
         if sections:
@@ -82,7 +83,7 @@ class Trials:
             )
 
     def run_together(self, trials: Sequence[Trial]) -> None:
-        """Train these in one program. No trial is pruned; one whose loss is not finite fails alone."""
+        """Train these trials in one program. No trial is pruned; a trial with a non-finite loss fails alone."""
         try:
             configs = [self.config(trial, self.choose(trial))[1] for trial in trials]
             template = self._template(self.task, configs[0])
@@ -116,13 +117,13 @@ class Trials:
             self._clear()
 
     def _trainer(self, task: Task, config: TrainingConfig) -> Trainer:
-        """A trainer at the start of this trial: a variant of an earlier one of the same code, where there is one."""
+        """Return a new trainer for this trial; it shares data and programs with earlier trials of the same code."""
         return self._template(task, config).variant(config)
 
     def _template(self, task: Task, config: TrainingConfig) -> Trainer:
         code = code_of(config, task)
         if code not in self._templates:
-            self._templates = {}  # one code at a time: its data may be large
+            self._templates = {}  # keep one template only: its data may be large
             gc.collect()
             with cpu_threads.limited(config.shard.threads):
                 self._templates[code] = Trainer(config=config, task=task, abstract=True)
@@ -147,7 +148,7 @@ class Trials:
         return (TrialState.PRUNED, None) if pruned else (TrialState.COMPLETE, best)
 
     def _clear(self) -> None:
-        """Delete the checkpoints of ended trials that are not the best."""
+        """Delete the checkpoints of ended trials other than the best."""
         best = self.study.best()
         kept = None if best is None else self.study.folder_of(best)
         for other in self.study.ended():
@@ -157,14 +158,14 @@ class Trials:
 
 
 def evaluation_number(trainer: Trainer, step: int) -> int:
-    """1 for the first evaluation of a run, whatever its batch size."""
+    """Return the number of the evaluation at a step: 1 for the first one of a run, independent of the batch size."""
     evaluation = trainer.config.evaluation
     every = evaluation.every_steps or (evaluation.every_epochs or 1) * trainer.steps_per_epoch
     return -(-step // every)
 
 
 def best_score(evaluation: Any, history: Mapping[str, Any]) -> float:
-    """The best value of evaluation.metric in a run's history."""
+    """Return the best value of evaluation.metric in a run's history. Raises UserError if it was never finite."""
     values = [metrics[evaluation.metric] for metrics in history["val_history"]]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -173,6 +174,6 @@ def best_score(evaluation: Any, history: Mapping[str, Any]) -> float:
 
 
 def describe(error: Exception) -> str:
-    """One line for the study's record."""
+    """Describe an error in one line, for the study's record."""
     kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
     return f"{kind}: {' '.join(str(error).split())}"[:2000]

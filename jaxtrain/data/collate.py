@@ -152,7 +152,8 @@ class Columns:
 class Named:
     """Wraps a torch-style collate function; its result is named as by `collate`.
 
-    The arrays are copies, because the function may reuse its tensors for the next batch. None: the items are batches.
+    The arrays are copies, because the function may reuse its tensors for the next batch. function: None if the items
+    are a batch already.
     """
 
     def __init__(self, function: Callable[[Any], Any] | None):

@@ -29,7 +29,7 @@ def read_by(source: Any, workers: int, divided: bool = False) -> None:
 class Peek:
     """Answers a reader's requests from a copy of the reader.
 
-    The copy reads in this process, where `get_worker_info` answers as in a worker meanwhile. With a worker_init_fn it
+    The copy reads in this process, where `get_worker_info` meanwhile answers as in a worker. With a worker_init_fn it
     reads in a process of its own, because that function may change the whole process. A dataset that cannot be copied
     is read directly. workers: the number of worker processes that the copy is told of.
     """

@@ -73,7 +73,8 @@ def devices(target: str, count: int, hosts: int | None = None) -> list:
 
 
 def lowering_for(devices: Sequence[Any]) -> contextlib.AbstractContextManager:
-    """Return a context to trace and lower programs for such devices in. It tells jax their kind if jax asks for it."""
+    """Return a context to trace and lower programs for such devices in. It sets their kind, for versions of jax that
+    need it."""
     kind = devices[0].device_kind
     if kind not in _KINDS.values() or not hasattr(jax.sharding, "AbstractDevice"):
         return contextlib.nullcontext()

@@ -31,7 +31,7 @@ class Pruner(Section):
     startup_trials: int = Field(default=5, ge=0)  # median: finished trials before any is pruned
     warmup_evaluations: int = Field(default=2, ge=0)  # median: of each trial, before it is judged
     min_evaluations: int = Field(default=1, ge=1)  # asha, hyperband: before the first rung
-    reduction_factor: int = Field(default=3, ge=2)  # asha, hyperband: of as many trials one goes on
+    reduction_factor: int = Field(default=3, ge=2)  # asha, hyperband: one of so many trials continues
 
 
 class StudySettings(Section):

@@ -10,14 +10,14 @@ from jaxtrain.data.sources import ArraySource
 
 
 def split_indices(size: int, validation_ratio: float, split: str) -> np.ndarray:
-    """The same samples for every seed, so that runs can be compared."""
+    """Return the sample indices of a split; they are the same for every seed, so that runs can be compared."""
     order = np.random.Generator(np.random.Philox(0)).permutation(size)
     validation = round(size * validation_ratio)
     return {"train": order[validation:], "validation": order[:validation]}.get(split, np.array([], int))
 
 
 def build_data(config, split: str):
-    """The training or validation digits; None for other splits."""
+    """Return the training or validation digits as a dataset; None for other splits."""
     images, labels = load_digits()
     indices = split_indices(len(labels), config.data.validation_ratio, split)
     if not len(indices):
@@ -35,7 +35,7 @@ def build_data(config, split: str):
 
 
 def collate(items) -> dict[str, np.ndarray]:
-    """Items of either source -> image [batch, 1, 8, 8], label [batch]."""
+    """Collate items of either source into image [batch, 1, 8, 8] and label [batch]."""
     if isinstance(items[0], dict):
         return {name: stack([item[name] for item in items], name) for name in ("image", "label")}
     return {name: stack([item[i] for item in items], name) for i, name in enumerate(("image", "label"))}

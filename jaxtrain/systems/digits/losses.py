@@ -6,14 +6,14 @@ from jaxtrain.task import Loss, Statistics
 
 
 def loss(model, batch, config, rngs) -> Loss:
-    """Cross-entropy in nats per digit."""
+    """Return the cross-entropy in nats per digit."""
     logits = model(batch["image"], rngs=rngs)
     value, weight = cross_entropy(logits, batch["label"], batch["valid"])
     return Loss(value, weight)
 
 
 def outputs(model, batch):
-    """logits [batch, 10]."""
+    """Return the logits [batch, 10]."""
     return model(batch["image"])
 
 

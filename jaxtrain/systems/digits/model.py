@@ -25,7 +25,7 @@ class Block(nnx.Module):
 
 
 class DigitsViT(nnx.Module):
-    """image float [batch, 1, 8, 8] -> logits [batch, 10]."""
+    """Vision transformer: image float [batch, 1, 8, 8] -> logits [batch, 10]."""
 
     def __init__(self, config, *, rngs: nnx.Rngs):
         width, patches = config.embed_dim, (8 // config.patch_size) ** 2

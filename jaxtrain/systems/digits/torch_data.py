@@ -1,11 +1,11 @@
-"""The digits as an ordinary torch Dataset, the way a PyTorch user has their data."""
+"""The digits as an ordinary torch Dataset, as a PyTorch project would define it."""
 
 import numpy as np
 import torch
 
 
 class Digits(torch.utils.data.Dataset):
-    """(image float32 [1, 8, 8], label int64) per item."""
+    """Dataset of (image float32 [1, 8, 8], label int64) items."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray):
         self.images = torch.from_numpy(images)

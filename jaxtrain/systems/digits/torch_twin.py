@@ -1,4 +1,4 @@
-"""The same network in plain torch: loads an exported state dict with strict=True."""
+"""The digits model in plain torch; it loads an exported state dict with strict=True."""
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 class DigitsViT(nn.Module):
-    """image float [batch, 1, 8, 8] -> logits [batch, 10]."""
+    """Vision transformer: image float [batch, 1, 8, 8] -> logits [batch, 10]."""
 
     def __init__(self, config):
         super().__init__()

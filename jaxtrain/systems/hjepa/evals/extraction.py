@@ -1,4 +1,4 @@
-"""From a source of images to arrays that judges look at: columns, frozen features, raw pixels."""
+"""Arrays for the evaluations, extracted from a source of images: columns, frozen features, raw pixels."""
 
 import functools
 from collections.abc import Callable
@@ -18,13 +18,13 @@ PIXELS = 32  # per side of the raw-pixel baseline, at most
 
 
 def initial(config):
-    """The model as a run of this config starts."""
+    """Return the model with the initial weights of a run of this config."""
     build = lambda: build_model(config, initial_rngs(config.seed))
     return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), jax.jit(lambda: nnx.state(build()))())
 
 
 def training_images(config):
-    """The training split without the loader's augmentation and masks: what judges learn from."""
+    """Return the training split without the loader's augmentation and masks, to fit classifiers on."""
     augmentation = config.data.augmentation.model_copy(update={"where": "device"})
     data = config.data.model_copy(update={"augmentation": augmentation})
     masking = config.masking.model_copy(update={"where": "device"})
@@ -32,7 +32,7 @@ def training_images(config):
 
 
 def columns(source, most: int) -> dict[str, np.ndarray]:
-    """At most `most` items of a source, spread evenly over it, as arrays; label -1 where it has none."""
+    """Return at most `most` items of a source, spread evenly over it, as arrays; label -1 if it has none."""
     count = min(len(source), most)
     places = np.arange(count) * len(source) // count
     parts = [collate([source[int(i)] for i in places[start : start + 1024]]) for start in range(0, count, 1024)]
@@ -41,8 +41,10 @@ def columns(source, most: int) -> dict[str, np.ndarray]:
 
 
 def embedder(model, config) -> Callable:
-    """A compiled (state, images) -> pooled target features of every level, float32 [sample, level, width]; state: of
-    this model or of another of its config (`nnx.state`)."""
+    """Return a compiled (state, images) -> pooled target features of every level, float32 [sample, level, width].
+
+    state: `nnx.state` of this model or of another one of its config.
+    """
     definition, _ = nnx.split(model)
 
     def call(state, batch):
@@ -54,7 +56,7 @@ def embedder(model, config) -> Callable:
 
 
 def in_batches(call: Callable, state, images: np.ndarray) -> np.ndarray:
-    """call(state, [BATCH, ...]) over all images; the last batch is filled up, so that it compiles once."""
+    """Return call(state, [BATCH, ...]) over all images; the last batch is filled up, so that `call` compiles once."""
     found = []
     for start in range(0, len(images), BATCH):
         part = images[start : start + BATCH]
@@ -64,7 +66,7 @@ def in_batches(call: Callable, state, images: np.ndarray) -> np.ndarray:
 
 
 def pixels(images: np.ndarray, config) -> np.ndarray:
-    """Images as the encoder takes them, flattened; larger ones than PIXELS per side are first scaled down to it."""
+    """Return flattened images as the encoder takes them, scaled down first if they exceed PIXELS per side."""
 
     def call(_, batch):
         prepared = device_images.prepare(batch, config.data.image_size)

@@ -28,11 +28,11 @@ class Classifier(nnx.Module):
 
 
 def fine_tune(model, train: dict, test: dict, config) -> dict:
-    """Train a copy of the target encoder and a classifier on `train`, augmented as in pre-training; judge on `test`.
+    """Train a copy of the target encoder and a classifier on `train`, augmented as in pre-training; evaluate on `test`.
 
     train, test: columns "image" and "label". AdamW with a cosine to 0 over the epochs; the encoder's rate is
-    probe.fine_tune_encoder_lr_ratio times the classifier's. `model` stays as it is. Gives accuracy on `test` in
-    percent, mean cross-entropy of every epoch, and how far the encoder moved relative to its norm.
+    probe.fine_tune_encoder_lr_ratio times the classifier's. `model` is not changed. Returns the accuracy on `test` in
+    percent, the mean cross-entropy of every epoch, and how far the encoder moved relative to its norm.
     """
     probe = config.probe
     encoder = nnx.clone(model.target_encoder or model.context_encoder)
@@ -59,7 +59,7 @@ def fine_tune(model, train: dict, test: dict, config) -> dict:
 
 
 def _batches(samples: int, size: int, seed: list[int]):
-    """Shuffled positions of an epoch in batches of one size; the last is filled up from the front."""
+    """Return the shuffled positions of an epoch in equal batches; the last one is filled up from the front."""
     order = np.random.default_rng(seed).permutation(samples)
     size = min(size, samples)
     return np.resize(order, -(-samples // size) * size).reshape(-1, size)
@@ -67,7 +67,7 @@ def _batches(samples: int, size: int, seed: list[int]):
 
 @functools.lru_cache(maxsize=2)
 def _step(definition, weight_decay: float, augmentation: AugmentationConfig, image_size: int):
-    """AdamW without its rate, and one update with a rate for the encoder and one for the head."""
+    """Return AdamW without its rate, and a function for one update with separate rates for encoder and head."""
     optimizer = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
 
     @jax.jit
@@ -96,6 +96,6 @@ def _accuracy(definition, params, test: dict, config) -> float:
 
 
 def _distance(before, after) -> float:
-    """Of two states, relative to the norm of the first."""
+    """Return the distance between two states, relative to the norm of the first."""
     difference = jax.tree.map(jnp.subtract, after, before)
     return float(optax.tree.norm(difference) / optax.tree.norm(before))

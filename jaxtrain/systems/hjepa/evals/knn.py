@@ -1,4 +1,4 @@
-"""Nearest neighbours of frozen features: the weighted vote, and classes from a few examples."""
+"""Nearest-neighbour evaluations of frozen features: kNN with a weighted vote, and few-shot classification."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from jaxtrain.systems.hjepa.metrics import pooled, unit
 
 
 class KNN:
-    """Classes of the k nearest training features, weighted by distance d.
+    """k-nearest-neighbour classifier that weights the training features by their distance d.
 
-    distance_metric "cosine" weighs by exp((1 - d) / temperature), "euclidean" by exp(-d / temperature). As in the
-    original, d under "cosine" is the Euclidean distance where features are normalised (same order, other weights) and
-    the cosine distance where they are not.
+    distance_metric "cosine" weights by exp((1 - d) / temperature), "euclidean" by exp(-d / temperature). As in the
+    original, d under "cosine" is the Euclidean distance if features are normalised (same order, other weights) and the
+    cosine distance if they are not.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class KNN:
         return np.sqrt(np.maximum(squares, 0))
 
     def predict(self, features: np.ndarray, chunk: int = 1024) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted classes int64 [sample] and votes float64 [sample, class], which sum to 1."""
+        """Return predicted classes int64 [sample] and votes float64 [sample, class], which sum to 1."""
         votes = [self._votes(part) for part in np.array_split(self._prepare(features), -(-len(features) // chunk))]
         votes = np.concatenate(votes)
         return votes.argmax(1), votes
@@ -59,7 +59,7 @@ class KNN:
         return votes
 
     def evaluate(self, features: np.ndarray, labels: np.ndarray, top_k: tuple[int, ...] = (1, 5)) -> dict[str, float]:
-        """accuracy and top_k_accuracy, in percent."""
+        """Return accuracy and top_k_accuracy, in percent."""
         predicted, votes = self.predict(features)
         labels = np.asarray(labels)
         found = {"accuracy": 100 * float((predicted == labels).mean())}
@@ -78,9 +78,9 @@ def few_shot(
     episodes: int = 100,
     seed: int = 42,
 ) -> dict[str, float]:
-    """Mean accuracy in percent, and its 95 % interval, of the nearest class centroid over random episodes.
+    """Return the mean accuracy in percent, and its 95 % interval, of the nearest class centroid over random episodes.
 
-    Raises ValueError where fewer than n_way classes have k_shot + 1 samples.
+    Raises ValueError if fewer than n_way classes have k_shot + 1 samples.
     Source: Snell et al. 2017.
     """
     x, labels = unit(pooled(np.asarray(features, np.float64))), np.asarray(labels)

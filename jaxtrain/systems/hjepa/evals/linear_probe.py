@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features, trained as the original trains it."""
+"""A linear classifier on frozen features, trained as in the original."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from jaxtrain.systems.hjepa.regularizers import normalize
 
 
 class LinearProbe(nnx.Module):
-    """Features [batch, token, width] or [batch, width] -> logits [batch, class].
+    """Linear probe: features [batch, token, width] or [batch, width] -> logits [batch, class].
 
     pooling: "mean", "max", "attention" (a softmax over tokens) or "cls", which takes the mean, as in the original.
     normalize: scale pooled features to length 1.
@@ -64,10 +64,11 @@ class LinearProbe(nnx.Module):
         seed: int = 42,
         validation=None,
     ) -> dict[str, list[float]]:
-        """SGD on cross-entropy; the rate follows a cosine to 0 over the epochs, or drops tenfold every third ("step").
+        """Train with SGD on cross-entropy, changing the probe in place.
 
-        Changes the probe in place. validation: (features, labels). Gives the history: train_loss, train_acc, val_loss,
-        val_acc per epoch; accuracies in percent.
+        The rate follows a cosine to 0 over the epochs, or drops tenfold every third of them ("step").
+        validation: (features, labels). Returns the history: train_loss, train_acc, val_loss, val_acc per epoch;
+        accuracies in percent.
         """
         definition, params = nnx.split(self)
         velocity = jax.tree.map(jnp.zeros_like, params)
@@ -93,7 +94,7 @@ class LinearProbe(nnx.Module):
         return history
 
     def evaluate(self, features, labels, top_k: tuple[int, ...] = (), batch_size: int = 256) -> dict:
-        """loss (mean of the batches' means), accuracy and top_k_accuracy in percent, confusion_matrix as lists."""
+        """Return loss (mean over batches), accuracy and top_k_accuracy in percent, and confusion_matrix as lists."""
         labels = np.asarray(labels)
         parts = np.arange(0, len(labels), batch_size)
         logits = np.concatenate([np.asarray(self(jnp.asarray(features[i : i + batch_size]))) for i in parts])
@@ -111,7 +112,7 @@ class LinearProbe(nnx.Module):
 
 
 def cross_entropy(logits, labels):
-    """Mean over rows, in nats."""
+    """Return the mean cross-entropy over rows, in nats."""
     return -pick(jax.nn.log_softmax(logits), jnp.asarray(labels)).mean()
 
 
@@ -125,7 +126,7 @@ def _rate(lr: float, epoch: int, epochs: int, kind: str) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _step(definition, momentum: float, weight_decay: float):
-    """One SGD update, torch's rule: velocity = momentum * velocity + gradient."""
+    """Return a function for one SGD update by torch's rule: velocity = momentum * velocity + gradient."""
 
     @jax.jit
     def step(params, velocity, x, y, rate):
@@ -142,7 +143,10 @@ def _step(definition, momentum: float, weight_decay: float):
 
 
 def k_fold(features, labels, num_classes: int, folds: int = 5, seed: int = 42, **options) -> dict[str, float]:
-    """Accuracy in percent of a fresh probe on each held-out fold: mean and std. options: of `LinearProbe.fit`."""
+    """Return mean and std of the accuracy in percent of a fresh probe on each held-out fold.
+
+    options: arguments of `LinearProbe.fit`.
+    """
     from sklearn.model_selection import KFold
 
     scores = []

@@ -1,4 +1,4 @@
-"""`jaxtrain.evaluate` on a pre-trained encoder: what frozen features are worth, two baselines, pictures."""
+"""Report of `jaxtrain.evaluate` on a pre-trained encoder: quality of frozen features, two baselines, pictures."""
 
 import json
 import pathlib
@@ -16,15 +16,15 @@ from jaxtrain.systems.hjepa.evals.fine_tune import fine_tune
 from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
 from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
 
-GALLERY = 1000  # images among which the sheet of neighbours looks
+GALLERY = 1000  # images searched for the sheet of neighbours
 
 
 def report(model, source, config, folder) -> list[pathlib.Path]:
-    """Writes evaluation_results.json and pictures; gives their paths. Says the accuracies on stderr.
+    """Write evaluation_results.json and pictures, print the accuracies on stderr, and return the files' paths.
 
     For every hierarchy level: a linear probe and kNN from training to `source` features, few-shot accuracy and feature
-    quality. `baselines`: the same on the encoder as it was initialised, and on raw pixels. `k_fold` and `fine_tune`
-    where probe.folds and probe.fine_tune_epochs ask for them.
+    quality. `baselines`: the same for the encoder at initialisation and for raw pixels. `k_fold` and `fine_tune` are
+    added if probe.folds and probe.fine_tune_epochs are set.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
 
 
 def _folds(rows: np.ndarray, splits: list[dict], config) -> dict[str, float]:
-    """The linear probe on features [sample, width] of all splits, with each fold held out in turn."""
+    """Cross-validate the linear probe on features [sample, width] of all splits."""
     labels = np.concatenate([split["label"] for split in splits])
     rows = (rows - rows.mean(0)) / (rows.std(0) + 1e-6)
     probe = config.probe
@@ -84,7 +84,7 @@ def labelled(splits: list[dict]) -> bool:
 
 
 def judge(train: np.ndarray, test: np.ndarray, splits: list[dict], probe) -> dict:
-    """Feature quality of `test`, and with labels the probe, kNN and few-shot accuracies in percent."""
+    """Return the feature quality of `test` and, with labels, the probe, kNN and few-shot accuracies in percent."""
     found: dict = {"feature_quality": _plain(metrics.quality(test))}
     if not labelled(splits):
         return found
@@ -102,7 +102,7 @@ def judge(train: np.ndarray, test: np.ndarray, splits: list[dict], probe) -> dic
 
 
 def linear_probe(train, test, train_labels, test_labels, probe) -> dict:
-    """A LinearProbe on features standardised by the training set's statistics (which a linear layer can absorb)."""
+    """Fit and evaluate a LinearProbe on features standardised by the training set (which a linear layer can absorb)."""
     mean, deviation = train.mean(0), train.std(0) + 1e-6
     train, test = (train - mean) / deviation, (test - mean) / deviation
     classes = int(max(train_labels.max(), test_labels.max())) + 1
@@ -112,14 +112,14 @@ def linear_probe(train, test, train_labels, test_labels, probe) -> dict:
 
 
 def _plain(value):
-    """numpy scalars as Python's, for JSON."""
+    """Convert numpy scalars to Python's, for JSON."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _sheets(model, split: dict, config, folder: pathlib.Path) -> list[pathlib.Path]:
-    """The pictures that training shows in the trackers, of the first images of the split."""
+    """Draw and save the pictures that training shows in the trackers, for the first images of the split."""
     shown = {name: jnp.asarray(column[:GALLERY]) for name, column in split.items()}
     count = len(shown["label"])
     batch = shown | {"index": jnp.arange(count), "valid": jnp.ones(count, bool)}

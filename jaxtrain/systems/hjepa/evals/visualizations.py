@@ -1,4 +1,4 @@
-"""Sheets of small pictures, float [height, width, 3] in 0..1: masks, attention, nearest neighbours. In jax.numpy."""
+"""Sheets of small pictures, float [height, width, 3] in 0..1: masks, attention, nearest neighbours. Uses jax.numpy."""
 
 import pathlib
 
@@ -8,16 +8,16 @@ import numpy as np
 from jaxtrain.systems.hjepa.transforms import MEAN, STD
 from jaxtrain.systems.hjepa.views import views_of
 
-LEAST = 64  # pixels per side that a picture is enlarged to, at least
+LEAST = 64  # pictures are enlarged to at least this many pixels per side
 GAP = 2  # grey pixels below and right of every picture
 MASKED, WARM = np.float32([0.3, 0.3, 0.6]), np.float32([1.0, 0.4, 0.0])  # colours of masked patches and of attention
-SHOWN = 8  # images of a sheet of masks or attention, and queries of a sheet of neighbours
+SHOWN = 8  # images in a sheet of masks or attention, and queries in a sheet of neighbours
 
 
 def sheets(model, batch, config) -> dict:
-    """Masks as evaluation draws them, what the target encoder attends to, and neighbours within the batch.
+    """Return sheets by name: masks as evaluation draws them, the target encoder's attention, and nearest neighbours.
 
-    batch: columns of one evaluation batch; rows that are not `valid` are no neighbours. Gives sheets by name.
+    batch: columns of one evaluation batch, which is searched for neighbours; only `valid` rows are neighbours.
     """
     (view,) = views_of(model, batch, config, None)
     grid = view.images.shape[-1] // model.patch_size
@@ -32,7 +32,7 @@ def sheets(model, batch, config) -> dict:
 
 
 def embeddings(model, batch, config) -> dict:
-    """Features of the batch by either encoder, float [batch, width]; NaN in rows that are not `valid`."""
+    """Return the batch's features from each encoder by name, float [batch, width]; NaN in rows that are not `valid`."""
     (view,) = views_of(model, batch, config, None)
     found = {
         f"embeddings/{name}": model.extract_features(view.images, 0, use_target_encoder=name == "target").mean(1)
@@ -49,7 +49,7 @@ def save(sheet, path: pathlib.Path) -> pathlib.Path:
 
 
 def viewable(images):
-    """Normalised float images [n, channel, h, w] -> [n, h, w, 3] in 0..1, enlarged to a visible size."""
+    """Convert normalised float images [n, channel, h, w] to [n, h, w, 3] in 0..1, enlarged to a visible size."""
     images = jnp.asarray(images, jnp.float32)
     if images.shape[1] == 3:
         images = images * STD[:, None, None] + MEAN[:, None, None]
@@ -60,13 +60,13 @@ def viewable(images):
 
 
 def mask_sheet(images, mask):
-    """Images above the same with their masked patches tinted. mask: bool [n, rows, columns]."""
+    """Return a sheet of images above the same images with masked patches tinted. mask: bool [n, rows, columns]."""
     pictures = viewable(images)
     return _stack([pictures, jnp.where(_over(pictures, mask), 0.2 * pictures + 0.8 * MASKED, pictures)])
 
 
 def attention_sheet(images, attended):
-    """Images above the same, the warmer the more a patch receives. attended: [n, rows, columns]."""
+    """Return a sheet of images above the same images, warmer where attention is high. attended: [n, rows, columns]."""
     pictures = viewable(images)
     low, high = (f(attended, axis=(1, 2), keepdims=True) for f in (jnp.min, jnp.max))
     heat = _over(pictures, (attended - low) / jnp.maximum(high - low, 1e-9))
@@ -74,8 +74,10 @@ def attention_sheet(images, attended):
 
 
 def neighbour_sheet(images, features, valid, neighbours: int = 6):
-    """A column per query, the first images: itself, then its nearest others by cosine similarity of centred features
-    [n, width]. valid: bool [n], images that are no padding."""
+    """Return a sheet with one column per query (the first images): the query, then its nearest other images.
+
+    Nearness is the cosine similarity of centred features [n, width]. valid: bool [n], images that are not padding.
+    """
     weight = valid.astype(features.dtype)[:, None]
     x = features - (weight * features).sum(0) / jnp.maximum(weight.sum(), 1)
     x = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
@@ -87,13 +89,13 @@ def neighbour_sheet(images, features, valid, neighbours: int = 6):
 
 
 def _over(pictures, cells):
-    """Values per patch [n, rows, columns] -> per pixel [n, h, w, 1] of the pictures."""
+    """Expand values per patch [n, rows, columns] to values per pixel [n, h, w, 1] of the pictures."""
     rows = np.arange(pictures.shape[1]) * cells.shape[1] // pictures.shape[1]
     columns = np.arange(pictures.shape[2]) * cells.shape[2] // pictures.shape[2]
     return cells[:, rows][:, :, columns][..., None]
 
 
 def _stack(rows):
-    """Rows of pictures [n, h, w, 3] -> one sheet."""
+    """Join rows of pictures [n, h, w, 3] into one sheet."""
     framed = [jnp.pad(row, ((0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=0.5) for row in rows]
     return jnp.concatenate([jnp.concatenate(list(row), axis=1) for row in framed], axis=0)

@@ -1,4 +1,4 @@
-"""The data of the pre-training task: from `data` settings to a source per split."""
+"""Data of the pre-training task: one source per split, built from the `data` settings."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def build_data(config, split: str):
-    """The source of a split, or None where the dataset has none: "test" exists for folders that hold one."""
+    """Return the source of a split, or None if the dataset has none; "test" needs a `test` folder in data.path."""
     if split not in ("train", "validation") and not (split == "test" and _folder(config.data).is_dir()):
         return None
     data = config.data
@@ -42,11 +42,11 @@ def build_data(config, split: str):
 
 
 def example(config):
-    """Make up a batch of the training images' shapes, read and masked as they are."""
+    """Return made-up images with the shapes of the training data, read and masked alike; for digits, the real ones."""
     data = config.data
     if data.dataset == "digits" and not data.datasets:
         return build_data(config, "train")
-    sides = {"cifar10": 32, "cifar100": 32, "stl10": 96}  # of those that are held in memory as they are
+    sides = {"cifar10": 32, "cifar100": 32, "stl10": 96}  # datasets held in memory at their own resolution
     side = sides.get(data.dataset, data.image_size)
     pixels = np.broadcast_to(np.uint8(0), (data.batch_size, 3, side, side))
     labels, read = np.zeros(data.batch_size, np.int32), _reader(config, "train")
@@ -61,7 +61,7 @@ def _folder(data) -> pathlib.Path:
 
 
 def _one(config, name: str, path: str, split: str, in_memory: bool):
-    """in_memory: small datasets as columns, which may live on the device."""
+    """Return the source of one dataset. in_memory: return small datasets as columns, which may live on the device."""
     size, root = config.data.image_size, pathlib.Path(path)
     read = _reader(config, split)
     if name in ("imagenet", "folder", "imagenet100"):
@@ -109,7 +109,10 @@ def _reader(config, split: str):
 
 
 def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
-    """The class folders of ImageNet-100: those in data.class_list, one per line, or all where there are 100."""
+    """Return the class folders of ImageNet-100 that data.class_list names, one per line; None (all) if there are 100.
+
+    Raises UserError if the list is needed and unset, or cannot be read.
+    """
     path = config.data.class_list
     if path is None:
         found = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
@@ -128,10 +131,10 @@ def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class WithMasks:
-    """A source whose items gain "mask", bool [patch], or with several crops bool [crop, patch] and "mask_local".
+    """Source that adds "mask" to each item: bool [patch], or with several crops bool [crop, patch] and "mask_local".
 
-    crops: whether items have several crops. Seeded by (seed, epoch, sample). With `masking.kind: fixed` each mask is
-    trimmed or filled to one count.
+    crops: True if items have several crops. Masks are seeded by (seed, epoch, sample). With `masking.kind: fixed` each
+    mask is trimmed or filled to one count.
     """
 
     source: Any
@@ -159,7 +162,7 @@ class WithMasks:
         return self.source[index] | masks
 
     def _counted(self, masks: np.ndarray, rng) -> np.ndarray:
-        """masks: bool [crop, patch]."""
+        """Trim or fill masks, bool [crop, patch], to the fixed count; return them unchanged for other kinds."""
         masking = self.config.masking
         if masking.kind != "fixed":
             return masks
@@ -178,7 +181,7 @@ class WithMasks:
         return vit_size(self.config.model.encoder_type, **overrides(self.config.model.vit)).patch_size
 
     def _single(self, rng) -> np.ndarray:
-        """The union of an image's targets, bool [1, patch]."""
+        """Return the union of an image's targets, bool [1, patch]."""
         masking, sizes = self.config.masking, self._sizes(self.config.data.image_size)
         common = {"num_target_masks": masking.num_masks, "aspect_ratio_range": masking.aspect_ratio, "rng": rng}
         if masking.generator == "multi_block":
@@ -189,8 +192,10 @@ class WithMasks:
         )
 
     def _multi_crop(self, rng) -> dict[str, np.ndarray]:
-        """Masks of the global and of the local crops, bool [crop, patch] each. Of its local crops the original masks
-        the first half under "cross_crop_prediction", so it is asked for twice as many."""
+        """Return the masks of the global and the local crops, bool [crop, patch] each.
+
+        "cross_crop_prediction" masks only the first half of the local crops, so the generator draws twice as many.
+        """
         masking, augmentation = self.config.masking, self.config.data.augmentation
         drawn = MultiCropMaskGenerator(
             self._sizes(self.config.data.image_size)["input_size"],

@@ -1,7 +1,7 @@
-"""Image transforms inside the step: normalise, crop, flip, colour jitter, with the distributions of `transforms`.
+"""Image transforms inside the compiled step: normalise, crop, flip, colour jitter; distributed like `transforms`.
 
-Images arrive as uint8 [batch, channel, Q, Q] squares of the source's own resolution and leave as float32
-[batch, channel, S, S]. A float image has been prepared by its dataset and passes through.
+Input: uint8 [batch, channel, Q, Q], squares at the source's own resolution. Output: float32 [batch, channel, S, S].
+Float images pass through unchanged, because their dataset has already prepared them.
 """
 
 import math
@@ -17,14 +17,14 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow and t
 
 
 def normalise(images):
-    """[..., channel, S, S] in [0, 1] by ImageNet's statistics for three channels, else by 0.5 and 0.5."""
+    """Normalise [..., channel, S, S] in [0, 1]: ImageNet's statistics for three channels, else mean 0.5 and std 0.5."""
     if images.shape[-3] != 3:
         return (images - 0.5) / 0.5
     return (images - MEAN[:, None, None]) / STD[:, None, None]
 
 
 def prepare(images, size: int):
-    """Evaluation: what `eval_transform` gives, from squares of any side; squares of side `size` are only normalised."""
+    """Prepare images for evaluation as `eval_transform` does, from squares of any side; resize unless it is `size`."""
     if images.dtype != jnp.uint8:
         return images
     images = images.astype(jnp.float32) / 255
@@ -37,7 +37,7 @@ def prepare(images, size: int):
 
 
 def augment(images, keys, size: int, crop_scale, horizontal_flip: float, color_jitter: float):
-    """Training: a random crop of a share of the area, a flip, colour jitter; one key per image."""
+    """Augment images for training: a random crop of a share of the area, a flip, colour jitter; one key per image."""
     if images.dtype != jnp.uint8:
         return images
 
@@ -53,7 +53,7 @@ def augment(images, keys, size: int, crop_scale, horizontal_flip: float, color_j
 
 
 def _crop_box(key, side: int, scale, ratio=(3 / 4, 4 / 3)):
-    """(top, left) and (height, width) in pixels: the first of ten draws that fits, else the whole square."""
+    """Return (top, left), (height, width) in pixels of the first of ten random boxes that fits, or the whole image."""
     areas, shapes, tops, lefts = jax.random.uniform(key, (40,)).reshape(4, 10)
     area = side * side * (scale[0] + areas * (scale[1] - scale[0]))
     aspect = jnp.exp(math.log(ratio[0]) + shapes * (math.log(ratio[1]) - math.log(ratio[0])))
@@ -66,7 +66,10 @@ def _crop_box(key, side: int, scale, ratio=(3 / 4, 4 / 3)):
 
 
 def _resample(image, start, sides, size: int):
-    """The box at `start` with `sides` of image [channel, Q, Q], bicubic and antialiased, as [channel, size, size]."""
+    """Resample a box of image [channel, Q, Q] to [channel, size, size], bicubic and antialiased.
+
+    start: (top, left) of the box. sides: its (height, width).
+    """
     scale = jnp.stack([size / jnp.asarray(side, jnp.float32) for side in sides])
     shift = -jnp.stack([jnp.asarray(s, jnp.float32) for s in start]) * scale
     shape = (image.shape[0], size, size)
@@ -74,7 +77,7 @@ def _resample(image, start, sides, size: int):
 
 
 def jitter(image, key, strength: float):
-    """Brightness, contrast, saturation and hue by random factors in random order; image [3, S, S] in [0, 1].
+    """Change brightness, contrast, saturation and hue by random factors in random order; image [3, S, S] in [0, 1].
 
     Source: torchvision ColorJitter(0.4 j, 0.4 j, 0.2 j, 0.1 j).
     """
@@ -106,7 +109,7 @@ def _blend(image, other, factor):
 
 
 def shift_hue(image, turn):
-    """Turn the hue circle of an RGB image [3, S, S] by `turn` of its length."""
+    """Rotate the hue of an RGB image [3, S, S] by `turn`, a fraction of the hue circle."""
     top, bottom = image.max(0), image.min(0)
     span = top - bottom
     safe = jnp.where(span > 0, span, 1.0)

@@ -1,6 +1,6 @@
-"""Masks drawn inside the step, batched: the distributions of the generators in `masks`.
+"""Masks drawn inside the compiled step, batched, with the distributions of the generators in `masks`.
 
-Every sample draws from a key of its own, so a batch's masks do not depend on how it is cut or sharded.
+Every sample has its own random key, so its mask does not depend on how the batch is split or sharded.
 """
 
 import math
@@ -9,12 +9,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-ATTEMPTS = 10  # candidates per block, of which the first that overlaps no earlier block is taken
+ATTEMPTS = 10  # candidates per block; the first that overlaps no earlier block is taken
 
 
 class Blocks(NamedTuple):
-    """Hold a mask's shape. count: rectangles. scale: range of a rectangle's share of the grid. aspect: range of its
-    width / height. divisor: the fallback of a rectangle that fits nowhere is grid // divisor wide and high."""
+    """Shape of a mask. count: number of rectangles. scale: range of a rectangle's share of the grid. aspect: range of
+    its width / height. divisor: a rectangle that fits nowhere becomes grid // divisor wide and high."""
 
     count: int
     scale: tuple[float, float]
@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(masking) -> Blocks:
-    """Of a MaskingConfig: the original's level 0, whose aspect is kept within [0.85, 1.15], or I-JEPA's blocks."""
+    """Return a MaskingConfig's Blocks: I-JEPA's, or the original's level 0 with the aspect kept within [0.85, 1.15]."""
     low, high = masking.aspect_ratio
     if masking.generator == "multi_block":
         return Blocks(masking.num_masks, masking.mask_scale, (low, high), 4)
@@ -31,7 +31,7 @@ def blocks_of(masking) -> Blocks:
 
 
 def block_union(key, rows: int, columns: int, blocks: Blocks) -> jax.Array:
-    """The union of the blocks on the grid, bool [rows, columns]."""
+    """Return the union of random blocks on the grid, bool [rows, columns]."""
 
     def place(occupied, candidates):
         free = ~(candidates & occupied).any((1, 2))
@@ -42,10 +42,10 @@ def block_union(key, rows: int, columns: int, blocks: Blocks) -> jax.Array:
 
 
 def _candidates(key, rows: int, columns: int, blocks: Blocks):
-    """For each block ATTEMPTS rectangles and a small fallback, bool [block, ATTEMPTS + 1, rows, columns]."""
+    """Return ATTEMPTS random rectangles and a small fallback per block, bool [block, ATTEMPTS + 1, rows, columns]."""
     (scale_low, scale_high), (aspect_low, aspect_high) = blocks.scale, blocks.aspect
     shape = (4, blocks.count, ATTEMPTS + 1)
-    flat = jax.random.uniform(key, (math.prod(shape),))  # flat: XLA compiles it fast
+    flat = jax.random.uniform(key, (math.prod(shape),))  # drawn flat, because XLA compiles that faster
     sizes, shapes, tops, lefts = flat.reshape(shape)
     area = (scale_low + sizes * (scale_high - scale_low)) * rows * columns
     ratio = aspect_low + shapes * (aspect_high - aspect_low)
@@ -62,7 +62,7 @@ def _candidates(key, rows: int, columns: int, blocks: Blocks):
 
 
 def to_count(key, union, count: int) -> jax.Array:
-    """Exactly `count` cells, bool [rows, columns]: those of the union, less its edge or plus its surroundings."""
+    """Return exactly `count` cells, bool [rows, columns]: the union, trimmed at its edge or grown around it."""
     cells = jnp.pad(union.astype(jnp.float32), 1)
     near = jax.lax.reduce_window(cells, 0.0, jax.lax.add, (3, 3), (1, 1), "valid") / 9
     order = (2 * union + near).reshape(-1) + 0.01 * jax.random.uniform(key, (union.size,))
@@ -71,7 +71,7 @@ def to_count(key, union, count: int) -> jax.Array:
 
 
 def draw(keys, grid: int, blocks: Blocks, count: int | None) -> jax.Array:
-    """Masks bool [batch, grid * grid], True = predict, one per key; each of `count` patches or as blocks fall."""
+    """Draw masks bool [batch, grid * grid], True = predict, one per key. count: patches per mask, or None for any."""
 
     def one(key):
         first, second = jax.random.split(key)
@@ -82,7 +82,7 @@ def draw(keys, grid: int, blocks: Blocks, count: int | None) -> jax.Array:
 
 
 def largest_count(grid: int, blocks: Blocks) -> int:
-    """An upper bound of the patches that a ragged mask covers; at least one patch stays visible in the fixed ones."""
+    """Return an upper bound on the number of patches that a ragged mask covers."""
     most = max(1, grid // blocks.divisor) ** 2
     for ratio in blocks.aspect:
         height = math.sqrt(blocks.scale[1] * grid * grid / ratio) + 0.5
@@ -91,6 +91,6 @@ def largest_count(grid: int, blocks: Blocks) -> int:
 
 
 def fixed_count(grid: int, blocks: Blocks, ratio: float | None) -> int:
-    """Patches of a fixed-count mask: `ratio` of the grid, or what the blocks cover on average."""
+    """Return the patches per fixed-count mask: `ratio` of the grid, or the blocks' average; one stays visible."""
     share = blocks.count * sum(blocks.scale) / 2 if ratio is None else ratio
     return min(max(1, round(share * grid * grid)), grid * grid - 1)

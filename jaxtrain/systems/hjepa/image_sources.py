@@ -1,6 +1,6 @@
 """Images from disk: class folders, CIFAR and STL-10 in their own formats, digits, and mixtures of them.
 
-A source gives {"image": uint8 [channel, height, width], "label": int}; label -1 where there is none.
+A source yields {"image": uint8 [channel, height, width], "label": int}; the label is -1 if there is none.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 
 class NoImages(UserError, FileNotFoundError):
-    """Class folders or their images are not there."""
+    """Class folders, or image files in them, are missing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
-    """Files under `folder`/<class>/**, classes numbered from 0 in sorted order. read: (image, index) -> array.
+    """Image files under `folder`/<class>/**, with classes numbered from 0 in sorted order.
 
-    classes: take only these folders. samples: (path, label) each. names: of the classes, by label. Source:
-    torchvision ImageFolder's layout and numbering.
+    read: (image, index) -> array. classes: use only these folders. samples: list of (path, label). names: class names
+    by label. Source: torchvision ImageFolder's layout and numbering.
     """
 
     folder: pathlib.Path
@@ -65,7 +65,7 @@ class ImageFolder:
 
 @dataclasses.dataclass(frozen=True)
 class ReadSquare:
-    """A square of `side` pixels, uint8 [3, side, side]: resized by the shorter side, cropped in the centre."""
+    """Read a square of `side` pixels, uint8 [3, side, side]: resize the shorter side, crop the centre."""
 
     side: int
 
@@ -75,7 +75,7 @@ class ReadSquare:
 
 @dataclasses.dataclass(frozen=True)
 class ReadEvaluation:
-    """The evaluation transform before normalisation, uint8 [3, S, S]."""
+    """Apply the evaluation transform without its normalisation: uint8 [3, S, S]."""
 
     image_size: int
 
@@ -85,7 +85,7 @@ class ReadEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class ReadAugmented:
-    """The training transform with Pillow, float32 [3, S, S], seeded by (seed, epoch, sample)."""
+    """Apply the training transform with Pillow: float32 [3, S, S], seeded by (seed, epoch, sample)."""
 
     transform: train_transform
     seed: int
@@ -97,8 +97,11 @@ class ReadAugmented:
 
 @dataclasses.dataclass(frozen=True)
 class ReadCrops:
-    """Several crops of one image, {"image": float32 [crop, 3, S, S], "image_local": float32 [crop, 3, s, s]}, cut from
-    its full resolution and seeded by (seed, epoch, sample). Source: Caron et al. 2020 (multi-crop)."""
+    """Cut several crops of one image from its full resolution, seeded by (seed, epoch, sample).
+
+    Returns {"image": float32 [crop, 3, S, S], "image_local": float32 [crop, 3, s, s]}.
+    Source: Caron et al. 2020 (multi-crop).
+    """
 
     large: train_transform
     small: train_transform
@@ -115,7 +118,7 @@ class ReadCrops:
 
 
 def item(pixels, label: int) -> dict:
-    """pixels: what a `read` gives, one array or several by name."""
+    """Return an item. pixels: the result of a `read` function, one array or several by name."""
     return (pixels if isinstance(pixels, dict) else {"image": pixels}) | {"label": label}
 
 
@@ -142,7 +145,7 @@ class ArrayImages:
 
 
 def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """CIFAR-10 or -100 in the layout that its authors publish: uint8 [N, 3, 32, 32], int [N]."""
+    """Read CIFAR-10 or -100 in its authors' layout: uint8 [N, 3, 32, 32], int [N]. UserError if a file is missing."""
     if name == "cifar10":
         folder, key = path / "cifar-10-batches-py", b"labels"
         files = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
@@ -162,7 +165,7 @@ def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, n
 
 
 def cifar100_names(path: pathlib.Path) -> list[str]:
-    """Class names by label, from the authors' `meta` file. Raises UserError where it is not there."""
+    """Return class names by label, from the authors' `meta` file. Raises UserError if it is missing."""
     file = path / "cifar-100-python" / "meta"
     if not file.is_file():
         raise UserError(f"{file}: no such file; it lies in the archive of https://www.cs.toronto.edu/~kriz/cifar.html")
@@ -171,7 +174,7 @@ def cifar100_names(path: pathlib.Path) -> list[str]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickles numpy arrays and plain containers, nothing that runs code."""
+    """Unpickler that accepts only numpy arrays and plain containers, so that no code can run."""
 
     def find_class(self, module: str, name: str):
         allowed = {("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
@@ -181,7 +184,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def read_stl10(path: pathlib.Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """STL-10's binaries: uint8 [N, 3, 96, 96] and labels 0..9, -1 for unlabelled ("unlabeled" split)."""
+    """Read STL-10's binaries: uint8 [N, 3, 96, 96] and labels 0..9, -1 for unlabelled ("unlabeled" split)."""
     folder, stem = path / "stl10_binary", {"validation": "test"}.get(split, split)
     file = folder / f"{stem}_X.bin"
     if not file.is_file():
@@ -196,7 +199,7 @@ def read_stl10(path: pathlib.Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_digits(validation_ratio: float, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's 1,797 handwritten digits: uint8 [N, 1, 8, 8]; the same held-out samples for every seed."""
+    """Return scikit-learn's 1,797 handwritten digits, uint8 [N, 1, 8, 8]; every seed holds out the same samples."""
     images, labels = load_digits()
     order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
     cut = round(len(order) * validation_ratio)
@@ -206,10 +209,12 @@ def read_digits(validation_ratio: float, split: str) -> tuple[np.ndarray, np.nda
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Several sources as one; items gain "dataset", the source's number.
+    """Several sources combined into one; each item gains "dataset", the number of its source.
 
-    concat: one after another. balanced: the smallest size of each, in one fixed shuffled order. weighted: every
-    position draws a source by weight and a sample of it, anew in every epoch; as long as the largest source.
+    concat: one source after another. balanced: as many samples of each as the smallest has, in one fixed shuffled
+    order.
+    weighted: every position draws a source by weight and then one of its samples, anew in every epoch; as long as the
+    largest source.
     """
 
     sources: Sequence

@@ -1,7 +1,7 @@
 """The training losses of H-JEPA and their registry.
 
-Each is a function of `LossInputs` and gives a dict of scalars whose "loss" is minimised; names and values are those
-of the torch original. Masks: bool [batch, token] per level, True = counts.
+Each loss takes `LossInputs` and returns a dict of scalars, of which "loss" is minimised; names and values are those of
+the torch original. Masks: bool [batch, token] per level, True = counts.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from jaxtrain.systems.hjepa.regularizers import Terms, normalize, ntxent, sigreg
 
 
 class LossInputs(NamedTuple):
-    """Hold the inputs of a loss. predictions, targets: per level [batch, token, width].
+    """Inputs of a loss. predictions, targets: per level [batch, token, width].
 
-    context: [batch, 1 + token, width] of the context encoder, class token first. masks: per level, or None.
-    directions: SIGReg's slices [slice, width], or a pair. rows: bool [batch], samples that are no padding.
+    context: [batch, 1 + token, width] of the context encoder, class token first. masks: per level, or None. directions:
+    SIGReg's slices [slice, width], or a pair. rows: bool [batch], samples that are not padding.
     """
 
     predictions: list
@@ -33,7 +33,7 @@ class LossInputs(NamedTuple):
 
 
 def element_loss(difference, loss_type: str, huber_delta: float = 1.0):
-    """mse: d^2; smoothl1: torch's with beta 1; huber: torch's with delta."""
+    """Return the loss per element. mse: d^2; smoothl1: torch's with beta 1; huber: torch's with delta."""
     size = jnp.abs(difference)
     if loss_type == "mse":
         return jnp.square(difference)
@@ -57,10 +57,10 @@ def hjepa(
     detach_targets: bool = True,
     masked_mean: str = "image",
 ) -> Terms:
-    """sum over levels of weight * distance(prediction, target).
+    """Return the sum over levels of weight * distance(prediction, target), and its terms.
 
-    masked_mean says what a mean over masked tokens is: "image" averages the tokens and elements of each sample, then
-    the samples that have any; "position" divides the sum over elements by the number of positions, as the original.
+    masked_mean defines the mean over masked tokens: "image" averages over the tokens and elements of each sample, then
+    over the samples that have any; "position" (the original) divides the sum over elements by the number of positions.
     """
     predictions, targets = compared.predictions, compared.targets
     weights = level_weights(hierarchy_weights, len(predictions))
@@ -84,7 +84,7 @@ def hjepa(
 
 
 def level_weights(weights: float | list[float], levels: int) -> list[float]:
-    """One weight per level from one for all or a list. A list of another length: ValueError."""
+    """Return one weight per level, from one number or a list. Raises ValueError for a list of another length."""
     if isinstance(weights, (int, float)):
         return [float(weights)] * levels
     if len(weights) != levels:
@@ -109,10 +109,10 @@ def _reduce(elements, mask, reduction: str, masked_mean: str):
 
 
 def halves(features, rows=None):
-    """The first and second half of a batch as two views, and which pairs count (None: all).
+    """Return the first and second half of a batch as two views, and which pairs count (None: all).
 
-    With rows (bool [batch]), the halves are those of the samples that count: the batch as if the others were absent.
-    An odd last sample is left out; a batch of one is both views.
+    With rows (bool [batch]), only the samples that count are split, as if the others were absent. An odd last sample is
+    left out; a batch of one is used as both views.
     """
     size = len(features)
     half = size // 2
@@ -137,7 +137,7 @@ def combined(
     apply_vicreg_per_level: bool = True,
     vicreg_on_targets: bool = False,
 ) -> Terms:
-    """H-JEPA plus VICReg: on the halves of the batch of context features where given, else on the levels' features."""
+    """Return H-JEPA plus VICReg, on the halves of a batch of context features if given, or else of level features."""
     base = hjepa(compared, **jepa)
     terms: Terms = {}
     weights = level_weights(vicreg_weight, len(compared.predictions))
@@ -160,7 +160,7 @@ def combined(
         first, second, keep = _level_views(compared, len(weights) - 1, vicreg_on_targets)
         found = vicreg(first, second, keep=keep, **vicreg_options)
         extra = weights[-1] * found["loss"]
-        terms |= {f"vicreg_{name}": value for name, value in found.items()}  # vicreg_loss: not weighted here
+        terms |= {f"vicreg_{name}": value for name, value in found.items()}  # so vicreg_loss is unweighted here
     return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
 
@@ -176,7 +176,7 @@ def _level_views(compared: LossInputs, level: int, on_targets: bool):
 def hierarchical_combined(
     compared: LossInputs, *, jepa: dict, vicreg_configs: list[dict], vicreg_weight: float | list[float] = 0.1
 ) -> Terms:
-    """H-JEPA plus a VICReg of its own for every level: vicreg_configs holds each one's arguments."""
+    """Return H-JEPA plus a separate VICReg for every level; vicreg_configs holds the arguments of each."""
     base = hjepa(compared, **jepa)
     weights = level_weights(vicreg_weight, len(compared.predictions))
     extra, terms = jnp.zeros(()), {}
@@ -190,7 +190,7 @@ def hierarchical_combined(
 
 
 def hjepa_sigreg(compared: LossInputs, *, jepa: dict, sigreg_loss_weight: float = 1.0, **test) -> Terms:
-    """H-JEPA plus SIGReg's statistic on the halves of the batch of context features; their distance is only logged."""
+    """Return H-JEPA plus SIGReg's statistic on the halves of a batch of context features; only log their distance."""
     base = hjepa(compared, **jepa)
     first, second, keep = halves(compared.context, compared.rows)
     if keep is not None:
@@ -216,7 +216,7 @@ def contrastive(
     temperature: float = 0.1,
     use_cosine_similarity: bool = True,
 ) -> Terms:
-    """C-JEPA: H-JEPA plus NT-Xent between the class tokens of two views [batch, 1 + token, width]."""
+    """Return C-JEPA: H-JEPA plus NT-Xent between the class tokens of two views [batch, 1 + token, width]."""
     base = hjepa(compared, **jepa)
     found = ntxent(
         view_i[:, 0],
@@ -240,18 +240,18 @@ PURE = ("hjepa", "jepa", "smoothl1", "mse", "huber")
 
 @dataclasses.dataclass(frozen=True)
 class LossFunction:
-    """call: Compared -> terms with "loss". num_slices: random directions that it wants in `Compared.directions`."""
+    """The configured loss. call: LossInputs -> terms with "loss". num_slices: random directions it needs as input."""
 
     call: Callable[[LossInputs], Terms]
     num_slices: int = 0
     fixed_slices: bool = False
-    views: bool = False  # wants target_features as the second view of class tokens
+    views: bool = False  # needs target_features as the second view of class tokens
 
     def __call__(self, compared: LossInputs, target_features=None) -> Terms:
         return self.call(compared, target_features) if self.views else self.call(compared)
 
     def directions(self, width: int, rngs):
-        """Directions for this step, one draw per view; the same at every step in evaluation or if fixed."""
+        """Return random directions for this step, one draw per view; fixed in evaluation or if fixed_slices is set."""
         if not self.num_slices:
             return None
         if rngs is None or self.fixed_slices:
@@ -260,7 +260,7 @@ class LossFunction:
 
 
 def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFunction:
-    """The loss of a config; masked_mean as in `losses.hjepa`."""
+    """Build the loss of a config; masked_mean as in `losses.hjepa`."""
     jepa = jepa_options(config, masked_mean)
     level_weights(config.hierarchy_weights, levels)
     if config.type in PURE and config.vicreg_weight != LossConfig().vicreg_weight:
@@ -305,7 +305,7 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
 
 
 def jepa_options(config: LossConfig, masked_mean: str = "image") -> dict:
-    """Arguments of `losses.hjepa`: the distance is jepa_loss_type, else the type's own name, else smoothl1."""
+    """Return arguments of `losses.hjepa`. The distance is jepa_loss_type, else the type's own name, else smoothl1."""
     named = config.type if config.type in ("smoothl1", "mse", "huber") else "smoothl1"
     return {
         "loss_type": config.jepa_loss_type or named,
@@ -319,8 +319,10 @@ def jepa_options(config: LossConfig, masked_mean: str = "image") -> dict:
 
 
 def _per_level(function, weights, detach_targets: bool, options: dict, compared: LossInputs) -> Terms:
-    """sum over levels of weight * function(prediction, target): how `vicreg` and `sigreg` train here. The original's
-    classes of these names cannot be called by its trainer."""
+    """Return the sum over levels of weight * function(prediction, target), the training form of `vicreg` and `sigreg`.
+
+    The original's trainer cannot call its classes of these names.
+    """
     terms: Terms = {}
     total = 0.0
     masks = compared.masks or [None] * len(weights)

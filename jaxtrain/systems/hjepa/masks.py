@@ -1,6 +1,6 @@
-"""Masks over the grid of patches, drawn with numpy's legacy generator in the original's order.
+"""Masks over the patch grid, drawn with numpy's legacy generator in the original's order.
 
-Under the same seed they equal the original's bit for bit. True = the patch belongs to the block.
+With the same seed they equal the original's bit for bit. True = the patch belongs to the block.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ Range = tuple[float, float]
 
 
 class BlockSampler:
-    """Rectangles on a grid of rows x columns patches; areas are fractions of the grid.
+    """Sampler of random rectangles on a grid of rows x columns patches; areas are fractions of the grid.
 
     rng: a numpy RandomState; the global legacy generator (numpy.random) if left out.
     """
@@ -22,12 +22,13 @@ class BlockSampler:
 
     @property
     def rng(self):
-        """The generator; numpy.random is looked up, because a module cannot be pickled for a worker."""
+        """Return the generator; numpy.random is looked up here because a module cannot be pickled for a worker."""
         return np.random if self._rng is None else self._rng
 
     def draw(self, scale: Range, occupied=None) -> np.ndarray:
-        """One block, bool [rows, columns], free of `occupied` if an attempt succeeds.
+        """Draw one block, bool [rows, columns], that avoids `occupied` if one of max_attempts attempts succeeds.
 
+        Otherwise draw a fallback block of rows // divisor by columns // divisor.
         Order of draws: scale, aspect, top, left.
         """
         for _ in range(self.max_attempts):
@@ -49,7 +50,7 @@ class BlockSampler:
         return block
 
     def batch(self, size: int, num_targets: int, target_scale: Range, context_scale: Range):
-        """`sample` for every image: bool [size, patch], bool [size, target, patch]."""
+        """Call `sample` for every image; return bool [size, patch] and bool [size, target, patch]."""
         patches = self.rows * self.columns
         context, targets = np.zeros((size, patches), bool), np.zeros((size, num_targets, patches), bool)
         for i in range(size):
@@ -57,7 +58,7 @@ class BlockSampler:
         return context, targets
 
     def sample(self, num_targets: int, target_scale: Range, context_scale: Range) -> tuple[np.ndarray, np.ndarray]:
-        """A context block without the targets, bool [patch], and the targets, bool [target, patch]."""
+        """Return a context block minus the targets, bool [patch], and the targets, bool [target, patch]."""
         occupied = np.zeros((self.rows, self.columns), bool)
         targets = []
         for _ in range(num_targets):
@@ -69,7 +70,7 @@ class BlockSampler:
 
 
 class MultiBlockMaskGenerator:
-    """Call with a batch size: context bool [batch, patch] and targets bool [batch, target, patch]. Source: I-JEPA."""
+    """Mask generator of I-JEPA: batch size -> context bool [batch, patch] and targets bool [batch, target, patch]."""
 
     def __init__(
         self,
@@ -94,9 +95,10 @@ class MultiBlockMaskGenerator:
 
 
 class HierarchicalMaskGenerator:
-    """Call with a batch size: {"level_0": {"context": [batch, patch], "targets": [batch, target, patch]}, ...}.
+    """Mask generator with one block scale per hierarchy level.
 
-    Level l scales its blocks by 2^l ("geometric") or 1 + l ("linear"); all levels are drawn, level by level.
+    Maps a batch size to {"level_0": {"context": [batch, patch], "targets": [batch, target, patch]}, ...}. Level l
+    scales its blocks by 2^l ("geometric") or 1 + l ("linear"); all levels are drawn, level by level.
     """
 
     def __init__(
@@ -143,9 +145,9 @@ class HierarchicalMaskGenerator:
 
 
 class MultiCropMaskGenerator:
-    """Masks for global and local crops: {"global_masks": {"crop_0": ...}, "local_masks": {...}}.
+    """Mask generator for global and local crops: {"global_masks": {"crop_0": ...}, "local_masks": {...}}.
 
-    global_only masks the global crops; global_with_local_context adds all-True contexts for local crops;
+    Strategies: global_only masks the global crops; global_with_local_context adds all-True contexts for local crops;
     cross_crop_prediction masks the first half of the local crops too and leaves the others whole.
     """
 
@@ -198,7 +200,7 @@ class MultiCropMaskGenerator:
 
 
 def statistics(context: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Means and unbiased standard deviations of the covered fraction, and the context's overlap with each target."""
+    """Return means and unbiased standard deviations of the covered fraction, and the context's overlap with targets."""
     patches = context.shape[1]
     context_cover = context.sum(1) / patches
     target_cover = targets.sum(2) / patches

@@ -1,4 +1,4 @@
-"""Metrics of pre-training: cheap signs of collapse inside the step, exact ones after an evaluation."""
+"""Metrics of pre-training: cheap collapse indicators inside the step, exact ones after an evaluation."""
 
 import warnings
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtrain.task import Statistics
 
-JUDGED_ROWS = 5000  # neighbours and the probe see at most so many validation samples
+JUDGED_ROWS = 5000  # kNN and the probe use at most this many validation samples
 
 
 class CollapseWarning(UserWarning):
@@ -16,12 +16,12 @@ class CollapseWarning(UserWarning):
 
 
 def in_step(context, target, valid) -> dict[str, jax.Array]:
-    """Scalars of a training batch, over the whole batch on all devices.
+    """Return collapse indicators of a training batch, computed over the whole batch on all devices.
 
-    context, target: [batch, token, width]. *_std: standard deviation over images of the pooled features, mean over
-    dimensions; it goes to 0 when all images look the same. *_norm: mean length of a token. target_directions: the
-    participation ratio (sum of eigenvalues)^2 / sum of their squares of the pooled targets' covariance, at most the
-    batch size.
+    context, target: [batch, token, width]. *_std: standard deviation over images of the pooled features, averaged over
+    dimensions; it approaches 0 when all images get the same features. *_norm: mean length of a token.
+    target_directions: the participation ratio (sum of eigenvalues)^2 / sum of their squares of the pooled targets'
+    covariance, at most the batch size.
     """
     weight = valid.astype(jnp.float32) / jnp.maximum(valid.sum(), 1)
     found = {}
@@ -43,14 +43,14 @@ def eval_statistics(outputs, batch, config) -> Statistics:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """Rank, spread and neighbours of the validation features; in percent where an accuracy."""
+    """Return rank and spread of the validation features, and kNN and probe accuracy in percent."""
     return after_evaluation(rows["features"], rows["label"], config.probe)
 
 
 def after_evaluation(features: np.ndarray, labels: np.ndarray, probe) -> dict[str, float]:
-    """Metrics of validation features [sample, width]: rank, spread, and where labels are known (>= 0) neighbours.
+    """Return metrics of validation features [sample, width]: rank, spread, and accuracies if labels are known (>= 0).
 
-    probe: a ProbeConfig. `collapsed` is 1 where the effective rank or the spread is below its limit; a CollapseWarning
+    probe: a ProbeConfig. `collapsed` is 1 if the effective rank or the spread is below its limit; a CollapseWarning
     says so.
     """
     features = np.asarray(features, np.float64)
@@ -83,7 +83,7 @@ def after_evaluation(features: np.ndarray, labels: np.ndarray, probe) -> dict[st
 
 
 def leave_one_out(features: np.ndarray, labels: np.ndarray, probe) -> float:
-    """Percent of samples whose class their k nearest others vote for."""
+    """Return the percentage of samples whose class wins the vote of their k nearest other samples."""
     x = unit(features - features.mean(0))
     labels = np.asarray(labels)
     hits = 0
@@ -100,7 +100,7 @@ def leave_one_out(features: np.ndarray, labels: np.ndarray, probe) -> float:
 
 
 def ridge_folds(features: np.ndarray, labels: np.ndarray, folds: int = 5, penalty: float = 1e-2) -> float:
-    """Percent right of a linear probe in closed form (ridge regression on classes), each fifth held out in turn."""
+    """Return the cross-validated accuracy in percent of a closed-form linear probe (ridge regression on classes)."""
     x = (features - features.mean(0)) / (features.std(0) + 1e-8)
     x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     wanted = np.eye(int(labels.max()) + 1)[labels]
@@ -115,12 +115,12 @@ def ridge_folds(features: np.ndarray, labels: np.ndarray, folds: int = 5, penalt
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1; a zero row stays zero."""
+    """Scale rows to length 1; a zero row stays zero."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
 def pooled(features: np.ndarray, how: str = "mean") -> np.ndarray:
-    """[sample, token, width] -> [sample, width] by "mean" or "max" over tokens; two axes pass through."""
+    """Pool [sample, token, width] to [sample, width] by "mean" or "max" over tokens; two axes pass through."""
     if features.ndim < 3:
         return features
     if how not in ("mean", "max"):
@@ -129,8 +129,9 @@ def pooled(features: np.ndarray, how: str = "mean") -> np.ndarray:
 
 
 def rank(features: np.ndarray) -> dict[str, float]:
-    """Of features [sample, width], centred. effective_rank: exp of the entropy of the singular values' shares.
+    """Return rank statistics of centred features [sample, width].
 
+    effective_rank: exp of the entropy of the singular values' shares.
     Source: Roy & Vetterli 2007; Garrido et al. 2023 (RankMe) without the centring.
     """
     x = np.asarray(features, np.float64)
@@ -151,7 +152,10 @@ def rank(features: np.ndarray) -> dict[str, float]:
 
 
 def spread(features: np.ndarray) -> dict[str, float]:
-    """Per-dimension variances and how dimensions move together. The means over pairs count all width^2 entries."""
+    """Return per-dimension variances, and covariance and correlation between dimensions.
+
+    The means over pairs of dimensions count all width^2 entries.
+    """
     x = np.asarray(features, np.float64)
     variance = x.var(0)
     covariance = np.atleast_2d(np.cov(x.T))
@@ -171,7 +175,7 @@ def spread(features: np.ndarray) -> dict[str, float]:
 
 
 def isotropy(features: np.ndarray) -> dict[str, float]:
-    """Cosine similarities of different samples. uniformity: log mean exp(2 similarity), after Wang & Isola 2020."""
+    """Return cosine similarities of different samples. uniformity: log mean exp(2 similarity) (Wang & Isola 2020)."""
     x = np.asarray(features, np.float64)
     rows = x / (np.linalg.norm(x, axis=1, keepdims=True) + 1e-8)
     similarity = rows @ rows.T
@@ -187,7 +191,7 @@ def isotropy(features: np.ndarray) -> dict[str, float]:
 
 
 def quality(features: np.ndarray, pooling: str = "mean") -> dict[str, dict]:
-    """rank, statistics, isotropy and collapse flags of features [sample, (token,) width]."""
+    """Return rank, statistics, isotropy and collapse flags of features [sample, (token,) width]."""
     x = pooled(np.asarray(features), pooling)
     found = {"rank": rank(x), "statistics": spread(x), "isotropy": isotropy(x)}
     flags = {
@@ -199,7 +203,7 @@ def quality(features: np.ndarray, pooling: str = "mean") -> dict[str, dict]:
 
 
 def batch_rank(features: np.ndarray, rows: int = 100) -> float:
-    """The original's collapse metric: effective rank of the first rows, flattened and not centred; NaN for zeros."""
+    """Return the original's collapse metric: effective rank of the first rows, flattened, uncentred; NaN for zeros."""
     x = np.asarray(features, np.float32).reshape(len(features), -1)[:rows]
     values = np.linalg.svd(x, compute_uv=False)
     if not values.any():
@@ -209,8 +213,10 @@ def batch_rank(features: np.ndarray, rows: int = 100) -> float:
 
 
 def collapse_metrics(context: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """Compute the original's logged statistics of a batch: std of all elements, mean row norm, rank (<= batch size;
-    left out, as there, of features that are not finite)."""
+    """Compute the original's logged statistics of a batch: std of all elements, mean row norm, rank (<= batch size).
+
+    As in the original, the rank is left out if features are not finite.
+    """
     found = {}
     for name, features in (("context", context), ("target", target)):
         rows = np.asarray(features).reshape(len(features), -1)

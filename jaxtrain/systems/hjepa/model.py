@@ -1,7 +1,7 @@
-"""H-JEPA: a context encoder, its moving average as the target, a predictor, and 2 to 4 levels of comparison.
+"""H-JEPA: a context encoder, a target encoder (its moving average), a predictor, and 1 to 4 hierarchy levels.
 
-Source: Assran et al. 2023 (I-JEPA), with pooled hierarchy levels. Keys and numerics are those of the torch original
-(docs/hjepa.md lists them).
+Source: Assran et al. 2023 (I-JEPA), with pooled hierarchy levels. State-dict keys and numerics are those of the torch
+original (docs/hjepa.md lists them).
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from jaxtrain.systems.hjepa.tokens import Masked, gather, pool, pooled_validity
 
 
 def mlp(width: int, hidden: int, dropout: float, rngs: nnx.Rngs) -> Sequential:
-    """Linear, exact GELU, dropout, Linear, dropout, under the keys 0 and 3."""
+    """Return Linear, exact GELU, dropout, Linear, dropout; the Linear layers have the keys 0 and 3."""
     return Sequential(
         Linear(width, hidden, rngs=rngs),
         Activation(gelu),
@@ -43,16 +43,16 @@ class PredictorBlock(nnx.Module):
         self.drop_path = DropPath(drop_path)
 
     def __call__(self, x, lengths=None, rngs=None):
-        """lengths: int [batch], only the first so many tokens may be attended to; None: all."""
+        """lengths: int [batch], the number of leading tokens that may be attended to; None: all."""
         x = x + self.drop_path(self.attn(self.norm1(x), lengths=lengths, rngs=rngs), rngs)
         return x + self.drop_path(self.mlp(self.norm2(x), rngs=rngs), rngs)
 
 
 class Predictor(nnx.Module):
-    """Context tokens [batch, context, width] and places to fill -> features [batch, masked, width].
+    """Predict features [batch, masked, width] of masked patches from context tokens [batch, context, width].
 
-    A token to fill is `mask_token` plus the encoder's position of its patch, or plus `pos_embed_predictor` where no
-    positions are given.
+    The input token of a masked patch is `mask_token` plus the encoder's position embedding of that patch, or plus
+    `pos_embed_predictor` if no positions are given.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class Predictor(nnx.Module):
         self.checkpointing = checkpointing
 
     def __call__(self, context, indices, positions=None, present=None, rngs=None):
-        """indices: int [batch, masked], patches to predict. positions: [1 or batch, patch, width].
-        present: bool [batch or none, masked], the leading ones; others are hidden from all tokens."""
+        """indices: int [batch, masked], patches to predict. positions: [1 or batch, patch, width]; only row 0 is used.
+        present: bool [masked] or [batch, masked], True for the leading entries that take part; the others are not
+        attended to."""
         token = self.mask_token[...]
         if positions is None:
             tokens = jnp.broadcast_to(token + self.pos_embed_predictor[...], (*indices.shape, token.shape[-1]))
@@ -95,8 +96,11 @@ class Predictor(nnx.Module):
 
 
 class Outputs(NamedTuple):
-    """predictions, targets: per level [batch, token, width]. masked: which tokens take part.
-    context_features, target_features: [batch, 1 + patch, width]; context has 1 + kept where patches are dropped."""
+    """Outputs of the model.
+
+    predictions, targets: per level [batch, token, width]. masked: the masked patches. context_features,
+    target_features: [batch, 1 + patch, width]; context_features has 1 + kept tokens if masked patches are dropped.
+    """
 
     predictions: list
     targets: list
@@ -106,12 +110,12 @@ class Outputs(NamedTuple):
 
 
 class HJEPA(nnx.Module):
-    """The arguments and their defaults are the original's; after the bare `*`, what it did not offer.
+    """The H-JEPA model. Arguments and defaults are the original's; those after the bare `*` are additions.
 
     vit: timm-style overrides of the preset's sizes. rope_theta: rotary positions in both encoders.
-    copy_target_at_init: start the target encoder as a copy; the original draws its Linear weights anew.
-    drop_masked: masked patches leave the context encoder instead of staying as blank tokens (equal counts only).
-    drop_path_with_layerscale: the original silently has no stochastic depth where layer scale is on.
+    copy_target_at_init: start the target encoder as a copy; the original redraws its Linear weights.
+    drop_masked: remove masked patches from the context encoder's input instead of blanking them (needs equal counts).
+    drop_path_with_layerscale: keep stochastic depth when layer scale is on; the original silently turns it off.
     """
 
     def __init__(
@@ -174,23 +178,26 @@ class HJEPA(nnx.Module):
         self.drop_masked = drop_masked
         if use_target_encoder:
             copy_weights(self.context_encoder, self.target_encoder)
-        reset_linear_and_norm(self, rngs)  # draws both encoders' Linear weights: the original leaves it at that
+        reset_linear_and_norm(self, rngs)  # redraws both encoders' Linear weights; the original stops here
         if use_target_encoder and copy_target_at_init:
             copy_weights(self.context_encoder, self.target_encoder)
 
     def __call__(self, images, mask, masked: Masked, valid=None, rngs=None) -> Outputs:
-        """images: [batch, channel, S, S]. mask: bool [batch, patch], True = predict. masked: the same as lists.
-        valid: bool [batch], rows that enter batch statistics."""
+        """Predict the target features of the masked patches at every level.
+
+        images: [batch, channel, S, S]. mask: bool [batch, patch], True = predict. masked: the same mask as index lists.
+        valid: bool [batch], rows that enter batch statistics.
+        """
         context = self.encode_context(images, mask, masked, rngs)
         targets = self.encode_target(images, rngs)
         positions = self.context_encoder.vit.positions(images.shape[-1] // self.patch_size)
         predicted = self.predictor(context[:, 1:], masked.indices, positions, masked.present(), rngs=rngs)
         wanted = gather(targets[:, 1:], masked.indices)
-        predictions = self.project(predicted, masked, valid, rngs)  # before the targets: both move the batch statistics
+        predictions = self.project(predicted, masked, valid, rngs)  # first, as both update the batch statistics
         return Outputs(predictions, self.project(wanted, masked, valid, rngs), masked, context, targets)
 
     def encode_context(self, images, mask=None, masked: Masked | None = None, rngs=None):
-        """Tokens of the visible patches: blanked where masked, or really without the masked ones."""
+        """Return the context tokens; masked patches are blanked, or left out if `drop_masked`."""
         if self.drop_masked and masked is not None:
             kept = mask.shape[1] - masked.indices.shape[1]
             keep = jnp.argsort(mask, axis=1, stable=True)[:, :kept]
@@ -198,13 +205,14 @@ class HJEPA(nnx.Module):
         return self.context_encoder(images, mask, rngs=rngs)
 
     def encode_target(self, images, rngs=None):
-        """Tokens of the whole image. Without a target encoder the context encoder gives them, with gradient."""
+        """Return the tokens of whole images, without gradient; or the context encoder's, with it, if there is no
+        target."""
         if self.target_encoder is None:
             return self.context_encoder(images, rngs=rngs)
         return jax.lax.stop_gradient(self.target_encoder(images))
 
     def project(self, tokens, masked: Masked, valid=None, rngs=None) -> list:
-        """Features of every level from tokens [batch, masked, width]."""
+        """Return the features of every level, computed from tokens [batch, masked, width]."""
         if self.use_fpn:
             features = self._pyramid()(tokens, masked.count)
             return [
@@ -217,7 +225,7 @@ class HJEPA(nnx.Module):
         ]
 
     def extract_features(self, images, level: int = 0, use_target_encoder: bool = True):
-        """Features [batch, patch // 2^level, width] of whole images, projected to a level; evaluation mode."""
+        """Return features [batch, patch // 2^level, width] of whole images at a level, in evaluation mode."""
         if not 0 <= level < self.num_hierarchies:
             raise ValueError(f"level={level} is outside [0, {self.num_hierarchies})")
         encoder = self.target_encoder if use_target_encoder and self.target_encoder else self.context_encoder
@@ -240,7 +248,7 @@ class HJEPA(nnx.Module):
 
 
 def _normed_linears(count: int, width_in: int, width_out: int, rngs: nnx.Rngs) -> nnx.List:
-    """`count` pairs of Linear (key 0) and LayerNorm (key 1)."""
+    """Return `count` pairs of Linear (key 0) and LayerNorm (key 1)."""
     return nnx.List([Sequential(Linear(width_in, width_out, rngs=rngs), LayerNorm(width_out)) for _ in range(count)])
 
 
@@ -256,7 +264,7 @@ def _check(size, embed_dim: int, levels: int, fusion: str) -> None:
 
 
 def copy_weights(source: nnx.Module, target: nnx.Module) -> None:
-    """Write every parameter of `source` into the module of the same structure."""
+    """Copy every parameter of `source` into `target`, a module of the same structure."""
     values = nnx.to_pure_dict(nnx.state(source, nnx.Param))
     state = nnx.state(target, nnx.Param)
     nnx.replace_by_pure_dict(state, values)

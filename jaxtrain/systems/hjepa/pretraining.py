@@ -1,4 +1,4 @@
-"""The pre-training task: what `jaxtrain.train` needs to know of H-JEPA."""
+"""The pre-training task: the functions that `jaxtrain.train` calls for H-JEPA."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +49,7 @@ def build_model(config, rngs: nnx.Rngs) -> HJEPA:
 
 
 class PreviousWeights(nnx.Module):
-    """The context encoder before the last update, which the original mixes into the target. Carried, not exported."""
+    """Context encoder weights before the last update, which the original mixes into the target. Not exported."""
 
     def __init__(self, encoder: nnx.Module):
         self.values = nnx.List([Carry(value[...]) for value in parameters_by_key(encoder)])
@@ -60,12 +60,12 @@ class PreviousWeights(nnx.Module):
 
 
 def is_trainable(key: str, config) -> bool:
-    """The target follows by averaging; `pos_embed_predictor` gets no gradient, and torch skips such ones."""
+    """Return False for the target (updated by averaging) and `pos_embed_predictor` (no gradient, so torch skips it)."""
     return not key.startswith("target_encoder.") and key != "predictor.pos_embed_predictor"
 
 
 def after_update(model: HJEPA, step, config) -> None:
-    """Move the target encoder. step: updates made, so that the first call is with 1."""
+    """Update the target encoder. step: number of updates made so far; 1 at the first call."""
     if model.target_encoder is None:
         return
     if config.compat == "original":
@@ -75,7 +75,7 @@ def after_update(model: HJEPA, step, config) -> None:
 
 
 def momentum(config, step):
-    """EMA momentum after 0-based update `step`: constant through the warm-up, then straight to the end of the ramp."""
+    """Return the EMA momentum after 0-based update `step`: constant during warm-up, then linear to the ramp's end."""
     ema = config.model.ema
     if config.compat == "original":
         schedule = schedules.momentum(ema.momentum, ema.momentum_end, config.train.steps, ema.warmup_steps)
@@ -86,7 +86,7 @@ def momentum(config, step):
 
 
 def _original_update(model: HJEPA, step, config) -> None:
-    """The original mixes in the weights before the update, once per micro-batch, with its own schedule."""
+    """Update the target as the original does: with the weights from before the update, once per micro-batch."""
     rate = momentum(config, step) ** config.train.accumulate_steps
     for ours, theirs in zip(parameters_by_key(model.target_encoder), model.before_update.values, strict=True):
         ours.set_value(rate * ours[...] + (1 - rate) * theirs[...])
@@ -94,12 +94,15 @@ def _original_update(model: HJEPA, step, config) -> None:
 
 
 def extra_metrics(config, step) -> dict:
-    """Return further values for every logged point."""
+    """Return additional values to log at every logged step."""
     return {"ema_momentum": momentum(config, step)} if config.model.use_target_encoder else {}
 
 
 def schedule(config, planned, steps_per_epoch: int):
-    """`compat: original` sets the rate after each update: the first runs at the full rate, the others one step late."""
+    """Return the learning-rate schedule.
+
+    `compat: original` sets the rate after each update: update 0 runs at the full rate, every later one a step late.
+    """
     if config.compat != "original":
         return planned
     return lambda step: 1.0 if step == 0 else planned(step - 1)
@@ -109,7 +112,7 @@ def schedule(config, planned, steps_per_epoch: int):
 
 
 def loss(model: HJEPA, batch, config, rngs) -> Loss:
-    """The registered loss on a batch of images, per image that is no padding; of several crops the mean."""
+    """Return the configured loss of a batch: the mean over images that are not padding, and over crops."""
     views = views_of(model, batch, config, rngs)
     crops, value, parts, watched = sum(view.crops for view in views), jnp.zeros(()), {}, {}
     weight = batch["valid"].sum().astype(jnp.float32)
@@ -125,13 +128,13 @@ def loss(model: HJEPA, batch, config, rngs) -> Loss:
 
 
 def _terms(model: HJEPA, view: View, outputs, config, rngs) -> dict:
-    """Compute the registered loss of one view."""
+    """Compute the configured loss and its terms for one view."""
     function = loss_of(config)
     masks = [counted(view.masked, level, view.valid) for level in range(model.num_hierarchies)]
     directions = function.directions(outputs.context_features.shape[-1], rngs)
     compared = LossInputs(outputs.predictions, outputs.targets, outputs.context_features, masks, directions, view.valid)
     terms = dict(function(compared, outputs.target_features))
-    terms.pop("contrastive_neg_sim", None)  # the original logs -inf
+    terms.pop("contrastive_neg_sim", None)  # always -inf, as in the original
     return terms
 
 
@@ -140,20 +143,20 @@ def loss_of(config) -> losses.LossFunction:
 
 
 def counted(masked: tokens.Masked, level: int, valid):
-    """bool [batch, token]: entries of a level that enter the loss."""
+    """Return which entries of a level enter the loss, bool [batch, token]."""
     present = masked.present(level)
     shape = (len(valid), masked.indices.shape[1] >> level)
     return jnp.broadcast_to(valid[:, None] if present is None else present & valid[:, None], shape)
 
 
 def outputs(model: HJEPA, batch):
-    """features: float [batch, width], mean of the target encoder's level-0 features over patches."""
+    """Return features, float [batch, width]: the mean over patches of the target encoder's level-0 features."""
     images = device_images.prepare(batch["image"], model.context_encoder.vit.grid * model.patch_size)
     return {"features": model.extract_features(images, 0).mean(1)}
 
 
 def collate(items) -> dict[str, np.ndarray]:
-    """Items of a source, or of a user's dataset: an image, (image, label) or a mapping -> columns."""
+    """Stack the items of a dataset (images, (image, label) tuples or mappings) into columns."""
     first = items[0]
     if isinstance(first, dict):
         return {str(key): stack([item[key] for item in items], str(key)) for key in first}
@@ -169,13 +172,13 @@ def collate(items) -> dict[str, np.ndarray]:
 
 
 def param_group(key: str, config) -> str:
-    """encoder, predictor, projection: groups that optim.groups may give other rates."""
+    """Return the group of a parameter: encoder, predictor or projection. optim.groups can give each its own rate."""
     head = key.partition(".")[0]
     return {"context_encoder": "encoder", "predictor": "predictor"}.get(head, "projection")
 
 
 def initial_weights(config):
-    """Both encoders from a timm-format file (model.encoder_weights), or None. Its classifier head is left out."""
+    """Load both encoders from a timm-format file (model.encoder_weights), without its classifier head, or None."""
     if config.model.encoder_weights is None:
         return None
     from torch_bridge import files
@@ -188,7 +191,7 @@ def initial_weights(config):
 
 
 def momentum_at(step, start: float, end: float, warmup_steps: int):
-    """start + (end - start) * min(1, step / warmup_steps); `step` a number or a traced integer."""
+    """Return start + (end - start) * min(1, step / warmup_steps). step: a number or a traced integer."""
     if warmup_steps <= 0:
         return end + 0.0 * step
     share = step / warmup_steps
@@ -197,13 +200,13 @@ def momentum_at(step, start: float, end: float, warmup_steps: int):
 
 
 def move_towards(target: nnx.Module, context: nnx.Module, momentum) -> None:
-    """target <- momentum * target + (1 - momentum) * context, for every parameter, each once."""
+    """Set target <- momentum * target + (1 - momentum) * context, once for every parameter."""
     for theirs, ours in zip(parameters_by_key(context), parameters_by_key(target), strict=True):
         ours.set_value((momentum * ours[...] + (1 - momentum) * theirs[...]).astype(ours.dtype))
 
 
 def parameters_by_key(module: nnx.Module) -> list[nnx.Variable]:
-    """Each parameter once, in the order of the keys (that of attributes changes when a model is split and merged)."""
+    """Return each parameter once, sorted by key (attribute order changes when a model is split and merged)."""
     named = sorted(
         ((key, v) for key, v in named_variables(module) if isinstance(v, nnx.Param)), key=lambda pair: pair[0]
     )

@@ -1,4 +1,4 @@
-"""Projections of the hierarchy's levels and the feature pyramid over masked tokens."""
+"""Projections of the hierarchy levels, and the feature pyramid over masked tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxtrain.systems.hjepa.tokens import Masked, interpolate, pool
 
 
 class MaskedBatchNorm(BatchNorm):
-    """BatchNorm over rows [row, width] of which only those in `keep` (bool [row]) enter the statistics."""
+    """BatchNorm over rows [row, width]; only the rows in `keep` (bool [row]) enter the statistics."""
 
     def __call__(self, x, rngs=None, keep=None):
         if rngs is None or keep is None:
@@ -33,7 +33,7 @@ class MaskedBatchNorm(BatchNorm):
 
 
 class TokenBatchNorm(nnx.Module):
-    """BatchNorm of [batch, token, width] or [row, width] with every token a row, under the key `bn`."""
+    """BatchNorm of [batch, token, width] or [row, width] that treats every token as a row; its key is `bn`."""
 
     def __init__(self, width: int):
         self.bn = MaskedBatchNorm(width)
@@ -66,14 +66,17 @@ class Projection(Sequential):
 
 
 class FeaturePyramid:
-    """The functions of the pyramid; its layers belong to the model, under the original's keys."""
+    """Forward pass of the feature pyramid. The layers belong to the model, under the original's keys."""
 
     def __init__(self, lateral, top_down, fusion, levels: int):
         self.lateral, self.top_down, self.fusion, self.levels = lateral, top_down, fusion, levels
 
     def __call__(self, x, count) -> list:
-        """x: [batch, token, width], of which the leading `count` take part. Gives one [batch, token // 2^level,
-        feature] per level: pooled, projected, and fused from the coarsest level down."""
+        """Pool and project x for each level, then fuse the levels from the coarsest down.
+
+        x: [batch, token, width]; the leading `count` tokens take part.
+        Returns one [batch, token // 2^level, feature] per level.
+        """
         pyramid = [_normed(self.lateral[level], pool(x, level)) for level in range(self.levels)]
         merged = [pyramid[-1]]
         for level in range(self.levels - 2, -1, -1):
@@ -94,7 +97,7 @@ def _normed(layers, x):
 
 
 def keep_of(masked: Masked, level: int, valid):
-    """Which pooled entries enter batch statistics: bool broadcastable to [batch, token], or None for all."""
+    """Return which pooled entries enter batch statistics: bool broadcastable to [batch, token], or None for all."""
     present = masked.present(level)
     if valid is None:
         return present

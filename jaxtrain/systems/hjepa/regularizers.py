@@ -1,4 +1,4 @@
-"""Losses that keep features apart: VICReg, SIGReg, NT-Xent. Pure functions; each gives a dict with "loss"."""
+"""Losses against feature collapse: VICReg, SIGReg, NT-Xent. Pure functions; each returns a dict with "loss"."""
 
 import math
 
@@ -21,11 +21,11 @@ def vicreg(
     flatten_patches: bool = True,
     keep=None,
 ) -> Terms:
-    """Variance-invariance-covariance regularisation of two views [batch, ..., width].
+    """Return the variance-invariance-covariance regularisation of two views [batch, ..., width].
 
-    Without b, the halves of a's batch are the views (an odd batch: ValueError). keep: bool [batch], pairs that count;
-    None: all. One row gives a variance of NaN, as in torch. Differs from the paper where the original does: the mean,
-    not the sum over the width, of the squared off-diagonal covariances.
+    Without b, the halves of a's batch are the views; an odd batch raises ValueError. keep: bool [batch], pairs that
+    count; None: all. One row gives a variance of NaN, as in torch. Like the original and unlike the paper, the
+    covariance term is the mean of the squared off-diagonal covariances, not their sum over the width.
     Source: Bardes et al. 2022.
     """
     if b is None:
@@ -93,13 +93,13 @@ def _covariance(x, keep):
 
 
 def slices(key, count: int, width: int):
-    """`count` random unit directions, float32 [count, width]."""
+    """Return `count` random unit directions, float32 [count, width]."""
     rows = jax.random.normal(key, (count, width))
     return rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def reference_points(count: int = 17):
-    """Quantiles of the standard normal at `count` places from 0.01 to 0.99, float32."""
+    """Return quantiles of the standard normal at `count` probabilities from 0.01 to 0.99, float32."""
     return math.sqrt(2) * erfinv(2 * jnp.linspace(0.01, 0.99, count) - 1)
 
 
@@ -119,10 +119,10 @@ def epps_pulley(
     eps: float = 1e-6,
     keep=None,
 ):
-    """Distance from normality of each row of columns [column, sample] after standardising it: float [column].
+    """Return the distance from normality of each standardised row of columns [column, sample]: float [column].
 
     reference_points: kernel distance to quantiles of the normal. char_function: integral of the squared distance of
-    characteristic functions. keep: bool [sample], which samples count.
+    characteristic functions. keep: bool [sample], samples that count.
     Source: Epps & Pulley 1983; Balestriero & LeCun 2025 (LeJEPA).
     """
     x, weight = _standardised(columns, eps, keep)
@@ -149,7 +149,7 @@ def epps_pulley(
 
 
 def _standardised(x, eps: float, keep):
-    """Rows with mean 0 and unbiased standard deviation 1, and the weight of each sample (None: all equal)."""
+    """Return rows with mean 0 and unbiased standard deviation 1, and the weight of each sample (None: all equal)."""
     if keep is None:
         return (x - x.mean(1, keepdims=True)) / (x.std(1, ddof=1, keepdims=True) + eps), None
     count = jnp.maximum(keep.sum(), 1).astype(x.dtype)
@@ -160,7 +160,7 @@ def _standardised(x, eps: float, keep):
 
 
 def sigreg_statistic(x, directions, *, keep=None, **test):
-    """Mean Epps-Pulley statistic of x [row, width] over the directions [slice, width]; keep: bool [row]."""
+    """Return the mean Epps-Pulley statistic of x [row, width] over the directions [slice, width]; keep: bool [row]."""
     return epps_pulley(directions.astype(x.dtype) @ x.T, keep=keep, **test).mean()
 
 
@@ -175,7 +175,7 @@ def sigreg(
     keep=None,
     **test,
 ) -> Terms:
-    """Invariance of two views plus the mean of their distances from an isotropic normal.
+    """Return the invariance loss of two views plus the mean of their distances from an isotropic normal.
 
     directions: one array [slice, width] for both views, or a pair of them. Source: Balestriero & LeCun 2025.
     """
@@ -196,8 +196,10 @@ def sigreg(
 def hybrid(
     a, b, directions, *, vicreg_weight: float, sigreg_weight: float, vicreg_options=None, sigreg_options=None
 ) -> Terms:
-    """vicreg_weight * VICReg + sigreg_weight * SIGReg of the same views. As in the original, sigreg_weight also weighs
-    the statistic inside SIGReg."""
+    """Return vicreg_weight * VICReg + sigreg_weight * SIGReg of the same views.
+
+    As in the original, sigreg_weight also multiplies the statistic inside SIGReg.
+    """
     first = vicreg(a, b, **(vicreg_options or {}))
     second = sigreg(a, b, directions, **({"sigreg_weight": sigreg_weight} | (sigreg_options or {})))
     return {
@@ -212,7 +214,7 @@ def hybrid(
 
 
 def ntxent(a, b, *, temperature: float = 0.1, use_cosine_similarity: bool = True, keep=None) -> Terms:
-    """Normalised temperature-scaled cross-entropy: row i of a and row i of b attract, all else repels, in nats.
+    """Return the normalised temperature-scaled cross-entropy in nats: rows i of a and b attract, all others repel.
 
     keep: bool [row]; other rows are neither anchors nor negatives. `negative_similarity` is -inf, as the original logs.
     Source: Chen et al. 2020 (SimCLR).
@@ -241,7 +243,7 @@ def ntxent(a, b, *, temperature: float = 0.1, use_cosine_similarity: bool = True
 
 
 def normalize(x, eps: float = 1e-8):
-    """x / max(||x||, eps) on the last axis, with gradient 0 through a zero vector's norm. Source: torch normalize."""
+    """Return x / max(||x||, eps) over the last axis; a zero vector's norm has gradient 0. Source: torch normalize."""
     square = jnp.square(x).sum(-1, keepdims=True)
     norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
     return x / jnp.maximum(norm, eps)

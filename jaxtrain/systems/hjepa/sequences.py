@@ -11,7 +11,7 @@ from torch_bridge import files
 
 
 def build_data(config, split: str):
-    """Windows of the files under data.path/<split> (training: or data.path itself); a moving square without a path."""
+    """Return windows of the files in data.path/<split> (training: or data.path), or without a path a moving square."""
     data = config.data
     if split not in ("train", "validation"):
         return None
@@ -32,10 +32,10 @@ def build_data(config, split: str):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceFiles:
-    """Every `*.pt` of a folder holds {"frames": [L, C, H, W], "actions": [L, A]}; shorter files are skipped.
+    """Windows of the `*.pt` files of a folder, which hold {"frames": [L, C, H, W], "actions": [L, A]}.
 
-    random_window: one item per file, its start drawn by (seed, epoch, file); else every start in order. Items:
-    {"frames": float32 [T, C, H, W], "actions": float32 [T, A]}.
+    Files shorter than seq_len are skipped. random_window: one item per file, its start drawn by (seed, epoch, file);
+    else every start in order. Items: {"frames": float32 [T, C, H, W], "actions": float32 [T, A]}.
     """
 
     folder: pathlib.Path
@@ -69,7 +69,7 @@ class SequenceFiles:
 
 
 def moving_square(items: int, steps: int, size: int, action_dim: int, seed: int) -> ArraySource:
-    """Frames float32 [steps, 3, size, size] in [0, 1] of a square that the first two numbers of each action push.
+    """Make frames float32 [steps, 3, size, size] in [0, 1] of a square that the first two numbers of each action push.
 
     Unlike noise, these can be learned: the next frame follows from the last one and the action.
     """

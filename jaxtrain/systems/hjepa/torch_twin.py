@@ -1,4 +1,4 @@
-"""H-JEPA and the world model in plain torch: they load exported state dicts with strict=True."""
+"""H-JEPA and the world model in plain torch; both load exported state dicts with strict=True."""
 
 import functools
 
@@ -76,7 +76,7 @@ def pool(x, level):
 
 
 class HJEPA(nn.Module):
-    """config: the run's. Arguments and results of the methods are those of `jaxtrain.systems.hjepa.model.HJEPA`."""
+    """H-JEPA built from a run's config. Methods correspond to those of `jaxtrain.systems.hjepa.model.HJEPA`."""
 
     def __init__(self, config):
         super().__init__()
@@ -107,7 +107,7 @@ class HJEPA(nn.Module):
                 self.fpn_fusion_convs = nn.ModuleList(pair(2 * fpn_width, fpn_width) for _ in range(levels - 1))
 
     def _new_encoder(self, role, config, size, options):
-        """role: "context" or "target"."""
+        """Return a new encoder; subclasses override this. role: "context" or "target"."""
         return Encoder(config.data.image_size, size, **options)
 
     def _new_predictor(self, width, model):
@@ -115,8 +115,10 @@ class HJEPA(nn.Module):
         return Predictor(width, predictor.depth, predictor.num_heads, predictor.mlp_ratio, model.drop_path_rate)
 
     def forward(self, images, mask):
-        """mask: bool [batch, patch], the same count in every row. Gives predictions, targets (per level), context and
-        target tokens."""
+        """Return predictions and targets (per level), context tokens and target tokens.
+
+        mask: bool [batch, patch], with the same count in every row.
+        """
         count = int(mask[0].sum())
         indices = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
         keep = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, : mask.shape[1] - count]
@@ -190,7 +192,7 @@ class ModulatedBlock(nn.Module):
 
 
 class ActionPredictor(nn.Module):
-    """Embeddings [batch, step, width] and actions [batch, step, action] -> the next embedding of every step."""
+    """Predict each step's next embedding from embeddings [batch, step, width] and actions [batch, step, action]."""
 
     def __init__(self, embed_dim, action_dim, depth=6, num_heads=16, mlp_ratio=4.0, dropout=0.1, max_seq_len=256):
         super().__init__()
@@ -216,7 +218,7 @@ class ActionPredictor(nn.Module):
 
 
 class LeWorldModel(nn.Module):
-    """frames [batch, step, channel, S, S], actions [batch, step, action] -> embeddings and predictions."""
+    """World model: frames [batch, step, channel, S, S], actions [batch, step, action] -> embeddings and predictions."""
 
     def __init__(self, config):
         super().__init__()
@@ -241,7 +243,7 @@ class LeWorldModel(nn.Module):
 
 
 def call(module, batch):
-    """features: [batch, width], as the task's `outputs` gives them."""
+    """Return features [batch, width], as the task's `outputs` does."""
     size = module.context_encoder.vit.grid * module.context_encoder.vit.size.patch_size
     return {"features": module.extract_features(prepared(batch["image"], size)).mean(1)}
 
@@ -252,7 +254,7 @@ def inputs(batch, config):
 
 
 def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
-    """uint8 images as the evaluation transform leaves them; float images as they are."""
+    """Return uint8 images as the evaluation transform leaves them, and float images unchanged."""
     if images.dtype != torch.uint8:
         return images
     return torch.from_numpy(np.array(_prepare(size)(images.cpu().numpy()))).to(images.device)
@@ -264,7 +266,7 @@ def _prepare(size: int):
 
 
 def loss(module, batch, config) -> torch.Tensor:
-    """The pure H-JEPA losses (mse, smoothl1, huber, hjepa) on the masks that JAX draws for this batch in evaluation."""
+    """Return a pure H-JEPA loss (mse, smoothl1, huber, hjepa) on the masks that JAX draws for evaluating this batch."""
     valid = batch["valid"]
     images, mask = prepared(batch["image"], config.data.image_size), masks(batch, config)
     predictions, targets, _, _ = module(images[valid], mask[valid])
@@ -293,7 +295,7 @@ def after_update(module, updates: int, config) -> None:
 
 
 def masks(batch, config) -> torch.Tensor:
-    """bool [batch, patch]: the loader's masks, or those that the step draws in evaluation mode."""
+    """Return the loader's masks, or those that the step draws in evaluation mode: bool [batch, patch]."""
     if "mask" in batch:
         return batch["mask"]
     drawn = _draw(config)(jnp.asarray(batch["index"].cpu().numpy()))

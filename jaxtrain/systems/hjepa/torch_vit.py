@@ -1,4 +1,4 @@
-"""The encoder in plain torch: timm's VisionTransformer by names and numbers, with the original's options."""
+"""The encoder in plain torch: state-dict keys and outputs of timm's VisionTransformer, plus the original's options."""
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """The original's wrapper, which saves each tensor twice."""
+    """Attention wrapped as in the original; its state dict holds qkv and proj twice, the second time under `attn`."""
 
     def __init__(self, attn):
         super().__init__()
@@ -86,7 +86,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm block. `ls1` and `ls2` are timm's places of a scale: the original puts its own beside them."""
+    """Pre-norm block. timm's layer-scale slots `ls1` and `ls2` stay empty; the original adds `ls_attn` and `ls_mlp`."""
 
     def __init__(self, size, rate, rope, layerscale_init):
         super().__init__()
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Arguments, calls and shapes as in `jaxtrain.nn.vit.VisionTransformer`, attributes as timm's without a head."""
+    """Arguments, calls and shapes of `jaxtrain.nn.vit.VisionTransformer`, attribute names of timm's; without a head."""
 
     def __init__(self, img_size, size, drop_path=0.0, rope_theta=None, layerscale_init=None):
         super().__init__()
@@ -126,7 +126,7 @@ class VisionTransformer(nn.Module):
         self.num_prefix_tokens = 1
 
     def forward_features(self, images):
-        """Tokens [batch, 1 + patch, width] behind the last norm, under timm's name."""
+        """Return the tokens [batch, 1 + patch, width] after the last norm; named as in timm."""
         return self(images)
 
     def forward(self, images, mask=None, keep=None):

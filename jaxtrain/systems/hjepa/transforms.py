@@ -1,4 +1,4 @@
-"""Image transforms with Pillow: what torchvision's of the same names do. Channels first, float32, normalised."""
+"""Image transforms with Pillow that reproduce torchvision's. Output: channels first, float32, normalised."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def as_image(value) -> Image.Image:
-    """A PIL image, uint8 [height, width, 3] or [height, width] -> an RGB image."""
+    """Convert a PIL image or uint8 [height, width, 3] or [height, width] to an RGB image."""
     return (value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))).convert("RGB")
 
 
 def resize_shorter(image: Image.Image, size: int) -> Image.Image:
-    """Bicubic and antialiased; the longer side is rounded down, as in torchvision."""
+    """Resize the shorter side to `size`, bicubic, antialiased; the longer side is rounded down, as in torchvision."""
     width, height = image.size
     if width <= height:
         shape = (size, int(size * height / width))
@@ -32,7 +32,7 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def to_array(image: Image.Image) -> np.ndarray:
-    """float32 [3, height, width], normalised by ImageNet's mean and deviation."""
+    """Return float32 [3, height, width], normalised with ImageNet's mean and standard deviation."""
     x = np.asarray(image, np.float32) / np.float32(255)
     return np.ascontiguousarray(((x - MEAN) / STD).transpose(2, 0, 1))
 
@@ -54,7 +54,7 @@ class eval_transform:
 class train_transform:
     """Resize to S + 32 (unless presize is off), random crop of a share of the area, flip, colour jitter, normalise.
 
-    color_jitter j: brightness and contrast 0.4 j, saturation 0.2 j, hue 0.1 j. Draws come from the generator passed in.
+    color_jitter j: brightness and contrast 0.4 j, saturation 0.2 j, hue 0.1 j. The generator passed in makes all draws.
     """
 
     image_size: int
@@ -77,8 +77,10 @@ class train_transform:
 
 
 def crop_box(size: tuple[int, int], scale, rng, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
-    """left, top, right, bottom of a random crop, as torchvision's RandomResizedCrop draws it (ten attempts, then the
-    largest centred crop of an allowed shape)."""
+    """Return left, top, right, bottom of a random crop, drawn like torchvision's RandomResizedCrop.
+
+    After ten failed attempts it is the largest centred crop of an allowed shape.
+    """
     width, height = size
     for _ in range(10):
         area = width * height * rng.uniform(*scale)
@@ -95,7 +97,7 @@ def crop_box(size: tuple[int, int], scale, rng, ratio=(3 / 4, 4 / 3)) -> tuple[i
 
 
 def jitter(image: Image.Image, strength: float, rng) -> Image.Image:
-    """Brightness, contrast, saturation and hue by random factors, in random order. Source: torchvision ColorJitter."""
+    """Change brightness, contrast, saturation, hue by random factors in random order, as torchvision's ColorJitter."""
     enhancers = [(ImageEnhance.Brightness, 0.4), (ImageEnhance.Contrast, 0.4), (ImageEnhance.Color, 0.2)]
     for place in rng.permutation(4):
         if place < 3:
@@ -108,7 +110,7 @@ def jitter(image: Image.Image, strength: float, rng) -> Image.Image:
 
 
 def shift_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turn the hue circle by `turn` of its length."""
+    """Rotate the hue by `turn`, a fraction of the hue circle."""
     hue, saturation, value = image.convert("HSV").split()
     shifted = (np.asarray(hue, np.int16) + int(turn * 255)) % 256
     return Image.merge("HSV", (Image.fromarray(shifted.astype(np.uint8)), saturation, value)).convert("RGB")

@@ -11,10 +11,10 @@ from jaxtrain.systems.hjepa.config import AugmentationConfig
 
 
 class View(NamedTuple):
-    """Crops of one size, those of a sample one after another; without multi-crop the images themselves.
+    """Crops of one size, grouped by sample; without multi-crop the images themselves.
 
-    images: float [batch * crops, channel, S, S]. mask: bool [batch * crops, patch], True = predict; masked: the same as
-    lists. valid: bool [batch * crops], False for padding.
+    images: float [batch * crops, channel, S, S]. mask: bool [batch * crops, patch], True = predict; masked: the same
+    mask as index lists. valid: bool [batch * crops], False for padding.
     """
 
     images: Any
@@ -25,7 +25,7 @@ class View(NamedTuple):
 
 
 def views_of(model, batch, config, rngs) -> list[View]:
-    """Whole images in evaluation (rngs=None); in training the augmented global crops, then the local ones if any."""
+    """Return whole images in evaluation (rngs=None); in training the augmented global crops, then any local ones."""
     image_keys, mask_keys = sample_keys(batch["index"], rngs, config.seed)
     size, crops = config.data.image_size, config.data.augmentation
     if rngs is None:
@@ -58,26 +58,26 @@ def several_crops(config) -> bool:
 
 
 def local_size(config) -> int:
-    """Pixels per side of a local crop."""
+    """Return the side of a local crop in pixels."""
     return config.data.augmentation.local_size or config.data.image_size // 2
 
 
 def sample_keys(index, rngs, seed: int):
-    """Two keys per sample: from the step's key in training, from the seed alone in evaluation."""
+    """Return two keys per sample, derived from the step's key in training and from the seed alone in evaluation."""
     key = jax.random.key(seed) if rngs is None else rngs()
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
     return keys[:, 0], keys[:, 1]
 
 
 def crop_keys(keys, first: int, count: int):
-    """Keys of crops `first` to `first + count` of every sample, [batch * count]. A sample's own key is crop 0's."""
+    """Return keys of crops `first` to `first + count` of every sample, [batch * count]; crop 0 has the sample's own."""
     folded = jax.vmap(jax.random.fold_in, (0, None))
     per_crop = [keys if crop == 0 else folded(keys, crop) for crop in range(first, first + count)]
     return jnp.stack(per_crop, axis=1).reshape(-1)
 
 
 def _crops(batch, suffix: str, count: int, keys, side: int, scale, augmentation: AugmentationConfig):
-    """The loader's crops where it cuts them, else crops cut here from one image per sample."""
+    """Return the loader's crops if it cuts them, else cut them here from one image per sample."""
     if augmentation.where == "loader":
         given = batch[f"image{suffix}"]
         return device_images.prepare(given.reshape(-1, *given.shape[-3:]), side)
@@ -92,7 +92,7 @@ def _crops(batch, suffix: str, count: int, keys, side: int, scale, augmentation:
 
 
 def _view(model, config, images, mask, keys, valid, crops: int) -> View:
-    """Masks the images: with those of the loader where given, else with masks drawn here, one key each."""
+    """Mask the images: with the loader's masks if given, else with masks drawn here, one key each."""
     masking, side = config.masking, images.shape[-1]
     grid = side // model.patch_size
     blocks = device_masks.blocks_of(masking)

@@ -1,4 +1,4 @@
-"""LeWM: frames to embeddings, and the next embedding from the past and the actions.
+"""LeWM world model: encode frames, and predict each next embedding from the past embeddings and actions.
 
 Source: the world-model family of the torch original (docs/hjepa.md); conditioning as in DiT (Peebles & Xie 2023).
 """
@@ -21,8 +21,11 @@ from jaxtrain.task import Loss, Statistics
 
 
 class WorldOutputs(NamedTuple):
-    """embeddings, predictions: [batch, step, width]; prediction t is of embedding t + 1.
-    prediction_inputs, target_embeddings: the pairs to compare, [batch, step - 1, width]."""
+    """Outputs of the world model.
+
+    embeddings, predictions: [batch, step, width]; prediction t is of embedding t + 1. prediction_inputs,
+    target_embeddings: the pairs to compare, [batch, step - 1, width].
+    """
 
     embeddings: jax.Array
     predictions: jax.Array
@@ -31,7 +34,7 @@ class WorldOutputs(NamedTuple):
 
 
 class FrameEncoder(nnx.Module):
-    """Class token of a ViT, projected. Frames [batch, channel, S, S] -> [batch, width]."""
+    """Projected class token of a ViT: frames [batch, channel, S, S] -> [batch, width]."""
 
     def __init__(
         self, img_size: int, size, norm: str, checkpointing: bool, layerscale_init: float | None, *, rngs: nnx.Rngs
@@ -44,7 +47,7 @@ class FrameEncoder(nnx.Module):
 
 
 class ModulatedBlock(nnx.Module):
-    """A causal block whose shifts, scales and gates come from the step's action; it starts as the identity."""
+    """Causal block whose shifts, scales and gates are computed from the step's action; it starts as the identity."""
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: float, dropout: float, *, rngs: nnx.Rngs):
         self.norm = LayerNorm(width, affine=False)
@@ -64,7 +67,7 @@ class ModulatedBlock(nnx.Module):
 
 
 class ActionPredictor(nnx.Module):
-    """Embeddings [batch, step, width] and actions [batch, step, action] -> the next embedding of every step."""
+    """Predict each step's next embedding from embeddings [batch, step, width] and actions [batch, step, action]."""
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class ActionPredictor(nnx.Module):
 
 
 class LeWorldModel(nnx.Module):
-    """The arguments and their defaults are the original's; `vit` overrides the preset's sizes."""
+    """The world model. Arguments and defaults are the original's; `vit` overrides the preset's sizes."""
 
     def __init__(
         self,
@@ -150,7 +153,10 @@ class LeWorldModel(nnx.Module):
         )
 
     def encode(self, frames, rngs=None, valid=None):
-        """Frames [batch, step, channel, S, S] -> embeddings [batch, step, width]. valid: bool [batch]."""
+        """Encode frames [batch, step, channel, S, S] as embeddings [batch, step, width].
+
+        valid: bool [batch], samples that enter batch statistics.
+        """
         batch, steps = frames.shape[:2]
         keep = None if valid is None else jnp.repeat(valid, steps)
         return self.frame_encoder(frames.reshape(batch * steps, *frames.shape[2:]), rngs, keep).reshape(
@@ -186,8 +192,10 @@ def build_model(config, rngs) -> LeWorldModel:
 
 
 def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
-    """Squared error of the predicted next embedding plus sigreg_weight times SIGReg (characteristic function) of all
-    embeddings. The target is not differentiated, as in the original's smoke script."""
+    """Return the squared error of the predicted next embedding plus sigreg_weight times SIGReg of all embeddings.
+
+    SIGReg uses the characteristic function. The target is not differentiated, as in the original's smoke script.
+    """
     valid = batch["valid"]
     outputs = model(batch["frames"], batch["actions"], rngs, valid)
     wanted = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
@@ -205,7 +213,7 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
 
 
 def outputs(model: LeWorldModel, batch):
-    """embeddings, predictions: float [batch, step, width]."""
+    """Return embeddings and predictions, float [batch, step, width]."""
     found = model(batch["frames"], batch["actions"])
     return {"embeddings": found.embeddings, "predictions": found.predictions}
 
@@ -220,7 +228,10 @@ def eval_statistics(outputs, batch, config) -> Statistics:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """prediction_error: mean square per number. error_ratio: over that of "nothing moves"; below 1 is learning."""
+    """Return prediction_error, the mean squared error, and error_ratio, its ratio to the error of predicting no change.
+
+    An error_ratio below 1 means that the model has learned.
+    """
     return {
         "prediction_error": float(sums["error"]) / max(float(sums["count"]), 1),
         "error_ratio": float(sums["error"]) / max(float(sums["still"]), 1e-12),
@@ -228,7 +239,7 @@ def compute(sums, rows, config) -> dict[str, float]:
 
 
 def rollout(predictor, start, actions):
-    """Embeddings that follow `start` [width] under each plan of actions [plan, step, action]: [plan, step, width].
+    """Return embeddings [plan, step, width] that follow `start` [width] under plans of actions [plan, step, action].
 
     The predictor's last output is fed back as the next embedding; one final pass over all steps gives the result.
     """
@@ -241,13 +252,13 @@ def rollout(predictor, start, actions):
 
 
 def goal_distance(trajectory, goal):
-    """Squared distance of the last state to the goal: [plan]."""
+    """Return the squared distance of the last state to the goal: [plan]."""
     return jnp.square(trajectory[:, -1] - goal).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CEMPlanner:
-    """Sample plans, keep the cheapest, refit a normal to them, repeat.
+    """Cross-entropy-method planner: sample plans, keep the cheapest, refit a normal distribution to them, repeat.
 
     encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings, both in
     evaluation mode. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal) -> [plan].
@@ -266,7 +277,7 @@ class CEMPlanner:
     cost_fn: Callable = goal_distance
 
     def plan(self, frame, goal_frame, key, return_plan: bool = False):
-        """The first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
+        """Return the first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
 
         frame, goal_frame: [channel, S, S]. key: a jax.random key.
         """

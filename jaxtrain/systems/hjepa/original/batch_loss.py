@@ -1,4 +1,4 @@
-"""The loss of a batch: model and loss function, in torch or compiled by JAX inside torch's autograd."""
+"""Loss of a batch: model and loss function run in torch, or compiled by JAX inside torch's autograd."""
 
 import inspect
 import types
@@ -15,11 +15,11 @@ from torch_bridge.compiled_call import CompiledCall
 
 
 class BatchLoss:
-    """Call with images and mask: loss, terms by name, and features: (context, target) or ().
+    """Callable (images, mask) -> loss, terms by name, and features: (context, target) or ().
 
-    The first batch runs in torch, so that a mistake in a model or loss is torch's own error; from the second on forward
-    and backward are one XLA program each. What cannot be recorded stays in torch, and `say` gets the reason once.
-    A mock is always called, never recorded; so is what one is set on, as patch.object does, as long as it is there.
+    The first batch runs in torch, so that torch itself raises any error in a model or loss; from the second on, forward
+    and backward are one XLA program each. Code that cannot be recorded stays in torch, and `say` gets the reason once.
+    A mock is always called, never recorded; so is a module while a mock is set on it (as by patch.object).
     """
 
     def __init__(self, model: Any, loss_fn: Any, autocast: Callable, say: Callable[[str], None]):
@@ -32,7 +32,7 @@ class BatchLoss:
 
     def __call__(self, images: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         batch = {"images": images, "mask": mask}
-        if _is_plain(self.model):  # a shape that depends on the mask's values is found outside of the program
+        if _is_plain(self.model):  # outside the program: their shape depends on the mask's values
             batch["indices"], batch["valid"] = self.model.masked_patches(mask)
         first, self.first = self.first, False
         if first or self.compiled is None or _is_spied(self.model) or _is_spied(self.loss_fn):
@@ -54,9 +54,9 @@ class BatchLoss:
         return forward_terms(self.model, self.loss_fn, self.autocast(), batch)
 
     def _compiled(self) -> Callable | None:
-        """The compiled program, where model and loss are torch code."""
+        """Return the compiled program, or None if model and loss are not both torch code."""
         model, loss, autocast = self.model, self.loss_fn, self.autocast
-        if not issubclass(type(model), nn.Module):  # a mock's type is Mock, whatever it says of itself
+        if not issubclass(type(model), nn.Module):  # type(), as a mock with a spec passes isinstance
             return None
         if issubclass(type(loss), nn.Module):
             run = lambda model, loss, batch: forward_terms(model, loss, autocast(), batch)
@@ -67,13 +67,13 @@ class BatchLoss:
 
 
 def _is_plain(model: Any) -> bool:
-    """Tell whether a call of the model is HJEPA's forward and nothing else."""
+    """Return True if a call of the model runs HJEPA's forward and nothing else."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return type(model) is HJEPA and "forward" not in vars(model) and not any(getattr(model, hook) for hook in hooks)
 
 
 def _is_spied(called: Any) -> bool:
-    """Tell whether an attribute of the module, or of one inside it, is a mock."""
+    """Return True if an attribute of the module, or of one inside it, is a mock."""
     if not issubclass(type(called), nn.Module):
         return False
     values = (value for inner in called.modules() for value in vars(inner).values())
@@ -81,7 +81,7 @@ def _is_spied(called: Any) -> bool:
 
 
 def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
-    """loss, terms, and features: (context, target) or ()."""
+    """Return loss, terms, and features: (context, target) or ()."""
     with autocast:
         if "indices" in batch:
             outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
@@ -100,8 +100,10 @@ def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
 
 
 def _call_loss(loss_fn, given: Mapping[str, Any]):
-    """Call a loss with the keywords that it takes of predictions, targets, context_features and target_features; one
-    that names its arguments otherwise gets predictions and targets in this order."""
+    """Call a loss with those of predictions, targets, context_features and target_features that it takes by name.
+
+    A loss with other argument names gets predictions and targets, in this order.
+    """
     try:
         parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
     except (TypeError, ValueError):

@@ -1,6 +1,7 @@
-"""The fast way of HJEPATrainer: the whole loop on this project's engine, where everything given has a form there.
+"""The fast path of HJEPATrainer: run the whole training loop on this project's engine.
 
-What has none keeps the loop on the host; `obstacles` says why, in the user's words.
+This needs an equivalent on the engine for every object the user passed. Otherwise the loop stays on the host;
+`obstacles` yields the reasons, in the user's terms.
 """
 
 import dataclasses
@@ -25,14 +26,14 @@ from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGene
 from torch_bridge.datasets import to_torch
 from torch_bridge.optimizers import own_step
 
-UNREAD = 100  # steps whose metrics are left on the device at least, so that nothing waits for them
-ATTEMPTS = 10  # of a block to find room, as the engine's masks have
+UNREAD = 100  # last steps whose metrics stay on the device, so that nothing waits for them
+ATTEMPTS = 10  # attempts to place a block, as many as the engine's masks make
 OPTIMIZERS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
-PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # options that the engine has not
+PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # all that the engine supports
 
 
 def obstacles(trainer: Any) -> Iterator[str]:
-    """Yield why this trainer's loop has to run on the host; nothing if the engine does the same."""
+    """Yield the reasons why this trainer's loop must run on the host; nothing if the engine does the same."""
     own = trainer.overridden()
     if own:
         yield f"{', '.join(own)} of your own"
@@ -55,7 +56,7 @@ def obstacles(trainer: Any) -> Iterator[str]:
 
 
 def unchanged(model: Any) -> bool:
-    """Tell whether the model is HJEPA, layer by layer as it is built: what the engine computes from its weights."""
+    """Return True if the model is an HJEPA as built, without hooks, so that the engine can compute from its weights."""
     if type(model) is not HJEPA:
         return False
     with torch.device("meta"):
@@ -69,7 +70,7 @@ def unchanged(model: Any) -> bool:
 
 
 def _structure(module: nn.Module) -> list[tuple]:
-    """Every submodule with what numbers depend on besides its tensors."""
+    """List every submodule with its type and the attributes, besides tensors, that its results depend on."""
     found = []
     for name, inner in module.named_modules():
         plain = {
@@ -82,7 +83,7 @@ def _structure(module: nn.Module) -> list[tuple]:
 
 
 def section_of(loss: Any) -> dict[str, Any] | None:
-    """The engine's `loss` section that computes what this module does, from its attributes; None if there is none."""
+    """Return the engine's `loss` section that equals this loss module, from its attributes; None if there is none."""
     section = getattr(loss, "section", None)
     if isinstance(section, LossConfig):
         fresh = build_loss(section, getattr(loss, "num_hierarchies", None) or 3)
@@ -141,7 +142,7 @@ def _known_masks(trainer: Any) -> bool:
 
 
 def _optim(trainer: Any) -> dict[str, Any] | None:
-    """The engine's `optim` keys of the optimizer; None where it has no such one."""
+    """Return the engine's `optim` keys for the optimizer; None if the engine has no equivalent."""
     optimizer = trainer.optimizer
     if type(optimizer) not in OPTIMIZERS or len(optimizer.param_groups) != 1 or _is_watched(optimizer):
         return None
@@ -160,7 +161,7 @@ def _optim(trainer: Any) -> dict[str, Any] | None:
 
 
 def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether someone waits for this very optimizer's calls: by a method set on it, or by a hook."""
+    """Return True if calls of this optimizer are observed, by a method set on it or by a hook."""
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     replaced = bool(own_step(optimizer)) or "zero_grad" in vars(optimizer)
     return replaced or any(getattr(optimizer, name, None) for name in hooks)
@@ -177,13 +178,13 @@ def _plain_loader(loader: Any) -> bool:
 
 
 def settings(trainer: Any) -> Any:
-    """The run's checked config: the original's, with what the objects themselves say in its place."""
+    """Return the run's checked config: the original's, overridden by what the given objects say."""
     from jaxtrain import config_io
 
     loader, model = trainer.train_loader, trainer.model
     values = legacy_config.convert(trainer.config, accelerator=jax.default_backend() != "cpu")
     named = values["data"].get("dataset")
-    values["data"] = {  # the loaders are there: what they read is not the config's to say
+    values["data"] = {  # the given loaders decide what is read, not the config
         key: value
         for key, value in values["data"].items()
         if key not in ("datasets", "sampling_strategy") and (key != "dataset" or named in DATASETS)
@@ -213,22 +214,23 @@ def settings(trainer: Any) -> Any:
 
 
 def _engines_data(loader: Any) -> Any:
-    """The loader's dataset; of this project's own images, those that the step augments."""
+    """Return the loader's dataset; for this project's own images, the source that the step augments."""
     dataset = None if loader is None else loader.dataset
     return dataset.source if type(dataset) is Images else dataset
 
 
 def _newest(folder: pathlib.Path) -> int | None:
-    """The newest step of which the engine has a checkpoint in this run folder."""
+    """Return the newest step with a checkpoint of the engine in this run folder, or None."""
     steps = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
     return max(steps, default=None)
 
 
 def _engine_folder(trainer: Any) -> str:
-    """The folder of the engine's own state, below checkpoint_dir.
+    """Return the folder of the engine's own state, relative to checkpoint_dir.
 
-    That of this trainer's last train(), or of the run that the resumed file was written in, where the newest state is
-    the file's. Else one without a state: checkpoint_dir itself, from_FILE for a file, run_2, run_3, ... for a model.
+    It is the folder of this trainer's last train(), or of the run that wrote the resumed file, if the newest state
+    there is the file's. Otherwise it is a folder without a state: checkpoint_dir itself; else from_FILE when resuming
+    from a file, and run_2, run_3, ... for a given model.
     """
     place, file = trainer.checkpoint_manager.checkpoint_dir, trainer.resumed_from
     if trainer.begun:
@@ -245,7 +247,10 @@ def _engine_folder(trainer: Any) -> str:
 
 
 def run(trainer: Any) -> dict[str, Any]:
-    """Train to the end; fills model and optimizer, writes the original's checkpoints on the way, gives the history."""
+    """Train to the end on the engine and return the history.
+
+    Fills model and optimizer, and writes the original's checkpoints on the way.
+    """
     from jaxtrain import Trainer
     from jaxtrain.systems.hjepa import TASKS
 
@@ -263,16 +268,19 @@ def run(trainer: Any) -> dict[str, Any]:
 
 
 class Follow:
-    """Keeps a trainer's attributes true while the engine trains; after its epochs writes the original's files, and the
-    losses to metrics_logger, which gets those of every 5 * log_frequency-th step too, and accumulates all. What the
-    trainer knows of its best epochs is kept in the engine's checkpoints, and comes back with them."""
+    """Engine callback that keeps a trainer's attributes up to date while the engine trains.
+
+    After each epoch it writes the original's files and logs the losses. It also logs the losses of every 5 *
+    log_frequency-th step, and accumulates those of all steps in metrics_logger. The trainer's record of its best epochs
+    is saved in the engine's checkpoints and restored from them.
+    """
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
         self.every = 5 * trainer.log_frequency
         self.newest: Mapping[str, float] = {}
-        self.unread: list[Mapping[str, float]] = []  # of the last steps: reading waits for a step's end
-        self.losses: list[float] = []  # of the epoch's other steps
+        self.unread: list[Mapping[str, float]] = []  # metrics of the last steps: reading waits for a step's end
+        self.losses: list[float] = []  # losses of the epoch's steps that were read
 
     def state_dict(self) -> dict[str, Any]:
         trainer, manager = self.trainer, self.trainer.checkpoint_manager
@@ -328,7 +336,7 @@ class Follow:
                 self.trainer.metrics_logger.accumulate_metrics(metrics)
 
     def _close(self, engine: Any, val_loss: float | None, judged: float) -> None:
-        """End the epoch: its files, early stopping, the next one's clock."""
+        """End the epoch: write its files, check early stopping, start the next epoch's clock."""
         trainer = self.trainer
         self._save(engine, val_loss)
         self._stop(engine, judged)
@@ -356,7 +364,7 @@ class Follow:
 
 
 def take_over(trainer: Any, engine: Any) -> None:
-    """Put the engine's weights, moments, rate and counters into the torch objects."""
+    """Copy the engine's weights, moments, learning rate and counters into the torch objects."""
     from jaxtrain.train.checkpoint import torch_checkpoint
 
     saved = torch_checkpoint.of_program(engine.program)

@@ -1,4 +1,4 @@
-"""HJEPATrainer: the original's trainer, on this project's engine where nothing of the loop is the user's own."""
+"""HJEPATrainer: the original's trainer, on this project's engine unless the user has replaced part of the loop."""
 
 import logging
 from collections.abc import Mapping
@@ -22,24 +22,26 @@ from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, 
 from jaxtrain.systems.hjepa.original.torch_compat import create_masking_function, create_optimizer
 from jaxtrain.systems.hjepa.original.trainer_steps import TrainerSteps
 
-logger = logging.getLogger("hjepa")  # not below "jaxtrain", whose lines go to the train.log of a run
+logger = logging.getLogger("hjepa")  # not a child of "jaxtrain", whose lines go to a run's train.log
 
 
 class HJEPATrainer(TrainerSteps):
-    """Trains a torch model by a masked, hierarchical joint-embedding objective.
+    """Trainer of a torch model with a masked, hierarchical joint-embedding objective.
 
     model: HJEPA, or any module that maps (images, mask) to a dict with predictions and targets per level, and
-    context_features and target_features where the loss or the collapse metrics want them. train_loader, val_loader:
-    torch DataLoaders, or anything that is iterated and has a length, of images or tuples that begin with them.
-    optimizer: torch's; create_optimizer(model, config) if left out. loss_fn: called with predictions=, targets=,
-    context_features= (those that it takes); gives a dict with "loss", (loss, dict) or the loss. masking_fn: called with
-    batch_size= and device=; gives {"level_0": {"targets": bool [batch, block, patch]}}. config: the original's nested
-    dict. device: where torch has it, else the CPU; the engine takes JAX's devices. resume_checkpoint: a file to go on
-    from.
+    context_features and target_features if the loss or the collapse metrics need them.
+    train_loader, val_loader: torch DataLoaders, or any iterables with a length, of images or of tuples with
+    the images first.
+    optimizer: torch's; create_optimizer(model, config) if left out.
+    loss_fn: called with those of predictions=, targets=, context_features= that it takes; returns a dict with "loss",
+    (loss, dict) or the loss.
+    masking_fn: called with batch_size= and device=; returns {"level_0": {"targets": bool [batch, block, patch]}}.
+    config: the original's nested dict. device: used if torch has it, else the CPU; the engine uses JAX's devices.
+    resume_checkpoint: a file to resume from.
 
-    `train()` runs on the engine where model, loss, masks, optimizer, loaders and schedules have a form there and no
-    step is overridden; else the loop runs on the host, each forward and backward pass one compiled call, and a line
-    says what for. Both leave model, optimizer and counters as the run ended.
+    `train()` runs on the engine if model, loss, masks, optimizer, loaders and schedules have an equivalent there and no
+    step is overridden. Otherwise the loop runs on the host, each forward and backward pass one compiled call, and a
+    line gives the reason. Both leave model, optimizer and counters in their final state.
     """
 
     STEPS = (
@@ -60,7 +62,7 @@ class HJEPATrainer(TrainerSteps):
         "_log_visualizations",
         "_online_evaluation",
         "_train_on_host",
-    )  # what the engine does in its own way; _save_checkpoint and _note_validation it calls
+    )  # replaced by the engine, which does call _save_checkpoint and _note_validation
     PARTS = (
         "lr_scheduler",
         "ema_scheduler",
@@ -68,7 +70,7 @@ class HJEPATrainer(TrainerSteps):
         "metrics_logger",
         "progress_tracker",
         "early_stopping",
-    )  # made from the config; the host loop uses whatever stands in their place
+    )  # built from the config; the host loop also uses objects that replace them
 
     def __init__(
         self,
@@ -110,15 +112,15 @@ class HJEPATrainer(TrainerSteps):
         self.best_val_loss = float("inf")
         self.epochs_without_improvement = 0
         self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
-        self.begun = False  # on the engine
-        self.engine_folder = None  # below checkpoint_dir, of the engine's run or that of the resumed file
+        self.begun = False  # True once train() has run on the engine
+        self.engine_folder = None  # in checkpoint_dir: of the engine's run, or of the resumed file's
         self.resumed_from = resume_checkpoint
         if resume_checkpoint is not None:
             self._load_checkpoint(resume_checkpoint)
-        self.resumed_step = self.global_step  # where train() begins, unless steps are made by hand
+        self.resumed_step = self.global_step  # where train() starts, unless steps were made by hand
 
     def _set_up_records(self, training: Mapping[str, Any]) -> None:
-        """Checkpoints, logger, progress, early stopping."""
+        """Create the checkpoint manager, logger, progress tracker and early stopping."""
         checkpoint, logging_ = self.config.get("checkpoint") or {}, self.config.get("logging") or {}
         self.log_frequency = logging_.get("log_frequency", 100)
         self.checkpoint_manager = CheckpointManager(
@@ -166,7 +168,7 @@ class HJEPATrainer(TrainerSteps):
         return bool(wanted) and self.device_type == "cuda"
 
     def _plan_lr(self, training: Mapping[str, Any]):
-        """The rate per optimizer step: training.lr, else the optimizer's, down to min_lr."""
+        """Return the rate per optimizer step: training.lr, else the optimizer's, decaying to min_lr."""
         smallest = (training.get("scheduler_params") or {}).get("min_lr")
         if smallest is None:
             smallest = 1e-6 if self.original_procedure else training.get("min_lr", 1e-6)
@@ -181,8 +183,11 @@ class HJEPATrainer(TrainerSteps):
         )
 
     def _plan_momentum(self, training: Mapping[str, Any]):
-        """The target's momentum per optimizer step: training.ema_momentum_schedule, else model.ema, which the original
-        ignores: from `momentum` in a straight line to `momentum_end`, after momentum_warmup_epochs or at the end."""
+        """Return the target's momentum per optimizer step: training.ema_momentum_schedule, else model.ema.
+
+        model.ema, which the original ignores, means linear from `momentum` to `momentum_end`, reached after
+        momentum_warmup_epochs or at the end.
+        """
         given, ema = training.get("ema_momentum_schedule"), (self.config.get("model") or {}).get("ema") or {}
         if given is not None or self.original_procedure:
             given = given or {}
@@ -195,20 +200,20 @@ class HJEPATrainer(TrainerSteps):
         )
 
     def overridden(self) -> list[str]:
-        """Names of the loop's steps that a subclass or this object has replaced."""
+        """Return the names of the loop's steps that a subclass or this object has replaced."""
         kinds = type(self).__mro__
         own = [vars(kind) for kind in kinds[: kinds.index(HJEPATrainer)]] + [vars(self)]
         return [name for name in self.STEPS if any(name in attributes for attributes in own)]
 
     def train(self) -> dict[str, Any]:
-        """Train from current_epoch to the end; gives train_history and val_history (a dict per epoch), best_val_loss.
+        """Train from current_epoch to the end; return train_history, val_history (a dict per epoch) and best_val_loss.
 
-        Writes checkpoint_epoch_*.pth and checkpoint_latest.pth every save_frequency epochs and after the best ones,
-        those as checkpoint_best.pth too. Without resume_checkpoint it begins with the model as it is given, whatever
-        lies in checkpoint_dir.
+        Writes checkpoint_epoch_*.pth and checkpoint_latest.pth every save_frequency epochs and after each best one,
+        then also checkpoint_best.pth. Without resume_checkpoint it starts from the model as given, whatever
+        checkpoint_dir holds.
         """
         if self.epochs < 1:
-            return self._train_on_host()  # which has nothing to do
+            return self._train_on_host()  # there is nothing to do
         reasons = list(native_run.obstacles(self))
         if not reasons:
             return native_run.run(self)
@@ -217,7 +222,7 @@ class HJEPATrainer(TrainerSteps):
         return self._train_on_host()
 
     def _log(self, line: str) -> None:
-        """Say a line: to this module's logger where logging is set up for INFO, else on the terminal, above the bar."""
+        """Log a line with this module's logger if logging is set up for INFO, else print it above the progress bar."""
         if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
             logger.info(line)
         else:

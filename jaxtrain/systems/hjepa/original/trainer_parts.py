@@ -1,4 +1,4 @@
-"""Types of what HJEPATrainer sets and its steps read."""
+"""Types of the attributes that HJEPATrainer sets and its steps read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 
 
 class TrainerParts:
-    """Attributes of a trainer; `Any` where a user may put an object of their own."""
+    """Attributes of a trainer; `Any` if users may set an object of their own."""
 
     config: Mapping[str, Any]
     device: Any

@@ -1,11 +1,11 @@
-"""The steps of the original trainer's loop, as methods that a user calls, overrides and extends with super().
+"""Steps of the original trainer's loop, as methods that users can call, override and extend with super().
 
-All of it is torch: the model's own parameters, the optimizer given, tensors with gradients. What is compiled is the
-forward and backward pass of model and loss, one XLA program each (torch_bridge.compiled_call), where they can be
-recorded; where not, torch runs them, and the log says why.
+Everything is torch: the model's own parameters, the given optimizer, tensors with gradients. Only the forward and the
+backward pass of model and loss are compiled, one XLA program each (torch_bridge.compiled_call), if they can be
+recorded; otherwise torch runs them, and the log says why.
 
-The order is the original's: forward, target update, backward, optimizer. `compat: original` in the config also brings
-its faults back: gradients of accumulated batches are summed, the target moves at each of them, and the learning rate is
+The order is the original's: forward, target update, backward, optimizer. `compat: original` in the config also restores
+its faults: gradients of accumulated batches are summed, the target is updated at each of them, and the learning rate is
 set after the update.
 """
 
@@ -23,18 +23,21 @@ from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 from jaxtrain.systems.hjepa.original.trainer_parts import TrainerParts
 from torch_bridge.torch_step import clip_and_step
 
-SHOWN = 4  # images of a visualisation
+SHOWN = 4  # images per visualisation
 
 
 class TrainerSteps(TrainerParts):
-    """One training step, epochs of training and validation, what follows them. HJEPATrainer sets the attributes."""
+    """Methods for a training step, for training and validation epochs, and for the work after an epoch.
+
+    HJEPATrainer sets the attributes.
+    """
 
     # ---- one step
 
     def _train_step(self, batch: Any, epoch: int, step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Forward pass, loss and target update of a batch; the caller goes backward. step: of the epoch, from 0.
+        """Compute the loss of a batch and update the target; the caller runs backward. step: of the epoch, from 0.
 
-        Gives the loss, a tensor with its graph, and a dict of what the loss function gave. Images are the batch, or its
+        Returns the loss, a tensor with its graph, and a dict of the loss function's results. Images: the batch, or its
         first entry.
         """
         images = self._images(batch)
@@ -54,7 +57,7 @@ class TrainerSteps(TrainerParts):
         return torch.as_tensor(images).to(self.device, non_blocking=True)
 
     def _mask(self, batch_size: int) -> torch.Tensor:
-        """Draw what to predict, bool [batch, patch]: the union of the blocks that masking_fn gives (its level 0)."""
+        """Draw the patches to predict, bool [batch, patch]: the union of the blocks from masking_fn (its level 0)."""
         drawn = self.masking_fn(batch_size=batch_size, device=self.device)
         if isinstance(drawn, Mapping):
             drawn = drawn["level_0"]["targets"] if "level_0" in drawn else drawn["targets"]
@@ -64,7 +67,7 @@ class TrainerSteps(TrainerParts):
         return drawn.any(1) if drawn.ndim == 3 else drawn
 
     def _loss(self, images, mask) -> tuple[torch.Tensor, dict[str, Any], tuple]:
-        """The loss, its terms, and context and target features where the model gives both."""
+        """Return the loss, its terms, and context and target features if the model returns both."""
         if not self._batch_loss.belongs_to(self.model, self.loss_fn):
             self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
         found = self._batch_loss(images, mask)
@@ -74,13 +77,13 @@ class TrainerSteps(TrainerParts):
         return torch.autocast(self.device_type) if self.use_amp else contextlib.nullcontext()
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Add the loss's gradients, divided by accumulation_steps, so that their sum is the big batch's."""
+        """Run backward on the loss divided by accumulation_steps, so that gradients sum to the big batch's."""
         if self.accumulation_steps > 1 and not self.original_procedure:
             loss = loss / self.accumulation_steps
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def _optimizer_step(self) -> None:
-        """Clip, update the weights at this step's learning rate, clear the gradients."""
+        """Clip gradients, update the weights at this step's learning rate, clear the gradients."""
         if not self.original_procedure:
             self._set_lr(self.lr_scheduler(self.global_step))
         clip_and_step(self.model, self.optimizer, self.clip_grad or None, self.scaler)
@@ -89,7 +92,7 @@ class TrainerSteps(TrainerParts):
         self.global_step += 1
 
     def _set_lr(self, lr: float | list[float]) -> None:
-        """One rate for all parameter groups, or one each (HierarchicalScheduler)."""
+        """Set one rate for all parameter groups, or one each (HierarchicalScheduler)."""
         groups = self.optimizer.param_groups
         rates = lr if isinstance(lr, (list, tuple)) else [lr] * len(groups)
         if len(rates) != len(groups):
@@ -99,8 +102,11 @@ class TrainerSteps(TrainerParts):
 
     @torch.no_grad()
     def _update_target_encoder(self, momentum: float | None = None) -> float:
-        """target <- m * target + (1 - m) * context; gives m. momentum: ema_scheduler's at this step if left out; a
-        whole number is a step. A model without a target_encoder stays as it is (1.0)."""
+        """Set target <- m * target + (1 - m) * context; return m.
+
+        momentum: ema_scheduler's at this step if left out; a whole number is a step. A model without a target_encoder
+        is not changed (returns 1.0).
+        """
         if momentum is None or (isinstance(momentum, int) and not isinstance(momentum, bool)):
             momentum = self.ema_scheduler(self.global_step if momentum is None else momentum)
         model = self._with("target_encoder")
@@ -112,20 +118,20 @@ class TrainerSteps(TrainerParts):
         return float(momentum)
 
     def _with(self, attribute: str) -> Any:
-        """The model where it has the attribute, else the one inside it (DataParallel, DistributedDataParallel)."""
+        """Return the model if it has the attribute, else the one inside it (DataParallel, DistributedDataParallel)."""
         return self.model if hasattr(self.model, attribute) else getattr(self.model, "module", self.model)
 
     def _compute_collapse_metrics(self, context_features, target_features) -> dict[str, float]:
-        """context_std, context_norm, context_eff_rank and the target's, of features [batch, ...]."""
+        """Return context_std, context_norm, context_eff_rank and the target's, for features [batch, ...]."""
         arrays = [x.detach().float().cpu().numpy() for x in (context_features, target_features)]
         return metrics.collapse_metrics(*arrays)
 
     # ---- one epoch
 
     def _train_epoch(self, epoch: int | None = None) -> dict[str, float]:
-        """One pass over train_loader; gives the means of the loss and of everything else that the steps gave.
+        """Run one pass over train_loader; return the means of the loss and of all other values of the steps.
 
-        With `compat: original` the loss is the last batch's, as the original returns.
+        With `compat: original` the loss is the last batch's, as in the original.
         """
         epoch = self.current_epoch if epoch is None else epoch
         self.model.train()
@@ -159,7 +165,7 @@ class TrainerSteps(TrainerParts):
 
     @torch.no_grad()
     def _validate_epoch(self, epoch: int | None = None) -> dict[str, float]:
-        """The means over val_loader in evaluation mode, on the same masks every time; {} without a val_loader."""
+        """Return the means over val_loader in evaluation mode, on the same masks every time; {} without a loader."""
         if self.val_loader is None:
             return {}
         self.model.eval()
@@ -175,7 +181,7 @@ class TrainerSteps(TrainerParts):
     # ---- after an epoch
 
     def _save_checkpoint(self, epoch: int, val_loss: float | None = None, is_best: bool = False):
-        """Write checkpoint_epoch_*.pth, checkpoint_latest.pth and, if best, checkpoint_best.pth; gives the first."""
+        """Write checkpoint_epoch_*.pth, checkpoint_latest.pth and, if best, checkpoint_best.pth; return the first."""
         step = max(0, self.global_step)
         found = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
         extra = {"global_step": step, "best_val_loss": float(self.best_val_loss)}
@@ -197,7 +203,7 @@ class TrainerSteps(TrainerParts):
         )
 
     def _load_checkpoint(self, path) -> dict[str, Any]:
-        """Go on from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
+        """Resume from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
         found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler)
         self.current_epoch = int(found.get("epoch", -1)) + 1
         self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
@@ -211,18 +217,18 @@ class TrainerSteps(TrainerParts):
         return found
 
     def _check_early_stopping(self, metric: float) -> bool:
-        """Count a validation loss (a training loss where there is no validation); True ends the run."""
+        """Count a validation loss (the training loss if there is no validation); return True to end the run."""
         return self.early_stopping is not None and self.early_stopping(metric)
 
     def _note_validation(self, metric: float) -> bool:
-        """Keep the best loss and how long ago it was; True for a new best."""
+        """Update the best loss and the number of epochs since then; return True for a new best."""
         better = self.checkpoint_manager.update_best_metric(metric)
         self.best_val_loss = min(self.best_val_loss, float(metric))
         self.epochs_without_improvement = 0 if better else self.epochs_without_improvement + 1
         return better
 
     def _log_epoch_summary(self, epoch: int, train_metrics: Any, val_metrics: Any = None):
-        """One line of the epoch's losses (dicts with "loss", numbers or None), best loss and times."""
+        """Log one line with the epoch's losses (dicts with "loss", numbers or None), best loss and times."""
         trained, validated = _named(train_metrics), _named(val_metrics)
         parts = [f"epoch {epoch + 1}/{self.epochs}", f"train loss {trained.get('loss', float('nan')):.4f}"]
         parts += [f"val loss {validated['loss']:.4f}"] if "loss" in validated else []
@@ -233,7 +239,7 @@ class TrainerSteps(TrainerParts):
 
     @torch.no_grad()
     def _log_visualizations(self, epoch: int) -> None:
-        """Of the first images of a batch: share masked, similarity of predictions and targets per level, embeddings."""
+        """Log masked share, prediction-target similarity per level, and embeddings, for a batch's first images."""
         images = self._images(next(iter(self.val_loader or self.train_loader)))[:SHOWN]
         with _fixed_seed():
             mask = self._mask(len(images))
@@ -248,11 +254,11 @@ class TrainerSteps(TrainerParts):
             logger.log_embeddings("embeddings", outputs["target_features"].mean(1), self.global_step)
 
     def _online_evaluation(self, epoch: int) -> dict[str, float]:
-        """knn_accuracy of `training.online_eval` after this epoch; {} where none is due.
+        """Return the knn_accuracy of `training.online_eval` after this epoch; {} if none is due.
 
-        The k nearest of train_loader's rows, by the cosine of target features (level 0, mean over tokens), vote on
-        val_loader's; max_samples of each. Raises UserError for a model without extract_features and batches without
-        labels.
+        The k train_loader rows nearest by the cosine of target features (level 0, mean over tokens) vote on each
+        val_loader row; at most max_samples of each. Raises UserError for a model without extract_features and batches
+        without labels.
         """
         settings = self._online_settings()
         if not settings or (epoch + 1) % settings.get("frequency", 10):
@@ -267,8 +273,10 @@ class TrainerSteps(TrainerParts):
         return found
 
     def _online_settings(self) -> Mapping[str, Any]:
-        """Settings of training.online_eval; {} where it is off or nothing is validated. Raises UserError for a model
-        without features."""
+        """Return the settings of training.online_eval; {} if it is off or nothing is validated.
+
+        Raises UserError for a model without features.
+        """
         settings = (self.config.get("training") or {}).get("online_eval") or {}
         if not settings.get("enabled") or self.val_loader is None:
             return {}
@@ -279,7 +287,7 @@ class TrainerSteps(TrainerParts):
 
     @torch.no_grad()
     def _features(self, loader: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Unit features [row, width] and labels [row] of a loader's first rows."""
+        """Return unit features [row, width] and labels [row] of a loader's first rows."""
         model = self._with("extract_features")
         training, rows, labels = model.training, [], []
         model.eval()
@@ -300,8 +308,8 @@ class TrainerSteps(TrainerParts):
     # ---- the loop
 
     def _train_on_host(self) -> dict[str, Any]:
-        """All epochs from current_epoch on; gives train_history, val_history, best_val_loss."""
-        self._online_settings()  # a mistake is told before the first epoch
+        """Run all epochs from current_epoch on; return train_history, val_history, best_val_loss."""
+        self._online_settings()  # report a mistake before the first epoch
         history: dict[str, Any] = {"train_history": [], "val_history": []}
         for epoch in range(self.current_epoch, self.epochs):
             self.current_epoch = epoch
@@ -331,14 +339,14 @@ class TrainerSteps(TrainerParts):
 
 
 def _named(found: Any) -> dict[str, float]:
-    """Name the results of an epoch; one number, from an override, is the loss, None is nothing."""
+    """Return an epoch's results by name; a single number, from an override, is the loss, and None is no result."""
     if found is None:
         return {}
     return dict(found) if isinstance(found, Mapping) else {"loss": float(found)}
 
 
 def _scalars(terms: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are one finite or infinite number."""
+    """Return the entries that are a single number, finite or not."""
     found = {}
     for name, value in terms.items():
         if isinstance(value, torch.Tensor):
@@ -350,7 +358,7 @@ def _scalars(terms: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Means:
-    """Means of named numbers; names may be missing at some calls."""
+    """Running means of named numbers; a name may be missing from some calls."""
 
     def __init__(self):
         self.sums: dict[str, list] = {}
@@ -371,7 +379,7 @@ class _Means:
 
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """numpy's and torch's generators begin anew inside, and go on afterwards as if nothing had been drawn."""
+    """Seed numpy's and torch's generators inside the context and restore their states afterwards."""
     state = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The original's sums of HJEPALoss and a regulariser, and its loss registry."""
+"""The original's losses that add a regulariser to HJEPALoss, and its loss registry."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from jaxtrain.systems.hjepa.original.regularizer_losses import NTXentLoss, SIGRe
 
 
 class LevelRegularized(LossModule):
-    """HJEPALoss plus a VICReg with a weight per level. vicreg_weight: one for all levels, or a list."""
+    """HJEPALoss plus VICReg with a weight per level. vicreg_weight: one for all levels, or a list."""
 
     def __init__(self, jepa_loss: HJEPALoss, vicreg_weight: float | list[float], num_hierarchies: int):
         super().__init__()
@@ -27,15 +27,16 @@ class LevelRegularized(LossModule):
 
     @property
     def vicreg_weights(self) -> torch.Tensor:
-        """float [level]."""
+        """Return the weight of each level, float [level]."""
         return self._vicreg_weights
 
 
 class CombinedLoss(LevelRegularized):
-    """HJEPALoss plus VICReg: on the halves of the batch of context features where given, else on the levels' features.
+    """HJEPALoss plus VICReg, on the halves of a batch of context features if given, else of the levels' features.
 
-    Gives the terms of both: loss, jepa_loss, vicreg_loss (weighted), loss_h*, loss_unweighted and, with context
-    features, vicreg_encoder, vicreg_invariance, vicreg_variance, vicreg_covariance; without, the same per level (_h*).
+    Returns the terms of both: loss, jepa_loss, vicreg_loss (weighted), loss_h*, loss_unweighted and, with context
+    features, vicreg_encoder, vicreg_invariance, vicreg_variance, vicreg_covariance; without them, the same per level
+    (_h*).
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class CombinedLoss(LevelRegularized):
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:
-        """Arguments as those of HJEPALoss. context_features: [batch, 1 + patch, width] of the context encoder."""
+        """Take the arguments of HJEPALoss. context_features: [batch, 1 + patch, width] of the context encoder."""
         base = self.jepa_loss(predictions, targets, masks)
         weights, terms = self._vicreg_weights, {}
         if context_features is not None:
@@ -88,7 +89,7 @@ class CombinedLoss(LevelRegularized):
         else:
             found = self.vicreg_loss(*self._views(predictions[-1], targets[-1]))
             extra = weights[-1] * found["loss"]
-            terms |= {f"vicreg_{name}": value for name, value in found.items()}  # vicreg_loss: not weighted here
+            terms |= {f"vicreg_{name}": value for name, value in found.items()}  # so vicreg_loss is unweighted here
         return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
     def _views(self, prediction, target):
@@ -109,12 +110,12 @@ class CombinedLoss(LevelRegularized):
 
 
 def views_of_level(prediction, target):
-    """The halves of a level's predictions; of a batch of one the prediction and its target."""
+    """Return the halves of a level's predictions; for a batch of one, the prediction and its target."""
     return (prediction, target) if len(prediction) == 1 else halves(prediction)[:2]
 
 
 class HierarchicalCombinedLoss(LevelRegularized):
-    """HJEPALoss plus a VICReg of its own for every level; vicreg_configs holds each one's arguments."""
+    """HJEPALoss plus a separate VICReg for every level; vicreg_configs holds the arguments of each."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class HierarchicalCombinedLoss(LevelRegularized):
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:
-        """Arguments as those of HJEPALoss; context_features: not used."""
+        """Take the arguments of HJEPALoss; context_features is not used."""
         base = self.jepa_loss(predictions, targets, masks)
         extra, terms = 0.0, {}
         for level, (weight, loss) in enumerate(zip(self._vicreg_weights, self.vicreg_losses, strict=True)):
@@ -158,7 +159,7 @@ class HierarchicalCombinedLoss(LevelRegularized):
 
 
 class HJEPASIGRegLoss(LossModule):
-    """HJEPALoss plus SIGReg's statistic on the halves of the batch of context features; their distance is logged.
+    """HJEPALoss plus SIGReg's statistic on the halves of a batch of context features; their distance is only logged.
 
     sigreg_options: arguments of SIGRegLoss, also under a config's names (`sigreg_num_slices`, ...).
     """
@@ -191,7 +192,7 @@ class HJEPASIGRegLoss(LossModule):
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:
-        """Arguments as those of CombinedLoss. Raises ValueError without context_features."""
+        """Take the arguments of CombinedLoss. Raises ValueError without context_features."""
         base = self.jepa_loss(predictions, targets, masks)
         first, second = self._views(context_features)
         statistic = (self.sigreg_loss.statistic(first) + self.sigreg_loss.statistic(second)) / 2
@@ -245,9 +246,11 @@ class ContrastiveJEPALoss(LossModule):
         context_features=None,
         target_features=None,
     ) -> dict[str, torch.Tensor]:
-        """The views, [batch, 1 + patch, width] with the class token first: context_features_i and _j, or
-        target_features_i and _j, or a trainer's context_features and target_features. Raises ValueError where one is
-        missing."""
+        """Take two views, [batch, 1 + patch, width] with the class token first.
+
+        They are context_features_i and _j, or target_features_i and _j, or a trainer's context_features and
+        target_features. Raises ValueError if one is missing.
+        """
         pairs = (
             (context_features_i, context_features_j),
             (target_features_i, target_features_j),
@@ -271,7 +274,7 @@ class ContrastiveJEPALoss(LossModule):
         }
 
     def for_arrays(self, *args, **kwargs):
-        return type(self).forward.__wrapped__(self, *args, **kwargs)  # its parts take arrays
+        return type(self).forward.__wrapped__(self, *args, **kwargs)  # its parts accept JAX arrays
 
 
 JEPA_TYPES = ("hjepa", "jepa", "smoothl1", "mse", "huber")
@@ -280,9 +283,9 @@ TYPES += ("cjepa", "contrastive_jepa")
 
 
 def create_loss_from_config(config: Mapping[str, Any]) -> nn.Module:
-    """The loss of the original's nested config: its `loss` section, levels from `model.num_hierarchies`.
+    """Build the loss of the original's nested config, from its `loss` section and `model.num_hierarchies`.
 
-    Without a type: combined. Raises ValueError for an unknown type and for values that do not fit.
+    Without a type: combined. Raises ValueError for an unknown type and for invalid values.
     """
     given = dict(config.get("loss") or {})
     kind = str(given.get("type", "combined")).lower()
@@ -302,7 +305,7 @@ create_loss_function = create_loss_from_config  # the name in the README's examp
 
 
 def build_loss(section: LossConfig, levels: int) -> nn.Module:
-    """The loss of a checked section."""
+    """Build the loss of a checked `loss` section."""
     options = losses.jepa_options(section)
     jepa = {name: options[name] for name in ("reduction", "normalize_embeddings", "huber_delta", "detach_targets")}
     parts = {"jepa_loss_type": options["loss_type"], "jepa_hierarchy_weights": section.hierarchy_weights}

@@ -11,12 +11,12 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class HJEPALoss(LossModule):
-    """sum over levels of weight * distance(prediction, target). Gives loss, loss_h0, ..., loss_unweighted.
+    """Sum over levels of weight * distance(prediction, target). Returns loss, loss_h0, ..., loss_unweighted.
 
     loss_type: mse, smoothl1 (beta 1) or huber (huber_delta). hierarchy_weights: one for all levels, or one each.
     normalize_embeddings: compare directions only. Raises ValueError for other values.
 
-    Values are the original's: with masks the sum over elements is divided by the number of *positions*, so that it is
+    Values are the original's: with masks, the sum over elements is divided by the number of *positions*, so it is
     `width` times the unmasked value.
     """
 
@@ -44,13 +44,17 @@ class HJEPALoss(LossModule):
 
     @property
     def hierarchy_weights(self) -> torch.Tensor:
-        """float [level]."""
+        """Return the weight of each level, float [level]."""
         return self._hierarchy_weights
 
     @arrays_too
     def forward(self, predictions, targets, masks=None, context_features=None) -> dict[str, torch.Tensor]:
-        """predictions, targets: per level [batch, token, width]. masks: per level bool [batch, token] (True counts) or
-        None. context_features: not used. Raises ValueError where their numbers or shapes differ."""
+        """Return the loss and its terms. Raises ValueError if the numbers or shapes of the arguments differ.
+
+        predictions, targets: per level [batch, token, width]. masks: per level bool [batch, token], True counts; or
+        None.
+        context_features: not used.
+        """
         self._check(predictions, targets, masks)
         masks = [None] * len(predictions) if masks is None else masks
         levels = [
@@ -71,7 +75,7 @@ class HJEPALoss(LossModule):
         return losses.hjepa(given, **self.options())
 
     def options(self) -> dict:
-        """The arguments of `jaxtrain.systems.hjepa.losses.hjepa` that give the same."""
+        """Return the arguments of `jaxtrain.systems.hjepa.losses.hjepa` that give the same loss."""
         return {
             "loss_type": self.loss_type,
             "hierarchy_weights": self._hierarchy_weights.tolist(),

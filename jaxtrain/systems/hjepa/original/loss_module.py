@@ -1,4 +1,4 @@
-"""Common ground of the original's losses: modules for tensors, functions for JAX arrays."""
+"""Shared code of the original's losses: modules for tensors, functions for JAX arrays."""
 
 import functools
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from torch import nn
 
 
 class LossModule(nn.Module):
-    """A torch loss. Called with JAX arrays it gives JAX arrays: `for_arrays`, the formula that training uses."""
+    """Torch loss. Called with JAX arrays, it returns JAX arrays from `for_arrays`, the formula that training uses."""
 
     def for_arrays(self, *args, **kwargs) -> dict[str, jax.Array]:
         raise NotImplementedError
 
 
 def arrays_too(forward: Callable) -> Callable:
-    """Decorate a LossModule's forward: a call with JAX arrays goes to its `for_arrays`."""
+    """Decorate a LossModule's forward so that a call with JAX arrays goes to `for_arrays`."""
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
@@ -27,7 +27,7 @@ def arrays_too(forward: Callable) -> Callable:
 
 
 def to_rows(x, flatten_patches: bool = True):
-    """[batch, token, width] -> [batch * token, width], or [batch, token * width]; two axes pass through."""
+    """Reshape [batch, token, width] to [batch * token, width], or [batch, token * width]; two axes pass through."""
     if x.ndim < 2:
         raise ValueError(f"features have shape {tuple(x.shape)}, wanted [row, width] or [batch, token, width]")
     if x.ndim == 2:
@@ -36,7 +36,7 @@ def to_rows(x, flatten_patches: bool = True):
 
 
 def two_views(a, b, name: str):
-    """The two views, or the halves of the first one's batch. An odd batch, or views of two shapes: ValueError."""
+    """Return the two views, or the halves of the only one. Raises ValueError for an odd batch or different shapes."""
     if b is None:
         if len(a) % 2:
             raise ValueError(f"{name}: one view of {len(a)} rows cannot be split into two halves; give an even batch")
@@ -47,7 +47,7 @@ def two_views(a, b, name: str):
 
 
 def of_levels(given, levels: int, name: str) -> list[float]:
-    """One number per level from one for all or a list. No level, or a list of another length: ValueError."""
+    """Return one number per level, from one for all or a list. Raises ValueError for no level or another length."""
     if levels < 1:
         raise ValueError(f"num_hierarchies={levels} must be at least 1")
     if isinstance(given, (int, float)):
@@ -58,7 +58,7 @@ def of_levels(given, levels: int, name: str) -> list[float]:
 
 
 def over_levels(loss: Callable, weights: list[float], predictions, targets) -> dict:
-    """sum over levels of weight * loss(prediction, target without its gradient), with each level's terms by name."""
+    """Return the sum over levels of weight * loss(prediction, detached target), and each level's terms by name."""
     terms: dict = {}
     total = 0.0
     for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):

@@ -1,4 +1,4 @@
-"""The original's losses that keep features apart: VICReg, SIGReg, NT-Xent. Values are those of `regularizers`."""
+"""The original's losses against feature collapse: VICReg, SIGReg, NT-Xent. Values are those of `regularizers`."""
 
 import math
 
@@ -21,11 +21,11 @@ from jaxtrain.systems.hjepa.original.loss_module import (
 class VICRegLoss(LossModule):
     """Variance-invariance-covariance regularisation of two views. Source: Bardes et al. 2022.
 
-    Gives loss, invariance_loss, variance_loss, covariance_loss, and the last two of each view (_a, _b). As the original
-    it takes the mean, not the sum over the width, of the squared off-diagonal covariances.
+    Returns loss, invariance_loss, variance_loss, covariance_loss, and the last two of each view (_a, _b). As in the
+    original, the covariance term is the mean of the squared off-diagonal covariances, not their sum over the width.
     """
 
-    hierarchy_weights: float | list[float] = 1.0  # of the levels, where a trainer gives predictions and targets
+    hierarchy_weights: float | list[float] = 1.0  # level weights, if a trainer passes predictions and targets
 
     def __init__(
         self,
@@ -43,9 +43,11 @@ class VICRegLoss(LossModule):
 
     @arrays_too
     def forward(self, z_a=None, z_b=None, *, predictions=None, targets=None, context_features=None):
-        """z_a, z_b: [batch, (token,) width]; without z_b the halves of z_a's batch are the views. A trainer's call,
-        with lists of predictions and targets, is the weighted sum over levels. Raises ValueError for an odd
-        single view."""
+        """Return the loss of two views, or of a trainer's predictions and targets.
+
+        z_a, z_b: [batch, (token,) width]; without z_b the halves of z_a's batch are the views. For lists of predictions
+        and targets it is the weighted sum over levels. Raises ValueError for an odd single view.
+        """
         if predictions is not None:
             weights = of_levels(self.hierarchy_weights, len(predictions), "hierarchy_weights")
             return over_levels(self, weights, predictions, targets)
@@ -71,7 +73,7 @@ class VICRegLoss(LossModule):
         return regularizers.vicreg(z_a, z_b, **self.options())
 
     def options(self) -> dict:
-        """The arguments of `regularizers.vicreg` that give the same."""
+        """Return the arguments of `regularizers.vicreg` that give the same loss."""
         names = ("invariance_weight", "variance_weight", "covariance_weight", "variance_threshold", "eps")
         return {name: _number(getattr(self, name)) for name in names} | {"flatten_patches": self.flatten_patches}
 
@@ -98,7 +100,7 @@ def _number(weight: float | torch.Tensor) -> float:
 
 
 class AdaptiveVICRegLoss(VICRegLoss):
-    """VICReg whose three weights are parameters that `update_weights` moves towards the smaller terms."""
+    """VICReg whose three weights are parameters; `update_weights` gives larger weights to smaller terms."""
 
     def __init__(self, *args, weight_momentum: float = 0.99, **options):
         super().__init__(*args, **options)
@@ -109,7 +111,7 @@ class AdaptiveVICRegLoss(VICRegLoss):
 
     @torch.no_grad()
     def update_weights(self, loss_dict) -> None:
-        """weight <- momentum * weight + (1 - momentum) * (1 - term / sum of terms) * (30, 30 or 2)."""
+        """Set weight <- momentum * weight + (1 - momentum) * (1 - term / sum of terms) * (30, 30 or 2)."""
         terms = {name: torch.as_tensor(loss_dict[f"{name}_loss"]) for name in ("invariance", "variance", "covariance")}
         total = sum(terms.values()) + 1e-8
         for (name, term), scale in zip(terms.items(), (30.0, 30.0, 2.0), strict=True):
@@ -148,7 +150,7 @@ class EppsPulleyTest(nn.Module):
         self.register_buffer("quadrature_points", torch.linspace(t_min, t_max, num_quadrature))
 
     def forward(self, x):
-        """x: [slice, sample] -> [slice]; [sample] -> a scalar."""
+        """Return the distance of each row: x [slice, sample] -> [slice]; [sample] -> a scalar."""
         if x.ndim == 1:
             return self(x[None])[0]
         x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + self.eps)
@@ -163,7 +165,7 @@ class EppsPulleyTest(nn.Module):
         return torch.trapezoid(density, dx=(self.t_max - self.t_min) / (self.num_quadrature - 1), dim=1)
 
     def options(self) -> dict:
-        """The arguments of `regularizers.epps_pulley` that give the same."""
+        """Return the arguments of `regularizers.epps_pulley` that give the same distances."""
         return {
             "test_method": self.test_method,
             "num_test_points": self.num_points,
@@ -181,12 +183,12 @@ EppsPulley = EppsPulleyTest
 class SIGRegLoss(LossModule):
     """Invariance of two views and their distance from an isotropic normal, along random directions.
 
-    Gives loss, invariance_loss, sigreg_loss, sigreg_loss_a, sigreg_loss_b. Directions are drawn anew for each view,
+    Returns loss, invariance_loss, sigreg_loss, sigreg_loss_a, sigreg_loss_b. Directions are drawn anew for each view,
     from torch's generator, unless fixed_slices. vectorized=False goes slice by slice: less memory, the same values.
     Source: Balestriero & LeCun 2025 (LeJEPA).
     """
 
-    hierarchy_weights: float | list[float] = 1.0  # of the levels, where a trainer gives predictions and targets
+    hierarchy_weights: float | list[float] = 1.0  # level weights, if a trainer passes predictions and targets
 
     def __init__(
         self,
@@ -222,7 +224,7 @@ class SIGRegLoss(LossModule):
 
     @arrays_too
     def forward(self, z_a=None, z_b=None, *, predictions=None, targets=None, context_features=None):
-        """Arguments as those of VICRegLoss."""
+        """Take the arguments of VICRegLoss."""
         if predictions is not None:
             weights = of_levels(self.hierarchy_weights, len(predictions), "hierarchy_weights")
             return over_levels(self, weights, predictions, targets)
@@ -244,7 +246,7 @@ class SIGRegLoss(LossModule):
         return regularizers.sigreg(a, b, directions, **weights, **self.univariate_test.options())
 
     def statistic(self, x):
-        """Mean distance from normality of x [row, width] along the directions: a scalar."""
+        """Return the mean distance from normality of x [row, width] along the directions: a scalar."""
         directions = self.slices(x.shape[1]).to(x)
         columns = directions @ x.T
         if self.vectorized:
@@ -252,7 +254,7 @@ class SIGRegLoss(LossModule):
         return torch.stack([self.univariate_test(row) for row in columns]).mean()
 
     def slices(self, width: int) -> torch.Tensor:
-        """Random unit directions, float32 [slice, width]; with fixed_slices those of the first call."""
+        """Return random unit directions, float32 [slice, width]; with fixed_slices those of the first call."""
         if self.fixed_slices and self._fixed is not None and self._fixed.shape[1] == width:
             return self._fixed
         drawn = functional.normalize(torch.randn(self.num_slices, width), dim=1)
@@ -268,7 +270,7 @@ class SIGRegLoss(LossModule):
 
 
 class HybridVICRegSIGRegLoss(LossModule):
-    """vicreg_weight * VICReg + sigreg_weight * SIGReg; the latter also weighs the statistic inside SIGReg."""
+    """vicreg_weight * VICReg + sigreg_weight * SIGReg; sigreg_weight also multiplies the statistic inside SIGReg."""
 
     def __init__(
         self,
@@ -293,7 +295,7 @@ class HybridVICRegSIGRegLoss(LossModule):
         )
 
     def forward(self, z_a, z_b=None):
-        """Arguments as those of VICRegLoss; JAX arrays too."""
+        """Take the arguments of VICRegLoss; JAX arrays too."""
         first, second = self.vicreg_loss(z_a, z_b), self.sigreg_loss(z_a, z_b)
         return {
             "loss": self.vicreg_weight * first["loss"] + self.sigreg_weight * second["loss"],
@@ -307,9 +309,9 @@ class HybridVICRegSIGRegLoss(LossModule):
 
 
 class NTXentLoss(LossModule):
-    """Normalised temperature-scaled cross-entropy: row i of both views attract, all else repels, in nats.
+    """Normalised temperature-scaled cross-entropy in nats: row i of both views attract, all others repel.
 
-    Gives loss, accuracy, positive_similarity (divided by the temperature), negative_similarity (-inf, as there).
+    Returns loss, accuracy, positive_similarity (over the temperature), negative_similarity (-inf, as in the original).
     Source: Chen et al. 2020 (SimCLR).
     """
 

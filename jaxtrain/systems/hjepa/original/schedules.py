@@ -1,4 +1,4 @@
-"""Schedules under the original's names, in Python's float64: call with a step, get a value.
+"""The original's schedules, in Python's float64: a call with a step returns the value.
 
 The core's own schedules (`optim.schedule`) drive training; these serve scripts that were written for the original, and
 `compat: original`.
@@ -10,7 +10,8 @@ import math
 
 @dataclasses.dataclass(eq=False)
 class _WarmedUp:
-    """start_warmup_value to base_value over warmup_epochs, then `_after` of the share of the rest that is done."""
+    """Linear warm-up from start_warmup_value to base_value over warmup_epochs, then
+    `_after(share of the rest done)`."""
 
     base_value: float
     final_value: float
@@ -40,9 +41,9 @@ class _WarmedUp:
 
 
 class CosineScheduler(_WarmedUp):
-    """start_warmup_value to base_value over warmup_epochs, then half a cosine to final_value at `epochs`.
+    """Linear warm-up from start_warmup_value to base_value over warmup_epochs, then half a cosine to final_value.
 
-    Not clamped: past the end it rises again.
+    The cosine ends at `epochs`. It is not clamped: past the end it rises again.
     """
 
     def _after(self, progress: float) -> float:
@@ -50,9 +51,9 @@ class CosineScheduler(_WarmedUp):
 
 
 class LinearScheduler(_WarmedUp):
-    """start_warmup_value to base_value over warmup_epochs, then a straight line to final_value.
+    """Linear warm-up from start_warmup_value to base_value over warmup_epochs, then linear to final_value.
 
-    Not clamped: past the end it falls on.
+    It is not clamped: past the end it keeps falling.
     """
 
     def _after(self, progress: float) -> float:
@@ -61,7 +62,7 @@ class LinearScheduler(_WarmedUp):
 
 @dataclasses.dataclass(eq=False)
 class EMAScheduler:
-    """base_value through the warm-up, then a straight line to final_value at `epochs`, and there after."""
+    """Constant base_value during warm-up, then linear to final_value at `epochs`, and constant after that."""
 
     base_value: float = 0.996
     final_value: float = 1.0
@@ -91,9 +92,9 @@ class EMAScheduler:
 
 
 class HierarchicalScheduler:
-    """One schedule per hierarchy level; a call gives the list of their values.
+    """One schedule per hierarchy level; a call returns the list of their values.
 
-    As a trainer's `lr_scheduler` its l-th value is the rate of the optimizer's l-th parameter group.
+    As a trainer's `lr_scheduler`, its l-th value is the rate of the optimizer's l-th parameter group.
     """
 
     def __init__(self, schedulers: list):
@@ -122,7 +123,7 @@ def create_lr_scheduler(
     warmup_epochs: int = 0,
     schedule_type: str = "cosine",
 ):
-    """The original's factory: "cosine" or "linear", warm-up from 0. optimizer_type is not used, as there."""
+    """Return a "cosine" or "linear" schedule with warm-up from 0. optimizer_type is not used, as in the original."""
     kinds = {"cosine": CosineScheduler, "linear": LinearScheduler}
     if schedule_type not in kinds:
         raise ValueError(f"schedule_type={schedule_type!r} is unknown; known: cosine, linear")
@@ -141,10 +142,10 @@ def create_ema_scheduler(
 
 @dataclasses.dataclass(frozen=True)
 class OriginalProcedure:
-    """The original trainer's numbers from its `training` section (a mapping) and the batches of an epoch.
+    """The original trainer's rates, from its `training` section (a mapping) and the batches of an epoch.
 
     Step 0 runs at the full learning rate and step k at schedule(k - 1), because the original sets the rate after the
-    update. Only `scheduler_params.min_lr` and `ema_momentum_schedule` are read, as there.
+    update. Like the original, it reads only `scheduler_params.min_lr` and `ema_momentum_schedule`.
     """
 
     training: dict
@@ -174,11 +175,11 @@ class OriginalProcedure:
         )
 
     def lr(self, step: int) -> float:
-        """Learning rate that optimizer step `step` (0-based) applies."""
+        """Return the learning rate that optimizer step `step` (0-based) applies."""
         return self.base_lr if step == 0 else self.schedule()(step - 1)
 
     def momentum(self, step: int) -> float:
-        """EMA momentum of every micro-batch of optimizer step `step`."""
+        """Return the EMA momentum of every micro-batch of optimizer step `step`."""
         ema = self.training.get("ema_momentum_schedule") or {}
         warmup = ema.get("warmup_steps", 1000) // self.steps_per_epoch
         start, end = ema.get("start", 0.996), ema.get("end", 1.0)
